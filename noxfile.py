@@ -78,7 +78,11 @@ def asyncio_alone(session: nox.Session) -> None:
 def engines(session: nox.Session) -> None:
     """Runs the tests of serving engines, with all engines installed: about five minutes."""
     install(session, ".[test,engines]")
-    files = ("tests/test_engines.py", "tests/test_ray_serve.py", "tests/test_replaced_workers.py")
+    files = (
+        "tests/servers/test_engines.py",
+        "tests/servers/test_ray_serve.py",
+        "tests/servers/test_replaced_workers.py",
+    )
     # They are skipped where an engine is missing, and here none may be.
     for module in ("bentoml", "distributed", "litserve", "ray.serve"):
         session.run("python", "-c", f"import {module}")
@@ -149,7 +153,7 @@ def coverage(session: nox.Session) -> None:
 def sanitizers(session: nox.Session) -> None:
     """Runs the native threads and the simulator under the sanitizers, a minute each."""
     install(session, ".[test]")
-    files = ("tests/test_native.py", "tests/simulator/test_sim_process.py")
+    files = ("tests/runtime/test_native.py", "tests/simulator/test_sim_process.py")
     selected = "sanitizer or pause or race or policy or model"
     session.run(
         *("python", "-m", "pytest", "--run-slow", "-k", selected, *files, *session.posargs),
@@ -162,7 +166,7 @@ def docs(session: nox.Session) -> None:
     """Builds the documentation into site/, with warnings as errors, and tests it."""
     install(session, ".[test]", *group("docs"))
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
-    session.run("python", "-m", "pytest", "tests/test_site.py", *session.posargs)
+    session.run("python", "-m", "pytest", "tests/project/test_site.py", *session.posargs)
 
 
 @nox.session(python="3.11")

@@ -13,7 +13,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiostream import Device, Event, Stream, _driver, _kernels, statistics
+from aiostream import Device, Event, Stream, statistics
+from aiostream._base import driver
+from aiostream._tools import kernels
 
 DEPTH = 1021  # and the long kernel: the 1,022 launches that fit
 HELD = 1.0  # seconds
@@ -23,10 +25,10 @@ async def held_for(call: Callable[[Stream, Event], Any]) -> float:
     """Milliseconds that the loop's thread spends in a call, or in a coroutine until it suspends."""
     stream, event = Stream(), Event()
     filling = time.perf_counter()
-    _kernels.spin(stream, HELD)
+    kernels.spin(stream, HELD)
     event.record(stream)
     for _ in range(DEPTH):
-        _kernels.spin(stream, 0)
+        kernels.spin(stream, 0)
     if time.perf_counter() - filling > HELD / 2:
         raise RuntimeError(f"{DEPTH} launches do not fit: the last ones have blocked")
     start = time.perf_counter()
@@ -84,9 +86,9 @@ CALLS: dict[str, Callable[[Stream, Event], Any]] = {
 async def main() -> None:
     """Prints the table."""
     queued = f"{DEPTH} launches queued, behind a kernel of {HELD * 1e3:.0f} ms"
-    print(f"{Device(0).name}, CUDA {_driver.driver_version()}; {queued}")
+    print(f"{Device(0).name}, CUDA {driver.driver_version()}; {queued}")
     async with Stream() as stream:
-        _kernels.spin(stream, 0)  # the kernels' module is loaded before anything is timed
+        kernels.spin(stream, 0)  # the kernels' module is loaded before anything is timed
         await stream.synchronize_async()
     for name, call in CALLS.items():
         print(f"{name:28} {await held_for(call):10.3f} ms", flush=True)

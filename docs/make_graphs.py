@@ -1,50 +1,19 @@
-"""Draws who imports whom and who includes whom into `docs/design.md`, from the code.
+"""Draws which native file includes which into `docs/design.md`, from the code.
 
     python docs/make_graphs.py
 
-`tests/test_house.py` fails if a drawing is stale.
+`tests/project/test_house.py` fails if the drawing is stale.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "design.md"
-PACKAGE = Path(__file__).parents[1] / "src/aiostream"
-NATIVE = PACKAGE / "native"
+NATIVE = Path(__file__).parents[1] / "src/aiostream/native"
 Graph = dict[str, set[str]]
 _KEYWORDS = {"graph", "end", "default", "style", "class", "click"}  # of mermaid
-
-
-def python_imports() -> Graph:
-    """By module, the modules that it imports when it runs. A folder is one module."""
-    modules = {path.stem: [path] for path in PACKAGE.glob("*.py")}
-    for folder in PACKAGE.iterdir():
-        if (folder / "__init__.py").exists():
-            modules[folder.name] = list(folder.glob("*.py"))
-    modules["_native"] = []
-    graph: Graph = {}
-    for name, paths in modules.items():
-        imported = {found for path in paths for found in _imported(ast.parse(path.read_text()))}
-        graph[name] = {found if found in modules else "__init__" for found in imported} - {name}
-    return graph
-
-
-def _imported(node: ast.AST) -> Iterator[str]:
-    """The modules that code imports. What stands under TYPE_CHECKING does not count."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
-    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "aiostream":
-        parts = (node.module or "").split(".")
-        yield from parts[1:2] or [alias.name for alias in node.names]
-    elif isinstance(node, ast.Import):
-        names = [alias.name.split(".") for alias in node.names]
-        yield from ([*parts, "__init__"][1] for parts in names if parts[0] == "aiostream")
-    for child in ast.iter_child_nodes(node):
-        yield from _imported(child)
 
 
 def native_includes() -> Graph:
@@ -90,13 +59,10 @@ def drawing(graph: Graph) -> str:
 
 
 def page() -> str:
-    """The page with fresh drawings between their marks."""
-    text = PAGE.read_text()
-    for mark, graph in (("imports", python_imports()), ("includes", native_includes())):
-        begin, end = f"<!-- {mark}: python docs/make_graphs.py -->\n", f"<!-- end of {mark} -->"
-        head, rest = text.split(begin)
-        text = f"{head}{begin}{drawing(graph)}\n{end}{rest.split(end)[1]}"
-    return text
+    """The page with a fresh drawing between its marks."""
+    begin, end = "<!-- includes: python docs/make_graphs.py -->\n", "<!-- end of includes -->"
+    head, rest = PAGE.read_text().split(begin)
+    return f"{head}{begin}{drawing(native_includes())}\n{end}{rest.split(end)[1]}"
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@
 
 `reference.md` lists every public name. `coverage.md` lists every function of the CUDA driver's
 chapter on streams, and every method of the Rust crate's `Stream`, with their names here. What a
-name does, and which driver it needs, is read from the library. `tests/test_reference.py` fails if
-a name is missing, does not exist or has no docstring, and `tests/shown_by.py` names the tests that
-show each row of `coverage.md`.
+name does, and which driver it needs, is read from the library. `tests/project/test_reference.py`
+fails if a name is missing, does not exist or has no docstring, and `tests/shown_by.py` names the
+tests that show each row of `coverage.md`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiostream
-from aiostream import _driver
+from aiostream._base import driver
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference.md"
@@ -279,10 +279,10 @@ def driver_functions(thing: Any) -> list[str]:
 
 def needed_driver(each: Row) -> int:
     """The oldest driver with which it works: of the function, or of those in our docstrings."""
-    if each.theirs in _driver.MINIMUM:
-        return _driver.MINIMUM[each.theirs]
+    if each.theirs in driver.MINIMUM:
+        return driver.MINIMUM[each.theirs]
     mentioned = {call for name in each.ours for call in driver_functions(find(name))}
-    return max([OLDEST, *(_driver.MINIMUM[call] for call in mentioned if call in _driver.MINIMUM)])
+    return max([OLDEST, *(driver.MINIMUM[call] for call in mentioned if call in driver.MINIMUM)])
 
 
 # ------------------------------------------------------------------------------------ all names

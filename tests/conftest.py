@@ -158,7 +158,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         if error.name not in MISSING:
             raise
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if Path(frame.f_code.co_filename).parent != Path(__file__).parent:
+        if not Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
             raise
         pytest.skip(f"{error.name} is not installed")
 

@@ -3,7 +3,7 @@
     python tests/exits.py 17                           # carries out program 17 in this process
     python tests/exits.py 17 --show                    # says what it does
 
-`test_exits.py` runs them, and `AIOSTREAM_EXITS=1000 python -m pytest tests/test_exits.py` a
+`test_exits.py` runs them, and `AIOSTREAM_EXITS=1000 python -m pytest tests/runtime/test_exits.py` a
 thousand of them.
 """
 

@@ -1,8 +1,8 @@
 """The only module of the tests that uses the library's private names.
 
 Each of them has a plain name here. If you rename one in `src/`, change this file and no test.
-Scripts that run in processes of their own may import this module too. `tests/test_house.py` holds
-the rule.
+Scripts that run in processes of their own may import this module too. `tests/project/test_house.py`
+holds the rule.
 """
 
 from __future__ import annotations
@@ -17,35 +17,19 @@ import pytest
 
 import aiostream.event as event_module
 import aiostream.stream as stream_module
-from aiostream import (
-    Context,
-    CudaError,
-    Stream,
-    _arming,
-    _bench,
-    _captures,
-    _clash,
-    _completion,
-    _demo,
-    _doctor,
-    _driver,
-    _loops,
-    _native,
-    _observing,
-    _points,
-    _pool_waiters,
-    _process,
-    _reference,
-    _stuck,
-    _trace_files,
-    _turns,
-    device,
-    simulator,
-    testing,
-    waiting,
-)
-from aiostream._loops import bridge as loop_bridge
-from aiostream._loops import on_asyncio, on_trio, unwatched
+from aiostream import Context, CudaError, Stream, _native, device, simulator, testing
+from aiostream._base import clash, driver, turns
+from aiostream._handles import interop
+from aiostream._handles import reference as _reference
+from aiostream._objects import captures
+from aiostream._observers import trace_files
+from aiostream._runtime import completion as _completion
+from aiostream._runtime import loops, observing, points, process, stuck
+from aiostream._runtime.loops import bridge as loop_bridge
+from aiostream._runtime.loops import on_asyncio, on_trio, unwatched
+from aiostream._servers import pool_waiters
+from aiostream._tools import bench, demo, doctor
+from aiostream._waits import arming, waiting
 from aiostream.trace import Await
 
 # --------------------------------------------------------------------------------------- the driver
@@ -53,12 +37,12 @@ from aiostream.trace import Await
 
 def bindings() -> ModuleType:
     """Loads the driver, if it is not loaded, and returns its bindings."""
-    return _driver.bindings()
+    return driver.bindings()
 
 
 def driver_call(name: str, *args: Any) -> Any:
     """Calls a function of the driver by its name; an error code is raised."""
-    return _driver.call(name, *args)
+    return driver.call(name, *args)
 
 
 def remove_from_driver(patch: pytest.MonkeyPatch, name: str, says: str = "") -> None:
@@ -67,18 +51,18 @@ def remove_from_driver(patch: pytest.MonkeyPatch, name: str, says: str = "") -> 
     def function(*_: Any) -> None:
         raise RuntimeError(says or f"Function {name} not found")
 
-    patch.setattr(_driver.bindings(), name, function)
+    patch.setattr(driver.bindings(), name, function)
 
 
 def simulator_is_wanted() -> bool:
     """Whether the environment variable AIOSTREAM_SIMULATOR asks for the simulator."""
-    return _driver.simulator_is_wanted()
+    return driver.simulator_is_wanted()
 
 
 def stream_status(stream: Any) -> int:
     """What the driver itself answers when it is asked for a stream: not through the library."""
-    driver = _driver.bindings()
-    return int(driver.cuStreamQuery(driver.CUstream(stream.handle))[0])
+    cuda = driver.bindings()
+    return int(cuda.cuStreamQuery(cuda.CUstream(stream.handle))[0])
 
 
 def create_context() -> Any:
@@ -94,7 +78,7 @@ def create_context() -> Any:
 
 def driver_error(code: int, call: str, stream: str | None = None, hint: Any = None) -> CudaError:
     """Makes the exception for an error code of the driver."""
-    return _driver.error(code, call, stream)
+    return driver.error(code, call, stream)
 
 
 def native_names() -> dict[str, object]:
@@ -104,22 +88,22 @@ def native_names() -> dict[str, object]:
 
 def minimum_versions() -> dict[str, int]:
     """Returns the functions that older drivers lack, with the CUDA version that each needs."""
-    return _driver.MINIMUM
+    return driver.MINIMUM
 
 
 def native_addresses() -> dict[str, int]:
     """Asks the driver for the addresses that native code calls."""
-    return _driver.native_addresses()
+    return driver.native_addresses()
 
 
 def start() -> None:
     """Starts the native part and the threads, as the first use does."""
-    _process.start()
+    process.start()
 
 
 def driver_version() -> int:
     """Returns the CUDA version of the driver, 13010 for 13.1."""
-    return _driver.driver_version()
+    return driver.driver_version()
 
 
 @contextlib.contextmanager
@@ -127,7 +111,7 @@ def native_call_replaced(
     name: str, signature: Any, replace: Callable[[Any], Callable[..., int]]
 ) -> Iterator[None]:
     """Within the block, the native part calls `replace(original)` for one driver function."""
-    addresses = _driver.native_addresses()
+    addresses = driver.native_addresses()
     replacement = signature(replace(signature(addresses[name])))
     _native.bind({**addresses, name: _address_of(replacement)})
     try:
@@ -141,13 +125,13 @@ def block_native_call(name: str) -> None:
 
     Without Python, whose lock they would need.
     """
-    addresses = _driver.native_addresses()
+    addresses = driver.native_addresses()
     _native.bind({**addresses, name: _address_of(ctypes.CDLL(None).pause)})
 
 
 def run_in_janitor(task: Callable[[], Any]) -> None:
     """Has the janitor call `task`."""
-    _process.run_in_janitor(task)
+    process.run_in_janitor(task)
 
 
 def say_what_is_stuck_after(seconds: float) -> None:
@@ -155,7 +139,7 @@ def say_what_is_stuck_after(seconds: float) -> None:
 
     Call it before the first use of the library, whose threads read it when they begin.
     """
-    _stuck.PATIENCE = seconds
+    stuck.PATIENCE = seconds
 
 
 def _address_of(function: Any) -> int:
@@ -164,11 +148,11 @@ def _address_of(function: Any) -> int:
 
 def simulated_calls() -> dict[str, int]:
     """Returns how often each driver function was called that the simulator has."""
-    driver = simulator._driver()
+    cuda = simulator._driver()
     name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
     found: dict[str, int] = {}
     index = 0
-    while driver.aiostream_sim_known(
+    while cuda.aiostream_sim_known(
         index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)
     ):
         if not lacking.value and name.value is not None:
@@ -189,8 +173,8 @@ def uses_of_gone() -> tuple[int, str | None]:
 
 def simulated_objects() -> dict[str, int]:
     """Returns how many of the driver's objects there are that a program has to destroy."""
-    driver = simulator._driver()
-    driver.aiostream_sim_objects.restype = ctypes.c_size_t
+    cuda = simulator._driver()
+    cuda.aiostream_sim_objects.restype = ctypes.c_size_t
     kinds = {
         "streams": 1,
         "events": 2,
@@ -198,7 +182,7 @@ def simulated_objects() -> dict[str, int]:
         "executables": 8,
         "user objects": 9,
     }  # `enum object_kind`
-    return {name: driver.aiostream_sim_objects(kind) for name, kind in kinds.items()}
+    return {name: cuda.aiostream_sim_objects(kind) for name, kind in kinds.items()}
 
 
 # ------------------------------------------------------------------------------------------ kernels
@@ -241,13 +225,13 @@ ENQUEUE_STEPS = {
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
 
-START_STEPS = {function.__code__ for function in (_process.start, _process._start_serving)}
+START_STEPS = {function.__code__ for function in (process.start, process._start_serving)}
 """The code of all that Python does for the library's first use, once the driver is loaded."""
 
 STEPS_WITH_LOCKS = START_STEPS | {
     function.__code__
     for function in (
-        _driver._load,
+        driver._load,
         on_asyncio._new_bridge,
         on_trio.current_bridge,
         unwatched.unwatched,
@@ -258,14 +242,14 @@ STEPS_WITH_LOCKS = START_STEPS | {
 """The code that makes what there is once in a process, a context or a loop."""
 
 QUEUE_STEPS = {
-    function.__code__ for function in (_loops.Bridge.__init__, _arming.arm_completion, _arming.arm)
+    function.__code__ for function in (loops.Bridge.__init__, arming.arm_completion, arming.arm)
 }
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
 
 ALARM_STEPS = {
     function.__code__
-    for kind in (_points.Alarm, _pool_waiters.Waiters, _pool_waiters.Watch)
+    for kind in (points.Alarm, pool_waiters.Waiters, pool_waiters.Watch)
     for function in vars(kind).values()
     if hasattr(function, "__code__")
 }
@@ -422,24 +406,24 @@ def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
     """Appends to `delivered` each ticket that has fired, when a loop or the janitor is about to
     settle what it stands for.
     """
-    original = _points.deliver
+    original = points.deliver
 
     def deliver(backlog: list[Any], orphaned: bool = False) -> None:
         pairs = zip(backlog[::2], backlog[1::2], strict=True)
         delivered.extend(ticket for ticket, code in pairs if code != _native.STATUS_NEAR)
         original(backlog, orphaned)
 
-    patch.setattr(_points, "deliver", deliver)
+    patch.setattr(points, "deliver", deliver)
 
 
 def current_bridge() -> Any:
     """Returns the running loop's bridge to native code: `queue`, `descriptor`, `drain()`."""
-    return _loops.current_bridge()
+    return loops.current_bridge()
 
 
 def schedules_drain_by(token: Any) -> bool:
     """Has the running trio loop's bridge ask for a drain by another `TrioToken`."""
-    bridge = _loops.current_bridge()
+    bridge = loops.current_bridge()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bridge, "_token", token)
         return bridge.schedule_drain()
@@ -447,13 +431,13 @@ def schedules_drain_by(token: Any) -> bool:
 
 def loop_kinds() -> list[str]:
     """Returns the modules that each support one kind of loop, in the order of asking."""
-    kinds: Any = _loops._KINDS
+    kinds: Any = loops._KINDS
     return [kind.__name__.rpartition(".")[2] for kind in kinds]
 
 
 def loop_kind() -> str:
     """Returns to which kind of loop a call of this place belongs: asyncio or trio."""
-    return "trio" if isinstance(_loops.current_bridge(), on_trio.TrioBridge) else "asyncio"
+    return "trio" if isinstance(loops.current_bridge(), on_trio.TrioBridge) else "asyncio"
 
 
 @contextlib.contextmanager
@@ -462,13 +446,13 @@ def trio_without_its_name() -> Iterator[None]:
     import trio
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_turns, "at_work", _turns._Asked(trio))
+        patch.setattr(turns, "at_work", turns._Asked(trio))
         yield
 
 
 def forget_trio(patch: pytest.MonkeyPatch) -> None:
     """The library looks for trio anew, until the patch is undone."""
-    patch.setattr(_turns, "at_work", None)
+    patch.setattr(turns, "at_work", None)
 
 
 def is_drain(callback: Any) -> bool:
@@ -484,12 +468,12 @@ def unwatched_descriptors() -> set[int]:
 
 def failures_are_noticed() -> bool:
     """Whether Python has asked the driver's seam to report lost contexts."""
-    return _driver._failure_listener is not None
+    return driver._failure_listener is not None
 
 
 def janitor_is_idle() -> bool:
     """Whether no task waits for the janitor thread."""
-    return not _process._tasks
+    return not process._tasks
 
 
 def intercept_delivery(
@@ -498,22 +482,22 @@ def intercept_delivery(
     """Calls `act(backlog, orphaned, deliver)` in place of each delivery of a drain; `deliver()`
     carries it out.
     """
-    original = _points.deliver
+    original = points.deliver
 
     def intercepted(backlog: list[Any], orphaned: bool = False) -> None:
         act(backlog, orphaned, lambda: original(backlog, orphaned))
 
-    patch.setattr(_points, "deliver", intercepted)
+    patch.setattr(points, "deliver", intercepted)
 
 
 def deliver(backlog: list[Any]) -> None:
     """Delivers `ticket, code, ticket, code, ...` as a bridge does after a drain."""
-    _points.deliver(backlog)
+    points.deliver(backlog)
 
 
 def point_registry() -> dict[int, Any]:
     """Returns the registry itself: what each ticket stands for."""
-    return _points.registry
+    return points.registry
 
 
 def describe(point: Any) -> str:
@@ -549,7 +533,7 @@ def settle_future(future: Any, result: Any) -> None:
 
 async def next_turn() -> None:
     """Gives the loop that runs here one turn."""
-    await (_loops.current_bridge().checkpoint or _loops.yield_turn)()
+    await (loops.current_bridge().checkpoint or loops.yield_turn)()
 
 
 def intercept_set_state(
@@ -563,6 +547,11 @@ def intercept_set_state(
 # ------------------------------------------------------------------------------------ other objects
 
 
+def reference_to(stream: Any) -> Any:
+    """How the library uses a stream of another library, or its address."""
+    return interop.reference_to(stream)
+
+
 def pinned(owned: Any) -> Any:
     """Keeps the handle of a stream or graph in use until the block ends, as driver calls do."""
     return owned._pinned()
@@ -574,18 +563,18 @@ RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
 
 def raise_for(result: int, call: str, stream: str) -> None:
     """Turns the answer of a native call into its exception."""
-    _driver.raise_for(result, call, stream)
+    driver.raise_for(result, call, stream)
 
 
 def replace_capture_records(patch: pytest.MonkeyPatch, records: list[Any]) -> None:
     """Replaces the list of the captures that go on, which must be empty."""
-    assert not _captures._in_progress
-    patch.setattr(_captures, "_in_progress", records)
+    assert not captures._in_progress
+    patch.setattr(captures, "_in_progress", records)
 
 
 def captures_in_progress() -> int:
     """Returns how many captures the library keeps a record of."""
-    return len(_captures._in_progress)
+    return len(captures._in_progress)
 
 
 def forget_retired() -> None:
@@ -617,68 +606,68 @@ def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
 
 # ------------------------------------------------------------------------------------- command line
 
-DemoRecord = _demo.Record
+DemoRecord = demo.Record
 """What a run of the demo has measured."""
 
 
-def demo_drawing(record: _demo.Record) -> list[str]:
+def demo_drawing(record: demo.Record) -> list[str]:
     """Returns the lines that the demo prints for a record."""
-    return _demo._drawing(record)
+    return demo._drawing(record)
 
 
 def is_mig(name: str) -> bool:
     """Returns whether the name of a device is that of a part of a GPU."""
-    return _doctor.is_mig(name)
+    return doctor.is_mig(name)
 
 
 def report_sharing(devices: list[dict[str, Any]]) -> None:
     """Prints what `doctor` says about the sharing of these devices."""
-    report = _doctor.Report(as_text=True)
+    report = doctor.Report(as_text=True)
     report.data["devices"] = devices
-    _doctor._sharing(report)
+    doctor._sharing(report)
 
 
 def report_problem(what: str, finding: str, remedy: str) -> int:
     """Prints what `doctor` says about one problem; returns its exit code."""
-    report = _doctor.Report(as_text=True)
+    report = doctor.Report(as_text=True)
     report.problem(what, finding, remedy)
     return report.end()
 
 
 def other_distribution() -> str | None:
     """Returns where the metadata of PyPI's other aiostream lies, or None."""
-    return _clash.other_distribution()
+    return clash.other_distribution()
 
 
 # ---------------------------------------------------------------------------------------- benchmark
 
-BENCH_WAYS = tuple(_bench.WAYS)
-run_bench = _bench.run
+BENCH_WAYS = tuple(bench.WAYS)
+run_bench = bench.run
 
 
 def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[], int]) -> None:
     """Has the short comparison ask another function for the driver's version."""
-    monkeypatch.setattr(_driver, "driver_version", function)
+    monkeypatch.setattr(driver, "driver_version", function)
 
 
-def alarms() -> list[_points.Alarm]:
+def alarms() -> list[points.Alarm]:
     """Returns the alarms of all tasks that wait for a pool's stream."""
-    return [entry for entry in list(_points.registry.values()) if isinstance(entry, _points.Alarm)]
+    return [entry for entry in list(points.registry.values()) if isinstance(entry, points.Alarm)]
 
 
 def ordered_completions() -> int:
     """How many completions of the loop that runs here stand in the order of their stream."""
-    return sum(map(len, _loops.current_bridge().orders.by_stream.values()))
+    return sum(map(len, loops.current_bridge().orders.by_stream.values()))
 
 
 # ------------------------------------------------------------------------ traces
 
 
-def observers() -> list[_observing.Observer]:
+def observers() -> list[observing.Observer]:
     """What awaits are reported to now."""
-    return list(_observing.observers)
+    return list(observing.observers)
 
 
 def perfetto(awaits: list[Await]) -> str:
     """What a trace of these awaits is in Chrome's format."""
-    return _trace_files.perfetto(_trace_files.Trace(awaits, 0, 0.0, 0, 0.0, 100_000))
+    return trace_files.perfetto(trace_files.Trace(awaits, 0, 0.0, 0, 0.0, 100_000))

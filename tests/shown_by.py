@@ -1,7 +1,7 @@
 """Which tests show each name of the coverage tables in `docs/make_reference.py`.
 
-`tests/test_reference.py` checks that every row has its tests, that they exist, and that they use
-the names of the row. A test is written `file: function`, without `test_` and `.py`.
+`tests/project/test_reference.py` checks that every row has its tests, that they exist, and that
+they use the names of the row. A test is written `file: function`, without `test_` and `.py`.
 """
 
 from __future__ import annotations

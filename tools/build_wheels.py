@@ -36,13 +36,13 @@ TARGETS = ("x86_64", "aarch64")
 TOPLEVEL = ("aiostream", "aiostream_pytest.py")  # what the wheel puts into site-packages
 # The tests that the unpacked sdist runs: one file from each part that needs more than the package.
 SDIST_TESTS = (
-    "tests/test_house.py",
-    "tests/test_stream.py",
-    "tests/test_native.py",
-    "tests/test_distribution.py",
-    "tests/test_reference.py",
-    "tests/test_examples.py",
-    "tests/test_torch_page.py",
+    "tests/project/test_house.py",
+    "tests/objects/test_stream.py",
+    "tests/runtime/test_native.py",
+    "tests/project/test_distribution.py",
+    "tests/project/test_reference.py",
+    "tests/project/test_examples.py",
+    "tests/project/test_torch_page.py",
     "tests/simulator/test_sim_streams.py",
 )
 

@@ -9,8 +9,18 @@ Example:
 import os
 
 # Modules import downwards only, in the order that docs/design.md draws.
-from aiostream import _driver, _process, service
-from aiostream._statistics import (
+from aiostream._base import driver as _driver
+from aiostream._objects.attributes import AccessPolicyWindow, MemSyncDomainMap
+from aiostream._objects.memory import (
+    DevResource,
+    FlushRemoteWrites,
+    MemoryBarrier,
+    WaitValue,
+    WriteValue,
+)
+from aiostream._objects.nodes import GraphDependency, GraphEdgeData, GraphNode
+from aiostream._runtime import process as _process
+from aiostream._runtime.statistics import (
     FutureCounts,
     HandleCounts,
     PointCounts,
@@ -18,7 +28,11 @@ from aiostream._statistics import (
     WaitCounts,
     statistics,
 )
-from aiostream.attributes import AccessPolicyWindow, MemSyncDomainMap
+from aiostream._servers.ending import drain
+from aiostream._servers.health import exit_on_context_failed, health, on_context_failed
+from aiostream._servers.health import notice_failures as _notice_failures
+from aiostream._waits.several import as_completed, wait
+from aiostream._waits.waiting import default_wait, set_default_wait
 from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
 from aiostream.device import Context, Device
 from aiostream.enums import (
@@ -60,19 +74,8 @@ from aiostream.errors import (
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.graph import ExecutableGraph, Graph
-from aiostream.memory import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
-from aiostream.nodes import GraphDependency, GraphEdgeData, GraphNode
 from aiostream.pool import StreamPool
-from aiostream.service import (
-    as_completed,
-    drain,
-    exit_on_context_failed,
-    health,
-    on_context_failed,
-    wait,
-)
 from aiostream.stream import Stream
-from aiostream.waiting import default_wait, set_default_wait
 
 
 def _trace_if_asked() -> None:
@@ -83,7 +86,7 @@ def _trace_if_asked() -> None:
 
 
 _driver.prepare_simulator()
-_process.before_first_use += [service.notice_failures, _trace_if_asked]
+_process.before_first_use += [_notice_failures, _trace_if_asked]
 
 __version__ = "0.1.0"
 __all__ = [

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from aiostream import _clash
+from aiostream._base import clash
 
 LOOPS = ("asyncio", "uvloop", "trio")
 
@@ -20,7 +20,7 @@ def _program() -> str:
 
 
 def _parser(version: str) -> argparse.ArgumentParser:
-    from aiostream import _bench
+    from aiostream._tools import bench
 
     parser = argparse.ArgumentParser(
         prog=_program(), description="Await CUDA streams from asyncio and trio."
@@ -56,9 +56,9 @@ def _parser(version: str) -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "bench",
         help="compare four ways to await the GPU from asyncio",
-        description=_bench.DESCRIPTION,
+        description=bench.DESCRIPTION,
     )
-    _bench.add_arguments(compare)
+    bench.add_arguments(compare)
     return parser
 
 
@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the process's exit code."""
     # If the other project was installed last, its __init__ has run in place of this package's. This
     # file is still there, so it can say what is wrong.
-    found = _clash.other_distribution()
+    found = clash.other_distribution()
     if found is not None:
-        print(_clash.MESSAGE.format(path=found), file=sys.stderr)
+        print(clash.MESSAGE.format(path=found), file=sys.stderr)
         return 1
 
     import aiostream
@@ -103,16 +103,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.command == "doctor":
-        from aiostream import _doctor
+        from aiostream._tools import doctor as _doctor
 
         return _doctor.run(as_json=options.json)
     if options.loop != "asyncio" and importlib.util.find_spec(options.loop) is None:
         parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
     if options.command == "bench":
-        from aiostream import _bench
+        from aiostream._tools import bench
 
-        return _bench.run(options.loop, quick=options.quick)
-    from aiostream import _demo
+        return bench.run(options.loop, quick=options.quick)
+    from aiostream._tools import demo as _demo
 
     return _demo.run(options.loop, options.html)
 

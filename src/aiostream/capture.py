@@ -8,8 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aiostream import _arguments, _captures, _driver, _native
-from aiostream._reference import Reference, call_on
+from aiostream import _native
+from aiostream._base import checks, driver
+from aiostream._handles.reference import Reference, call_on
+from aiostream._objects import captures
+from aiostream._objects.nodes import (
+    GraphDependency,
+    GraphNode,
+    as_driver_dependencies,
+    dependencies_of,
+)
 from aiostream.enums import (
     CaptureMode,
     CaptureStatus,
@@ -19,7 +27,6 @@ from aiostream.enums import (
 )
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.graph import ExecutableGraph, Graph
-from aiostream.nodes import GraphDependency, GraphNode, as_driver_dependencies, dependencies_of
 
 __all__ = ["CaptureInfo", "CaptureScope", "capture_mode", "exchange_capture_mode"]
 
@@ -70,7 +77,7 @@ def _as_native_callback(
 
 
 def _as_driver_mode(mode: CaptureMode) -> Any:
-    return _driver.bindings().CUstreamCaptureMode(int(_arguments.member(CaptureMode, mode, "mode")))
+    return driver.bindings().CUstreamCaptureMode(int(checks.member(CaptureMode, mode, "mode")))
 
 
 # ------------------------------------------------------------------------------------------- scopes
@@ -102,9 +109,9 @@ class CaptureScope:
         # The stream itself and not its reference, because the finalizer of a stream to which only
         # this scope refers would close it.
         self._stream = stream
-        self._mode = _arguments.member(CaptureMode, mode, "mode")
+        self._mode = checks.member(CaptureMode, mode, "mode")
         # None if the graph itself is wanted.
-        self._flags = None if flags is None else _arguments.member(InstantiateFlags, flags, "flags")
+        self._flags = None if flags is None else checks.member(InstantiateFlags, flags, "flags")
         self._entered = self._ended = False
         self._graph: Graph | None = None
         self._executable: ExecutableGraph | None = None
@@ -152,9 +159,9 @@ class CaptureScope:
         if error is not None:
             # The body's error says what went wrong first.
             with contextlib.suppress(CudaError, StreamClosedError):
-                _captures.end(stream).close()
+                captures.end(stream).close()
             return
-        graph = _captures.end(stream)
+        graph = captures.end(stream)
         if self._flags is None:
             self._graph = graph
             return
@@ -251,7 +258,7 @@ class CaptureMethods:
         """
         stream = self._reference
         driver_mode = _as_driver_mode(mode)
-        _captures.begin(stream, lambda: call_on(stream, "cuStreamBeginCapture", driver_mode))
+        captures.begin(stream, lambda: call_on(stream, "cuStreamBeginCapture", driver_mode))
 
     def begin_capture_to_graph(
         self,
@@ -280,14 +287,14 @@ class CaptureMethods:
         stream, name = self._reference, "cuStreamBeginCaptureToGraph"
         nodes, edges = as_driver_dependencies(dependencies)
         # Not None, which the bindings refuse before 12.9.10 and in 13.0.
-        edges = edges or [_driver.bindings().CUgraphEdgeData()] * len(nodes)
+        edges = edges or [driver.bindings().CUgraphEdgeData()] * len(nodes)
         driver_mode = _as_driver_mode(mode)
 
         def begin(value: int) -> None:
-            handle = _driver.bindings().CUgraph(value)
+            handle = driver.bindings().CUgraph(value)
             call_on(stream, name, handle, nodes, edges, len(nodes), driver_mode)
 
-        _captures.begin_into(stream, Graph.borrow(graph), begin)
+        captures.begin_into(stream, Graph.borrow(graph), begin)
 
     def begin_recapture_to_graph(
         self,
@@ -314,19 +321,19 @@ class CaptureMethods:
             CudaError: The driver refused.
         """
         stream, name = self._reference, "cuStreamBeginRecaptureToGraph"
-        if not _driver.supports(name):
-            raise _driver.too_old(name, stream.name)
-        driver = _driver.bindings()
+        if not driver.supports(name):
+            raise driver.too_old(name, stream.name)
+        cuda = driver.bindings()
         existing = Graph.borrow(graph)
         native = _as_native_callback(callback, existing)
         driver_mode = _as_driver_mode(mode)
 
         def begin(value: int) -> None:
             address = ctypes.cast(native, ctypes.c_void_p).value or 0
-            function = driver.CUgraphRecaptureCallback(address)
-            call_on(stream, name, driver_mode, driver.CUgraph(value), function, 0)
+            function = cuda.CUgraphRecaptureCallback(address)
+            call_on(stream, name, driver_mode, cuda.CUgraph(value), function, 0)
 
-        _captures.begin_into(stream, existing, begin, native)
+        captures.begin_into(stream, existing, begin, native)
 
     def end_capture(self) -> Graph:
         """Ends the capture, and returns what it has collected (`cuStreamEndCapture`).
@@ -343,7 +350,7 @@ class CaptureMethods:
                 began on another stream (903): it is invalidated, and you have to end it there.
             CudaError: The stream does not capture (401).
         """
-        return _captures.end(self._reference)
+        return captures.end(self._reference)
 
     def capture_status(self) -> CaptureStatus:
         """Whether the stream captures (`cuStreamIsCapturing`).
@@ -354,7 +361,7 @@ class CaptureMethods:
             StreamClosedError: The stream is closed.
             StreamCaptureError: It is the legacy stream while a blocking stream captures (906).
         """
-        return _captures.status(self._reference)
+        return captures.status(self._reference)
 
     def capture_info(self) -> CaptureInfo:
         """The capture's status, id, graph and present dependencies (`cuStreamGetCaptureInfo`).
@@ -362,10 +369,10 @@ class CaptureMethods:
         The question does not disturb the capture. It raises the same errors as `capture_status`.
         """
         stream = self._reference
-        status, identity, value, nodes, edges = _captures.query(stream)
+        status, identity, value, nodes, edges = captures.query(stream)
         if identity is None:
             return CaptureInfo(status)
-        graph = _captures.borrowed_graph(stream, identity, value)
+        graph = captures.borrowed_graph(stream, identity, value)
         return CaptureInfo(status, identity, graph, dependencies_of(graph, nodes, edges))
 
     def update_capture_dependencies(
@@ -384,8 +391,8 @@ class CaptureMethods:
                 graph.
         """
         nodes, edges = as_driver_dependencies(dependencies)
-        name = _driver.annotated("cuStreamUpdateCaptureDependencies")
-        update = int(_arguments.member(DependencyUpdate, mode, "mode"))
+        name = driver.annotated("cuStreamUpdateCaptureDependencies")
+        update = int(checks.member(DependencyUpdate, mode, "mode"))
         call_on(self._reference, name, nodes, edges, len(nodes), update)
 
 
@@ -401,9 +408,7 @@ def exchange_capture_mode(mode: CaptureMode) -> CaptureMode:
 
     Threads: this concerns the calling thread alone.
     """
-    return CaptureMode(
-        int(_driver.call("cuThreadExchangeStreamCaptureMode", _as_driver_mode(mode)))
-    )
+    return CaptureMode(int(driver.call("cuThreadExchangeStreamCaptureMode", _as_driver_mode(mode))))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from aiostream import _arguments, _driver, _native, _process, _turns
+from aiostream import _native
+from aiostream._base import checks, driver, turns
+from aiostream._runtime import process
 from aiostream.errors import ContextFailedError, CudaError
 
 __all__ = ["Context", "Device"]
@@ -127,14 +129,12 @@ class Device:
     @staticmethod
     def count() -> int:
         """How many devices CUDA sees (`cuDeviceGetCount`)."""
-        return int(_driver.call("cuDeviceGetCount"))
+        return int(driver.call("cuDeviceGetCount"))
 
     @property
     def name(self) -> str:
         """The device's name, such as `NVIDIA H200` (`cuDeviceGetName`)."""
-        raw: bytes = _driver.call(
-            "cuDeviceGetName", 256, _driver.call("cuDeviceGet", self._ordinal)
-        )
+        raw: bytes = driver.call("cuDeviceGetName", 256, driver.call("cuDeviceGet", self._ordinal))
         return raw.split(b"\0", 1)[0].decode()
 
     @property
@@ -154,7 +154,7 @@ class Device:
         # This is the first use, or the first after another library has called
         # cuDevicePrimaryCtxReset. That keeps the handle and changes the id.
         retained = int(
-            _driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal))
+            driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", self._ordinal))
         )
         # Two threads may both retain it, and get the same handle. The library never releases it, so
         # the second reference does no harm.
@@ -168,7 +168,7 @@ class Device:
         A stream with a lower number goes first, so the greatest priority is the lower number.
         """
         with self.primary_context._pushed():
-            least, greatest = _driver.call("cuCtxGetStreamPriorityRange")
+            least, greatest = driver.call("cuCtxGetStreamPriorityRange")
         return int(least), int(greatest)
 
     def __int__(self) -> int:
@@ -205,7 +205,7 @@ def lost_context() -> tuple[Context, int] | None:
     return None
 
 
-def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
+def _leave(block: _Block, watch: turns.TurnWatch) -> str | None:
     """Ends a block. Returns what was wrong with it, or `None`.
 
     If blocks of other tasks lie above it on the stack, its context is popped after theirs.
@@ -216,14 +216,14 @@ def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
     while entered and not entered[-1].is_open:
         entered.pop()
         with contextlib.suppress(CudaError):  # other code has popped it
-            _driver.call("cuCtxPopCurrent")
+            driver.call("cuCtxPopCurrent")
     if block.entered is not entered:
         # The thread that entered it pops the context at the end of a later block.
         return _TWO_THREADS
     return _AWAITED if watch.end() else None
 
 
-class Context(_arguments.NotCopied):
+class Context(checks.NotCopied):
     """A CUDA context.
 
     You get one from `Device.primary_context`, `Stream.context`, `Context.from_handle` and
@@ -265,12 +265,12 @@ class Context(_arguments.NotCopied):
                 takes it as the current context.
             CudaError: The driver does not know it (`cuCtxGetId`).
         """
-        handle = _arguments.handle(handle, "a CUDA context")
+        handle = checks.handle(handle, "a CUDA context")
         if handle == 0:
             raise ValueError(
                 "0 is no handle of a CUDA context: Context.get_current() gives the current one"
             )
-        identity = int(_driver.call("cuCtxGetId", _driver.bindings().CUcontext(handle)))
+        identity = int(driver.call("cuCtxGetId", driver.bindings().CUcontext(handle)))
         known = _contexts.get(identity)
         # If two threads make it at once, both get the one that was stored first. Two objects would
         # have two private streams, and two sets of wait lists.
@@ -279,7 +279,7 @@ class Context(_arguments.NotCopied):
     @classmethod
     def get_current(cls) -> Context | None:
         """Returns the calling thread's current context, or `None` (`cuCtxGetCurrent`)."""
-        handle = int(_driver.call("cuCtxGetCurrent"))
+        handle = int(driver.call("cuCtxGetCurrent"))
         return cls.from_handle(handle) if handle else None
 
     @property
@@ -314,7 +314,7 @@ class Context(_arguments.NotCopied):
         """
         self._push()
         block = _Block(_blocks.entered)
-        watch = _turns.TurnWatch()
+        watch = turns.TurnWatch()
         try:
             yield
         except BaseException as error:
@@ -329,10 +329,10 @@ class Context(_arguments.NotCopied):
     def _push(self) -> None:
         # Pushing a context that was destroyed would crash the process.
         if _native.context_is_gone(self._handle, self._identity):
-            raise _driver.error(
+            raise driver.error(
                 _CONTEXT_IS_DESTROYED, "cuCtxPushCurrent", f"a context of {self._place()}"
             )
-        _driver.call("cuCtxPushCurrent", _driver.bindings().CUcontext(self._handle))
+        driver.call("cuCtxPushCurrent", driver.bindings().CUcontext(self._handle))
 
     @contextlib.contextmanager
     def _pushed(self) -> Iterator[None]:
@@ -341,7 +341,7 @@ class Context(_arguments.NotCopied):
         try:
             yield
         finally:
-            _driver.call("cuCtxPopCurrent")
+            driver.call("cuCtxPopCurrent")
 
     def _ensure_monitored(self) -> int:
         """Returns the id of this context in the watcher.
@@ -351,27 +351,27 @@ class Context(_arguments.NotCopied):
         must come from a place that makes a stream anyway, and never from a loop's path.
         """
         if self._context_id is None:
-            _process.start()
+            process.start()
             self._device_ordinal()  # now, because a lost context no longer knows it
-            with _driver.unless_owned("cuStreamDestroy") as made:
-                with _driver.relaxed(), self._pushed():
-                    flags = _driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
-                    _driver.make(made, "cuStreamCreate", flags)
-                idle = _driver.handle_in(made)
+            with driver.unless_owned("cuStreamDestroy") as made:
+                with driver.relaxed(), self._pushed():
+                    flags = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
+                    driver.make(made, "cuStreamCreate", flags)
+                idle = driver.handle_in(made)
                 # It empties the list if the stream is the watcher's from now on.
                 self._context_id = _native.context_register(
                     self._handle, self._identity, idle, made
                 )
                 if made:  # another thread was first and has registered its own
                     made.clear()
-                    _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
+                    driver.call("cuStreamDestroy", driver.bindings().CUstream(idle))
         return self._context_id
 
     def _device_ordinal(self) -> int:
         """The number of its device. The driver is called once."""
         if self._ordinal < 0:
             with self._pushed():
-                self._ordinal = int(_driver.call("cuCtxGetDevice"))
+                self._ordinal = int(driver.call("cuCtxGetDevice"))
         return self._ordinal
 
     def _place(self) -> str:

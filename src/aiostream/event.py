@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from aiostream import _arguments, _driver, _native, _process, errors, interop, waiting
-from aiostream._owned import WithBlock
-from aiostream._reference import HasReference, Reference, current_or_default_context, pinned
+from aiostream import _native, errors
+from aiostream._base import checks, driver
+from aiostream._handles import interop
+from aiostream._handles.owned import WithBlock
+from aiostream._handles.reference import HasReference, Reference, current_or_default_context, pinned
+from aiostream._runtime import process
+from aiostream._waits import waiting
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.errors import StreamClosedError
 from aiostream.futures import CompletionFuture
@@ -74,12 +78,12 @@ class Event(WithBlock, waiting.AwaitedBlock):
             ("blocking_sync", blocking_sync),
             ("interprocess", interprocess),
         ):
-            _arguments.flag(name, chosen)
+            checks.flag(name, chosen)
         if timing and interprocess:
             raise ValueError(
                 "an interprocess event cannot record times: leave out timing or interprocess"
             )
-        _process.start()
+        process.start()
         self._context = current_or_default_context(device)
         self._flags = (
             _BLOCKING_SYNC * blocking_sync
@@ -92,10 +96,10 @@ class Event(WithBlock, waiting.AwaitedBlock):
         # Those that other code or the node of a graph has stay valid until the event is closed.
         self._given: set[_native.Handle] = set()  # any thread, single operations
         history = _native.History()
-        with _driver.unless_owned("cuEventDestroy") as made:
+        with driver.unless_owned("cuEventDestroy") as made:
             with self._context._pushed():
-                _driver.make(made, "cuEventCreate", self._flags)
-            value = _driver.handle_in(made)
+                driver.make(made, "cuEventCreate", self._flags)
+            value = driver.handle_in(made)
             handle = _native.Handle(
                 _native.HANDLE_EVENT, value, self._context.handle, True, False, made=made
             )
@@ -176,13 +180,13 @@ class Event(WithBlock, waiting.AwaitedBlock):
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
             raise errors.closed(self._name)
         if code == _INVALID_HANDLE and reference.context != self._context:
-            raise _driver.error(
+            raise driver.error(
                 code,
                 "cuEventRecord",
                 reference.name,
                 f"The event lives on {self._context._place()}: {_ELSEWHERE}",
             )
-        _driver.raise_for(code, "cuEventRecord", reference.name)
+        driver.raise_for(code, "cuEventRecord", reference.name)
 
     def query(self) -> bool:
         """Whether the GPU has passed the recorded point (`cuEventQuery`).
@@ -200,7 +204,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         code = _native.event_query(self._handle)
         if code == _NOT_READY:
             return False
-        _driver.raise_for(code, "cuEventQuery", self._name)
+        driver.raise_for(code, "cuEventQuery", self._name)
         return True
 
     def synchronize(self) -> None:
@@ -213,7 +217,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
             StreamCaptureError: It was recorded on a capturing stream.
             CudaError: The context has failed.
         """
-        _driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
+        driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
 
     async def synchronize_async(self) -> None:
         """Waits, without blocking the loop, until the GPU has passed the recorded point.
@@ -276,12 +280,12 @@ class Event(WithBlock, waiting.AwaitedBlock):
             raise TypeError(f"the other event must be an aiostream.Event, not {type(end).__name__}")
         if not (self._timing and end._timing):
             raise ValueError("there is no time: make both events with Event(timing=True)")
-        driver, name = _driver.bindings(), "cuEventElapsedTime"
+        cuda, name = driver.bindings(), "cuEventElapsedTime"
         # Pinned, because another thread may close one of the two, and the driver would then read
         # the time of a destroyed event.
         with pinned(self._reference, name) as first, pinned(end._reference, name) as second:
             return float(
-                _driver.call(name, driver.CUevent(first), driver.CUevent(second), stream=self._name)
+                driver.call(name, cuda.CUevent(first), cuda.CUevent(second), stream=self._name)
             )
 
     def completion_future_on(self, stream: Stream) -> CompletionFuture[None]:

@@ -14,10 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, cast
 
-from aiostream import _arguments, _arming, _driver, _native, _process, errors, interop, waiting
-from aiostream._observing import is_observed, observed, observed_future, observers
-from aiostream._owned import Transferable, WithBlock
-from aiostream._reference import Reference, current_or_default_context, pinned
+from aiostream import _native, errors
+from aiostream._base import checks, driver
+from aiostream._handles import interop
+from aiostream._handles.owned import Transferable, WithBlock
+from aiostream._handles.reference import Reference, current_or_default_context, pinned
+from aiostream._objects.nodes import GraphNode
+from aiostream._runtime import process
+from aiostream._runtime.observing import is_observed, observed, observed_future, observers
+from aiostream._waits import arming, waiting
 from aiostream.device import Context
 from aiostream.enums import (
     DebugDotFlags,
@@ -27,7 +32,6 @@ from aiostream.enums import (
 )
 from aiostream.errors import GraphUpdateError
 from aiostream.futures import CompletionFuture
-from aiostream.nodes import GraphNode
 
 __all__ = ["ExecutableGraph", "Graph"]
 
@@ -72,11 +76,11 @@ class Graph(Transferable, WithBlock):
     _destructor = "cuGraphDestroy"
 
     def __init__(self) -> None:
-        _process.start()
-        with _driver.unless_owned("cuGraphDestroy") as made:
-            with _driver.relaxed():
-                _driver.make(made, "cuGraphCreate", 0)
-            value = _driver.handle_in(made)
+        process.start()
+        with driver.unless_owned("cuGraphDestroy") as made:
+            with driver.relaxed():
+                driver.make(made, "cuGraphCreate", 0)
+            value = driver.handle_in(made)
             self._init_fields(value, current_or_default_context(), owned=True, made=made)
 
     def _init_fields(
@@ -95,7 +99,7 @@ class Graph(Transferable, WithBlock):
     def _from_handle(
         cls, value: int, context: Context, *, owned: bool, parent: Any = None, made: Any = None
     ) -> Graph:
-        _process.start()
+        process.start()
         graph = cls.__new__(cls)
         graph._init_fields(value, context, owned=owned, parent=parent, made=made)
         return graph
@@ -166,7 +170,7 @@ class Graph(Transferable, WithBlock):
         """
         with tempfile.TemporaryDirectory() if path is None else contextlib.nullcontext() as folder:
             target = Path(path) if path is not None else Path(str(folder)) / "graph.dot"
-            chosen = int(_arguments.member(DebugDotFlags, flags, "flags"))
+            chosen = int(checks.member(DebugDotFlags, flags, "flags"))
             self._call("cuGraphDebugDotPrint", os.fsencode(target), chosen)
             return target.read_text()
 
@@ -177,11 +181,11 @@ class Graph(Transferable, WithBlock):
             StreamClosedError: The graph is closed.
             CudaError: The driver refused.
         """
-        with _driver.unless_owned("cuGraphDestroy") as made:
-            with self._pinned() as value, _driver.relaxed():
-                cloned = _driver.bindings().CUgraph(value)
-                _driver.make(made, "cuGraphClone", cloned, stream=self._name)
-            value = _driver.handle_in(made)
+        with driver.unless_owned("cuGraphDestroy") as made:
+            with self._pinned() as value, driver.relaxed():
+                cloned = driver.bindings().CUgraph(value)
+                driver.make(made, "cuGraphClone", cloned, stream=self._name)
+            value = driver.handle_in(made)
             return Graph._from_handle(value, self._context, owned=True, made=made)
 
     def instantiate(
@@ -205,30 +209,30 @@ class Graph(Transferable, WithBlock):
             ...         print(executable.closed)
             False
         """
-        driver = _driver.bindings()
-        parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
-        chosen = int(_arguments.member(InstantiateFlags, flags, "flags"))
-        parameters.flags = driver.cuuint64_t(chosen)
-        with _driver.unless_owned("cuGraphExecDestroy") as made:
+        cuda = driver.bindings()
+        parameters = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
+        chosen = int(checks.member(InstantiateFlags, flags, "flags"))
+        parameters.flags = cuda.cuuint64_t(chosen)
+        with driver.unless_owned("cuGraphExecDestroy") as made:
             code = self._instantiate(parameters, upload_stream, made)
             if code == 0:
-                value = _driver.handle_in(made)
+                value = driver.handle_in(made)
                 return ExecutableGraph._from_handle(value, self._context, owned=True, made=made)
         reason = GraphInstantiateResult(int(parameters.result_out))
         hint = f"The driver's reason: {reason.name}" if reason else None
-        raise _driver.error(code, _INSTANTIATE, self._name, hint)
+        raise driver.error(code, _INSTANTIATE, self._name, hint)
 
     def _instantiate(self, parameters: Any, upload_stream: Any, made: list[Any]) -> int:
-        driver = _driver.bindings()
+        cuda = driver.bindings()
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
                 stream = stack.enter_context(pinned(interop.reference_to(upload_stream)))
-                parameters.hUploadStream = driver.CUstream(stream)
+                parameters.hUploadStream = cuda.CUstream(stream)
             value = stack.enter_context(self._pinned())
             stack.enter_context(self._context._pushed())
-            stack.enter_context(_driver.relaxed())  # because it allocates memory
-            arguments = driver.CUgraph(value), parameters
-            code, _ = _driver.answer(_INSTANTIATE, *arguments, stream=self._name, made=made)
+            stack.enter_context(driver.relaxed())  # because it allocates memory
+            arguments = cuda.CUgraph(value), parameters
+            code, _ = driver.answer(_INSTANTIATE, *arguments, stream=self._name, made=made)
         return code
 
     def into_raw(self) -> int:
@@ -277,10 +281,10 @@ class Graph(Transferable, WithBlock):
 
         In RELAXED mode, because some of these functions would end a capture of this thread.
         """
-        driver = _driver.bindings()
-        with self._pinned() as value, _driver.relaxed():
-            subject = driver.CUgraph(value) if node is None else driver.CUgraphNode(node)
-            return _driver.call(name, subject, *args, stream=self._name)
+        cuda = driver.bindings()
+        with self._pinned() as value, driver.relaxed():
+            subject = cuda.CUgraph(value) if node is None else cuda.CUgraphNode(node)
+            return driver.call(name, subject, *args, stream=self._name)
 
 
 _INSTANTIATE = "cuGraphInstantiateWithParams"
@@ -333,7 +337,7 @@ class ExecutableGraph(Transferable, WithBlock):
     def _from_handle(
         cls, value: int, context: Context, *, owned: bool, made: list[Any] | None = None
     ) -> Self:
-        _process.start()
+        process.start()
         executable = cls.__new__(cls)
         executable._owned = owned
         executable._name = f"executable graph {value:#x}"
@@ -481,12 +485,12 @@ class ExecutableGraph(Transferable, WithBlock):
         self._require_open()
         code, result, node, before = _native.graph_update(self._handle, source._handle)
         if code <= 0:
-            _driver.raise_for(code, "cuGraphExecUpdate", self._name)
+            driver.raise_for(code, "cuGraphExecUpdate", self._name)
             return
         where = f" at node {node:#x}" if node else ""
         where += f" and its dependency {before:#x}" if before else ""
         hint = f"The driver's reason: {_update_reason(result)}{where}"
-        error = _driver.error(code, "cuGraphExecUpdate", self._name, hint)
+        error = driver.error(code, "cuGraphExecUpdate", self._name, hint)
         if isinstance(error, GraphUpdateError):
             error.result = result
         raise error
@@ -498,7 +502,7 @@ class ExecutableGraph(Transferable, WithBlock):
         if code == _native.RESULT_CLOSED:
             # The stream or this graph: another thread may have closed it after the check above.
             self._require_open()
-        _driver.raise_for(code, name, stream.name)
+        driver.raise_for(code, name, stream.name)
 
     def _use_async(self, stream: Any, use: str) -> CompletionFuture[None]:
         if observers and not is_observed():
@@ -508,8 +512,8 @@ class ExecutableGraph(Transferable, WithBlock):
         mode = waiting.mode_for(stream)
         with pinned(reference):
             if mode == waiting.BY_HOST_FUNCTION:
-                _arming.require_ready(reference)
-                completion = _arming.enqueue(reference, lambda: self._use(reference, use))
+                arming.require_ready(reference)
+                completion = arming.enqueue(reference, lambda: self._use(reference, use))
             else:
                 completion = waiting.enqueue(reference, mode, lambda: self._use(reference, use))
         return cast("CompletionFuture[None]", completion.future)
@@ -520,7 +524,7 @@ class ExecutableGraph(Transferable, WithBlock):
             await observed(name, method, self, stream, use)
             return
         reference = interop.reference_to(stream)
-        _arming.require_ready(reference)
+        arming.require_ready(reference)
         self._use(reference, use)
         await waiting.synchronize_async(waiting.Target(reference, waiting.mode_for(stream)))
 

@@ -16,8 +16,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiostream import _arguments, _arming, _driver, _native, _points, _process, _stuck
-from aiostream._reference import Reference
+from aiostream import _native
+from aiostream._base import checks, driver
+from aiostream._handles.reference import Reference
+from aiostream._runtime import points, process, stuck
+from aiostream._waits import arming
 from aiostream.enums import HostFunctionSync
 
 # The one class that ctypes has for all function pointers.
@@ -54,25 +57,25 @@ class HostFunction:
         """
         # With the GIL, behind the exit gate. While it runs, the stream waits, and so do all other
         # host functions of the context, because the driver has one thread for them.
-        _stuck.begin("host function")
+        stuck.begin("host function")
         try:
             if self.takes_status:
-                error = _driver.error(code, "cuStreamAddCallback", self.stream) if code else None
+                error = driver.error(code, "cuStreamAddCallback", self.stream) if code else None
                 self.function(error, *self.arguments)
             else:
                 self.function(*self.arguments)
         except BaseException as error:
             # SystemExit too, because only the driver's own code is above this frame. An exception
             # that left it could be raised to no caller.
-            _process.report_unraisable(error, self.function)
+            process.report_unraisable(error, self.function)
         finally:
-            _stuck.end()
+            stuck.end()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Drops everything, because the function has run for the last time."""
         # In the janitor's thread. The releaser drops them, because a destructor may block, and the
         # janitor serves everything else.
-        _process.release_in_thread(self.function, self.arguments)
+        process.release_in_thread(self.function, self.arguments)
         self.function = None
         self.arguments = ()
 
@@ -87,7 +90,7 @@ def _run(ticket: int, code: int) -> None:
     # Called by native code, on the driver's thread, with the GIL. The entry is there: it was made
     # before the ticket was armed, and the janitor removes it only after this has returned, because
     # native code fires the ticket then.
-    point = _points.registry.get(ticket)
+    point = points.registry.get(ticket)
     if isinstance(point, HostFunction):
         point.run(code)
 
@@ -101,7 +104,7 @@ def _launch_python(
     sync_mode: int = -1,
 ) -> None:
     name = "add_callback" if kind == _native.KIND_PYTHON_CALLBACK else "launch_host_func"
-    _arguments.plain_function(
+    checks.plain_function(
         function, name, "pass a function that starts it, for example with loop.call_soon_threadsafe"
     )
     if keywords:
@@ -109,7 +112,7 @@ def _launch_python(
     context_id = stream.context._ensure_monitored()
     # The janitor's queue, because the function belongs to no loop. On a loop's queue, the objects
     # would be kept until that loop runs again, and this thread need not have a loop at all.
-    reserved = _native.reserve(_process.ORPHANS, context_id, kind)
+    reserved = _native.reserve(process.ORPHANS, context_id, kind)
     ticket = reserved.number
     _native.set_sync_mode(ticket, sync_mode)
     # Before the ticket is armed, because the driver's thread may call the dispatcher at once.
@@ -117,7 +120,7 @@ def _launch_python(
     point = HostFunction(
         function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream.name, context_id
     )
-    _driver.raise_for(_arming.arm(stream.handle, ticket, point), _arming.CALLS[kind], stream.name)
+    driver.raise_for(arming.arm(stream.handle, ticket, point), arming.CALLS[kind], stream.name)
 
 
 def _launch_foreign(
@@ -132,7 +135,7 @@ def _launch_foreign(
         )
     data = _address_of(arguments[0]) if arguments else 0
     context_id = stream.context._ensure_monitored()
-    reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_FOREIGN)
+    reserved = _native.reserve(process.ORPHANS, context_id, _native.KIND_FOREIGN)
     ticket = reserved.number
     # All of this is written before the ticket is armed, because the driver's thread reads it
     # without a lock as soon as the GPU is there. The arming orders the two.
@@ -140,16 +143,16 @@ def _launch_foreign(
     _native.set_sync_mode(ticket, sync_mode)
     # The point keeps the function pointer and the data object alive. The driver has only addresses.
     point = HostFunction(function, arguments, False, stream.name, context_id)
-    _driver.raise_for(
-        _arming.arm(stream.handle, ticket, point), _arming.CALLS[_native.KIND_FOREIGN], stream.name
+    driver.raise_for(
+        arming.arm(stream.handle, ticket, point), arming.CALLS[_native.KIND_FOREIGN], stream.name
     )
 
 
 def _address_of(data: Any) -> int:
     if data is None:
         return 0
-    if _arguments.is_integer(data):
-        return _arguments.address(int(data))
+    if checks.is_integer(data):
+        return checks.address(int(data))
     if isinstance(
         data, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
     ) and not isinstance(data, (ctypes.c_void_p, ctypes.c_char_p)):
@@ -225,11 +228,11 @@ class HostFunctionMethods:
         mode = (
             -1
             if sync_mode is None
-            else int(_arguments.member(HostFunctionSync, sync_mode, "sync_mode"))
+            else int(checks.member(HostFunctionSync, sync_mode, "sync_mode"))
         )
         reference = self._reference
-        if mode >= 0 and not _driver.supports("cuLaunchHostFunc_v2"):
-            raise _driver.too_old("cuLaunchHostFunc_v2", reference.name)
+        if mode >= 0 and not driver.supports("cuLaunchHostFunc_v2"):
+            raise driver.too_old("cuLaunchHostFunc_v2", reference.name)
         if not isinstance(fn, _FunctionPointer):
             _launch_python(reference, fn, args, kwargs, _native.KIND_PYTHON_HOST, mode)
         elif kwargs:

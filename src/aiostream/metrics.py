@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiostream import _arguments, service
-from aiostream._observing import Observation, observers
-from aiostream._statistics import statistics
+from aiostream._base import checks
+from aiostream._runtime.observing import Observation, observers
+from aiostream._runtime.statistics import statistics
+from aiostream._servers import health
 from aiostream.pool import StreamPool
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
         >>> calls[0]
         ('Stream.synchronize_async', 'done')
     """
-    _arguments.plain_function(hook, "on_wait", "have it call loop.create_task")
+    checks.plain_function(hook, "on_wait", "have it call loop.create_task")
     hooks = [hook]
 
     def observer(call: str, *_: Any) -> _Timed:
@@ -126,7 +127,7 @@ def _bounds_of(buckets: Sequence[float]) -> list[float]:
     """Returns the finite bounds, because each histogram adds its own `+Inf`."""
     if isinstance(buckets, (str, bytes)):  # whose elements are no bounds, but have numbers in them
         raise TypeError(f"buckets are several numbers of seconds, not {type(buckets).__name__}")
-    bounds = [_arguments.real(each, "buckets are numbers of seconds") for each in buckets]
+    bounds = [checks.real(each, "buckets are numbers of seconds") for each in buckets]
     finite = bounds[:-1] if bounds and bounds[-1] == math.inf else bounds
     if not finite or sorted(set(finite)) != finite or finite[-1] == math.inf:
         raise ValueError(f"buckets rise, and at least one is finite, unlike {bounds}")
@@ -238,7 +239,7 @@ class Collector:
 
     def collect(self) -> Iterator[Metric]:
         """What the registry calls for each scrape."""
-        return self._families(lost=service.health() is not None)
+        return self._families(lost=health.health() is not None)
 
     def _families(self, *, lost: bool) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aiostream import _arguments, _loops, waiting
-from aiostream._observing import is_observed, observed, observers
-from aiostream._pool_core import PoolCore
-from aiostream._pool_slots import require_distinct
+from aiostream._base import checks
+from aiostream._runtime import loops
+from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._servers.pool_core import PoolCore
+from aiostream._servers.pool_slots import require_distinct
+from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
@@ -22,7 +24,7 @@ __all__ = ["StreamPool"]
 _TURNS_AFTER = 16
 
 
-class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.AwaitedBlock):
+class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedBlock):
     """A fixed number of streams for any number of tasks. One task at a time uses each stream.
 
     `async with pool.stream() as stream:` waits until a stream is free, and gives it back at the end
@@ -84,7 +86,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         non_blocking: bool = True,
         wait: WaitStrategy | str | None = None,
     ) -> None:
-        size = _arguments.number("size", size, 1, "a pool has at least one stream")
+        size = checks.number("size", size, 1, "a pool has at least one stream")
         _require_limit(max_waiting)
         places = [device] if devices is None else _distinct_devices(devices, device, size)
         # No task knows these streams before the last of them is made. So an error or an interrupt
@@ -253,7 +255,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
                 # The next task asks at once. Otherwise each task would take so many streams before
                 # it yields too, and many tasks would keep the loop for that many times longer.
                 self._at_once = -1
-                await _loops.yield_turn()
+                await loops.yield_turn()
                 self._enter()
         # Asked again, because there may have been an await. From here to the end there is none on
         # this way, so no other task can take the stream in between. A task that comes while others
@@ -267,7 +269,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             # Another task or the loop's drain hands the slot over. Both run in this thread, and
             # behind this line there is no await, so nothing changes before this task has it.
             slot = await self._in_turn()
-            lent = self._lend(slot, _loops.current_bridge())
+            lent = self._lend(slot, loops.current_bridge())
         self._lent[slot.key] = slot  # and no call after it: see `_lend`
         return lent
 
@@ -399,7 +401,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         self.close()
 
 
-class _Lending(_arguments.AsyncBlock):
+class _Lending(checks.AsyncBlock):
     """What `async with pool.stream()` enters."""
 
     __slots__ = ("_lent", "_pool")
@@ -450,7 +452,7 @@ class _Lending(_arguments.AsyncBlock):
 
 def _require_limit(max_waiting: int | None) -> None:
     if max_waiting is not None:
-        _arguments.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
+        checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
 
 
 def _distinct_devices(

@@ -11,9 +11,10 @@ from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from aiostream import _arguments, _arming, _captures, _driver, _native, _process, interop, waiting
-from aiostream._observing import is_observed, observed_future, observers
-from aiostream._reference import (
+from aiostream import _native
+from aiostream._base import checks, driver
+from aiostream._handles import interop
+from aiostream._handles.reference import (
     LEGACY,
     PER_THREAD,
     Reference,
@@ -26,7 +27,14 @@ from aiostream._reference import (
     pinned,
     reuse_retired,
 )
-from aiostream.attributes import AttributeMethods
+from aiostream._objects import captures
+from aiostream._objects.attributes import AttributeMethods
+from aiostream._objects.memory import MemoryMethods
+from aiostream._objects.shared import SharingMethods
+from aiostream._objects.threads import ThreadStream
+from aiostream._runtime import process
+from aiostream._runtime.observing import is_observed, observed_future, observers
+from aiostream._waits import arming, waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitStrategy
@@ -34,9 +42,6 @@ from aiostream.errors import CudaError, StreamCaptureError, StreamClosedError, c
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.hostfunc import HostFunctionMethods
-from aiostream.memory import MemoryMethods
-from aiostream.shared import SharingMethods
-from aiostream.threads import ThreadStream
 
 __all__ = ["Stream"]
 
@@ -55,7 +60,7 @@ class Stream(
     HostFunctionMethods,
     SharingMethods,
     ThreadStream,
-    _arguments.AsyncBlock,
+    checks.AsyncBlock,
     waiting.AwaitedBlock,
 ):
     """A CUDA stream that you can await.
@@ -123,17 +128,17 @@ class Stream(
         non_blocking: bool = True,
         wait: WaitStrategy | str | None = None,
     ) -> None:
-        urgency = 0 if priority is None else _arguments.priority(priority)
-        flags = int(_arguments.flag("non_blocking", non_blocking))
+        urgency = 0 if priority is None else checks.priority(priority)
+        flags = int(checks.flag("non_blocking", non_blocking))
         strategy = waiting.strategy(wait)
-        _process.start()
+        process.start()
         context = current_or_default_context(device)
-        with _driver.unless_owned("cuStreamDestroy") as made:
+        with driver.unless_owned("cuStreamDestroy") as made:
             with context._pushed():
                 handle = reuse_retired(context, (flags, urgency))
                 if handle is None:
-                    _driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
-            value = _driver.handle_in(made) if handle is None else handle.value
+                    driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
+            value = driver.handle_in(made) if handle is None else handle.value
             self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
             self._reference.common.make.append((flags, urgency))
 
@@ -177,7 +182,7 @@ class Stream(
     def _from_handle(
         cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None
     ) -> Self:
-        _process.start()
+        process.start()
         stream = cls.__new__(cls)
         stream._init_fields(value, context, owned=owned, source=source, parent=parent)
         return stream
@@ -352,16 +357,16 @@ class Stream(
             CudaError: The driver refused. The stream is closed nevertheless.
         """
         # Before the close, because a closed handle refuses the calls that end a capture. Two
-        # threads that close at once both come here, and one of them ends it (`_captures.end_left`).
+        # threads that close at once both come here, and one of them ends it (`captures.end_left`).
         if self._owned and self._handle.is_shared:
-            _captures.end_shared(self._reference)
+            captures.end_shared(self._reference)
         try:
             super().close()
         finally:
             # After the close, because until then another thread may ask for the capture, which
             # would note it again.
             if self._owned:
-                _captures.forget(self._reference)
+                captures.forget(self._reference)
                 keep_retired(self._reference)  # last, because a new `Stream` may now capture
 
     def shutdown(self) -> None:
@@ -416,8 +421,8 @@ class Stream(
     def _finalizer(
         self,
         handle: _native.Handle,
-        is_noted: Callable[[Reference], bool] = _captures.is_noted,
-        retire: Callable[[Reference], None] = _captures.retire,
+        is_noted: Callable[[Reference], bool] = captures.is_noted,
+        retire: Callable[[Reference], None] = captures.retire,
     ) -> Callable[[], Any]:
         # A finalizer may run in any thread, under any lock, so this only chooses. The janitor calls
         # what it returns. The defaults bind the functions, because at the interpreter's end the
@@ -465,7 +470,7 @@ class Stream(
             ...     print(copies.query())
             True
         """
-        bits = int(_arguments.member(WaitEventFlags, flags, "flags"))
+        bits = int(checks.member(WaitEventFlags, flags, "flags"))
         # The event is pinned until the driver has returned, because another thread may close it.
         # `pin` notes itself in the list, so that an interrupt right after it loses no pin.
         owner = event._handle if isinstance(event, Event) else None
@@ -474,14 +479,14 @@ class Stream(
             if owner is not None and not owner.pin(held):
                 raise closed(event._name)
             if owner is not None:
-                _driver.raise_for(_native.gone_refusal(owner), "cuStreamWaitEvent", event._name)
+                driver.raise_for(_native.gone_refusal(owner), "cuStreamWaitEvent", event._name)
             if owner is not None and bits:  # the node of the graph has it
                 event._given.add(owner)
             handle = owner.value if owner is not None else interop.event_handle(event)
             if not handle and interop.is_unmade(event):
                 self._require_open()
                 return
-            call_on(self._reference, "cuStreamWaitEvent", _driver.bindings().CUevent(handle), bits)
+            call_on(self._reference, "cuStreamWaitEvent", driver.bindings().CUevent(handle), bits)
         finally:
             if owner is not None and held:
                 owner.unpin()
@@ -503,7 +508,7 @@ class Stream(
         code = _native.stream_query(self._handle)
         if code == _NOT_READY:
             return False
-        _driver.raise_for(code, "cuStreamQuery", self._name)
+        driver.raise_for(code, "cuStreamQuery", self._name)
         return True
 
     def synchronize(self) -> None:
@@ -518,7 +523,7 @@ class Stream(
         """
         # Without the GIL, and pinned all the time: a close in another thread returns at once, and
         # this thread destroys the stream when its work is done.
-        _driver.raise_for(
+        driver.raise_for(
             _native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name
         )
 
@@ -638,7 +643,7 @@ class Stream(
             name, method = "Stream.enqueue_async", Stream.enqueue_async
             return observed_future(name, method, self, fn, *args, **kwargs)
         if type(fn) is not FunctionType or fn.__code__.co_flags & _NOT_PLAIN or fn.__dict__:
-            _arguments.plain_function(fn, "enqueue_async")
+            checks.plain_function(fn, "enqueue_async")
         # Pinned until the event behind the work is recorded, because `fn` or another thread may
         # close the stream, and the work would then have no completion.
         handle, held = self._handle, list[bool]()
@@ -650,16 +655,16 @@ class Stream(
             # native code that keeps its result: an interrupt there would lose it.
             call = partial(fn, self, *args, **kwargs)
             if self._mode == waiting.BY_HOST_FUNCTION:
-                _arming.require_ready(self._reference)
+                arming.require_ready(self._reference)
                 return cast(
-                    "CompletionFuture[T]", _arming.enqueue(self._reference, call, work).future
+                    "CompletionFuture[T]", arming.enqueue(self._reference, call, work).future
                 )
             return cast(
                 "CompletionFuture[T]",
                 waiting.enqueue(self._reference, self._mode, call, work).future,
             )
         except TypeError as problem:
-            _arguments.explain_call(problem, "enqueue_async")
+            checks.explain_call(problem, "enqueue_async")
             raise
         finally:
             # If `fn` or another thread has closed the stream, this destroys it, behind its event.
@@ -671,7 +676,7 @@ class Stream(
     def _future(self, call: str, kind: int) -> CompletionFuture[None]:
         if observers and not is_observed():
             return observed_future(call, Stream._future, self, call, kind)
-        completion = _arming.arm_completion(self._reference, kind)
+        completion = arming.arm_completion(self._reference, kind)
         return cast("CompletionFuture[None]", completion.future)
 
     def _closed_capturing(self, error: CudaError) -> CudaError:
@@ -680,7 +685,7 @@ class Stream(
             "The stream was capturing. It is closed now, and its capture gives no graph: end a "
             "capture before you close its stream"
         )
-        return _driver.error(error.code, error.call, self._name, hint)
+        return driver.error(error.code, error.call, self._name, hint)
 
     def _pinned(self) -> contextlib.AbstractContextManager[int]:
         return pinned(self._reference)

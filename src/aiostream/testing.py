@@ -20,10 +20,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from aiostream import _completion, _driver, _kernels, _native, _process, _turns, interop, service
-from aiostream._kernels import launch, spin
-from aiostream._reference import call_on
-from aiostream._statistics import Statistics, statistics
+from aiostream import _native
+from aiostream._base import driver, turns
+from aiostream._handles import interop
+from aiostream._handles.reference import call_on
+from aiostream._runtime import completion, process
+from aiostream._runtime.statistics import Statistics, statistics
+from aiostream._servers import ending, health
+from aiostream._tools import kernels
+from aiostream._tools.kernels import launch, spin
 from aiostream.device import Context, Device
 
 __all__ = [
@@ -60,7 +65,7 @@ def check(answer: tuple[Any, ...]) -> Any:
     """
     code, *outputs = answer
     if int(code) != 0:
-        raise _driver.error(int(code), "a call of cuda.bindings")
+        raise driver.error(int(code), "a call of cuda.bindings")
     if not outputs:
         return None
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -84,7 +89,7 @@ def load_kernels(context: Context) -> None:
             "load_kernels takes a Context, such as stream.context or Device(0).primary_context, "
             f"not {type(context).__name__}"
         )
-    _kernels.load(context)
+    kernels.load(context)
 
 
 # ------------------------------------------------------------------------------ gates
@@ -115,7 +120,7 @@ class Gate:
         load_kernels(context)  # while a gate is shut, the driver would wait before it loads them
         with context.as_current():
             portable_and_mapped = 3
-            self._pointer = int(_driver.call("cuMemHostAlloc", self._SIZE, portable_and_mapped))
+            self._pointer = int(driver.call("cuMemHostAlloc", self._SIZE, portable_and_mapped))
         self._word = ctypes.c_uint32.from_address(self._pointer)
         self._word.value = 0
 
@@ -127,10 +132,10 @@ class Gate:
             CudaError: The driver refused.
         """
         reference = interop.reference_to(stream)
-        driver = _driver.bindings()
+        cuda = driver.bindings()
         with reference.context.as_current():
-            flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
-            pointer = driver.CUdeviceptr(self._pointer)
+            flags = cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
+            pointer = cuda.CUdeviceptr(self._pointer)
             call_on(reference, "cuStreamWaitValue32", pointer, 1, flags)
 
     def open(self) -> None:
@@ -235,7 +240,7 @@ def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
         ...     async with aiostream.Stream() as stream:
         ...         spin(stream, 0.001)
     """
-    before, settled = statistics(), _completion.settled_futures()
+    before, settled = statistics(), completion.settled_futures()
     yield
     if _left_since(before, settled, leaks):
         gc.collect()  # only now, because it takes long where much is imported
@@ -251,8 +256,8 @@ def forget_failed_test() -> None:
     There it would count against what that test leaves behind, and hide it.
     """
     gc.collect()  # the frames of its traceback may lie in a cycle
-    _process.finish_leftovers()  # finalizers leave the destruction to the janitor
-    settle(lambda: not service.anything_pending(), 1)
+    process.finish_leftovers()  # finalizers leave the destruction to the janitor
+    settle(lambda: not ending.anything_pending(), 1)
 
 
 def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:
@@ -260,7 +265,7 @@ def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:
     # count: a future that is done for its task. Read last, because another loop may deliver one
     # meanwhile. It then counts too much here, and the next look corrects it.
     now = statistics()
-    settled = _completion.settled_futures() - settled
+    settled = completion.settled_futures() - settled
     pending = now.futures.pending - before.futures.pending
     counts = {
         "streams, events or graphs are open": now.handles.open - before.handles.open,
@@ -343,7 +348,7 @@ def blocking_calls() -> Iterator[list[BlockingCall]]:
         ['aiostream.Stream.synchronize']
     """
     found: list[BlockingCall] = []
-    _driver.bindings()  # now, because the driver of a test that loads it later would not be watched
+    driver.bindings()  # now, because the driver of a test that loads it later would not be watched
     with contextlib.ExitStack() as undo:
         for module_name, names in _WAITING.items():
             module = sys.modules.get(module_name)
@@ -366,7 +371,7 @@ def _replace(
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         # Some code may have kept this function, and call it after the block.
-        if has_ended or getattr(_outermost, "busy", False) or not _turns.runs_loop():
+        if has_ended or getattr(_outermost, "busy", False) or not turns.runs_loop():
             return original(*args, **kwargs)
         _outermost.busy = True
         try:
@@ -481,12 +486,12 @@ def recover() -> None:
     simulator.recover()
     # So that contexts that were destroyed have been met, too. Else the watcher would meet them
     # after the next line, and report them as new.
-    service.health()
+    health.health()
     # What the watcher has met is over now, and must not be reported later.
     _native.failures_forget()
     # The janitor may be about to report what native code met before. Without this, it could notify
     # a listener twice.
-    _process.finish_leftovers()
+    process.finish_leftovers()
     # Again, because a driver call of the janitor may have begun before the recovery.
     _native.failures_forget()
-    service.forget_failures()
+    health.forget_failures()

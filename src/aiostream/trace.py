@@ -21,10 +21,14 @@ from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, Self
 
-from aiostream import _arguments, _loops, _native, _process, _trace_files, interop
-from aiostream._observing import Observation, observers
-from aiostream._reference import Reference
-from aiostream._trace_clock import GpuClock, Moment
+from aiostream import _native
+from aiostream._base import checks
+from aiostream._handles import interop
+from aiostream._handles.reference import Reference
+from aiostream._observers import trace_files
+from aiostream._observers.trace_clock import GpuClock, Moment
+from aiostream._runtime import loops, process
+from aiostream._runtime.observing import Observation, observers
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.pool import StreamPool
@@ -129,7 +133,7 @@ class _Record(Observation):
         try:
             # First the quick check of what most pass. 0x2A0: a coroutine or a generator function.
             if type(fn) is not FunctionType or fn.__code__.co_flags & 0x2A0:
-                _arguments.plain_function(fn, self.call)
+                checks.plain_function(fn, self.call)
         except TypeError:  # the call itself raises the error
             return args
 
@@ -255,7 +259,7 @@ class Recording:
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
         self._stopped_at: int | None = None
-        self._final: _trace_files.Trace | None = None  # what ends later changes nothing
+        self._final: trace_files.Trace | None = None  # what ends later changes nothing
         self._is_unsaved = False  # an await began or ended since; any thread, one assignment
         self._saving = threading.RLock()  # held while the file is written; guards the next
         self._next_save = 0
@@ -276,13 +280,13 @@ class Recording:
         """By how many nanoseconds the times on the GPU may be wrong, at worst."""
         return self._trace().uncertainty
 
-    def _trace(self) -> _trace_files.Trace:
+    def _trace(self) -> trace_files.Trace:
         """Returns what was recorded so far, or in all if the recording has ended."""
         if self._final is not None:
             return self._final
         with self._lock:
             records, dropped = list(self._records), self.dropped
-        return _trace_files.Trace(
+        return trace_files.Trace(
             sorted((each.public() for each in records), key=lambda each: each.launched),
             dropped,
             max((each.uncertainty for each in records), default=0.0),
@@ -302,7 +306,7 @@ class Recording:
         """
         kind = _kind_of(path)
         trace = self._trace()
-        text = _trace_files.html(trace) if kind == ".html" else _trace_files.perfetto(trace)
+        text = trace_files.html(trace) if kind == ".html" else trace_files.perfetto(trace)
         # An earlier file stays until this one is whole, also if the process is killed meanwhile.
         path = os.path.realpath(path)  # not a link in its place
         partial = Path(f"{path}.{os.getpid()}-{threading.get_native_id()}")
@@ -499,7 +503,7 @@ def record(
     """
     if path is not None:
         _kind_of(path)
-    _arguments.number("limit", limit, 1, "limit is 1 or more")
+    checks.number("limit", limit, 1, "limit is 1 or more")
     ranges = None
     if nvtx:
         try:
@@ -520,10 +524,10 @@ def _kind_of(path: str | os.PathLike[str], what: str = "a trace's file") -> str:
 
 def _task() -> str:
     try:
-        task = _loops.current_bridge().current_task()
+        task = loops.current_bridge().current_task()
     except RuntimeError:  # no loop runs here: the call itself raises the error
         return "no task"
-    return "a callback" if task is None else _loops.task_name(task)
+    return "a callback" if task is None else loops.task_name(task)
 
 
 # ------------------------------------------------------------------------ the environment variable
@@ -553,5 +557,5 @@ def begin_from_environment() -> None:
             path,
         ) from None
     _from_environment.append(recording)
-    _process.savers.append(recording._save)
+    process.savers.append(recording._save)
     atexit.register(recording.__exit__)

@@ -4,7 +4,7 @@
  * One stream, one wait at a time, with assumed costs: sleeps end late, a wake-up of the loop takes
  * its time. For each pattern of work: how late the task runs again, against the bound of promise
  * P16, the CPU, and for each wait the polls, the watcher's passes and the wake-ups of the loop,
- * which tests/test_counts.py reads. Usage: policy [HISTORIES [SEED]].
+ * which tests/waits/test_counts.py reads. Usage: policy [HISTORIES [SEED]].
  */
 #include "policy.h"
 

@@ -1,5 +1,5 @@
 /* What the native part counts, one row each. Python sees every counter by its name. `statistics()`
- * adds most of them up (src/aiostream/_statistics.py).
+ * adds most of them up (src/aiostream/_runtime/statistics.py).
  *
  * Define COUNTER before each include. To add a counter, add a row. */
 /* clang-format off */

@@ -115,7 +115,7 @@ struct queue *queue_open(void) {
 }
 
 struct queue *queue_orphans(void) {
-    /* _process.py makes two threads start one after the other */
+    /* _runtime/process.py makes two threads start one after the other */
     struct queue *orphans = queues[0];
     return orphans ? orphans : queue_open();
 }

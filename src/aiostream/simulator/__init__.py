@@ -37,7 +37,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from aiostream import _arguments, _native
+from aiostream import _native
+from aiostream._base import checks
 
 __all__ = [
     "adversary",
@@ -319,11 +320,11 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
         aiostream.errors.CudaError: ...
     """
     name = _base_name(call).encode()
-    nth = _arguments.number("nth", nth, 1, "nth counts from 1")
+    nth = checks.number("nth", nth, 1, "nth counts from 1")
     if nth > _MOST_CALLS:
         raise ValueError(f"nth is at most {_MOST_CALLS}, not {nth}")
     # 0 is success. Such a call would do its work, and count as a failure that has happened.
-    if not 0 < _arguments.integer("a code", code) <= _MOST_CODE:
+    if not 0 < checks.integer("a code", code) <= _MOST_CODE:
         raise ValueError(f"the code of an error is 1 or more, such as 2 for no memory, not {code}")
     if _driver().aiostream_sim_fail(name, int(code), nth) != 0:
         raise ValueError(f"There is no driver function {call}")
@@ -348,7 +349,7 @@ def seed(value: int | None) -> None:
     Raises:
         TypeError: `value` is neither an int nor `None`.
     """
-    number = 0 if value is None else _arguments.integer("a seed", value)
+    number = 0 if value is None else checks.integer("a seed", value)
     _driver().aiostream_sim_seed(number & (2**64 - 1), value is not None)
 
 
@@ -394,11 +395,11 @@ class adversary:  # noqa: N801  (you call it like a function; the context manage
         delay = 0.002 * blocking_enqueue if type(blocking_enqueue) is bool else blocking_enqueue
         self._before = _set_adversary(
             (
-                _arguments.flag("driver_lock", driver_lock),
+                checks.flag("driver_lock", driver_lock),
                 _seconds("blocking_enqueue", delay),
-                _arguments.flag("shuffle_callbacks", shuffle_callbacks),
+                checks.flag("shuffle_callbacks", shuffle_callbacks),
                 _seconds("late_faults", late_faults),
-                _arguments.flag("fire_after_fault", fire_after_fault),
+                checks.flag("fire_after_fault", fire_after_fault),
             )
         )
 
@@ -415,7 +416,7 @@ class adversary:  # noqa: N801  (you call it like a function; the context manage
 
 
 def _seconds(name: str, value: float) -> float:
-    seconds = _arguments.real(value, f"{name} is a number of seconds")
+    seconds = checks.real(value, f"{name} is a number of seconds")
     if not 0 <= seconds <= _MOST_SECONDS:
         raise ValueError(f"{name} is 0 to {_MOST_SECONDS:g} seconds, not {value}")
     return seconds
@@ -458,7 +459,7 @@ def break_context(code: int = 700) -> None:
     """
     # The library takes only these codes for the end of a context. After another one every call of
     # the driver would fail, and awaits would hang.
-    if _arguments.integer("a code", code) not in _native.FATAL_CODES:
+    if checks.integer("a code", code) not in _native.FATAL_CODES:
         raise ValueError(
             f"{code} is not a code that loses a context, as {_list(_native.FATAL_CODES)} are. To "
             "have one call answer it, use simulator.fail()"
@@ -560,8 +561,8 @@ def register_kernel(name: str, address: int, *, parameters: Sequence[int]) -> No
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a kernel is a str, not {type(name).__name__}")
-    sizes = [_arguments.integer("the size of a parameter", size) for size in parameters]
-    address = _arguments.integer("the address of a kernel", address)
+    sizes = [checks.integer("the size of a parameter", size) for size in parameters]
+    address = checks.integer("the address of a kernel", address)
     if not address or len(sizes) > 64 or any(size < 1 for size in sizes):
         raise ValueError(
             "A kernel needs an address and at most 64 parameters of a positive size: "

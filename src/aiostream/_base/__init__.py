@@ -1,0 +1,1 @@
+"""What all others stand on: checks, errors, the seam to the driver."""

@@ -1,0 +1,261 @@
+"""Checks of arguments: one check and one message for each kind of mistake."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable
+from enum import Enum
+from numbers import Integral
+from typing import Any, NoReturn, TypeVar
+
+from aiostream._base import clash
+
+# Here, because each public module imports this one early. If the other project's `__init__` runs in
+# place of this package's, `from aiostream import trace` still gets the module of this package.
+if (_found := clash.other_distribution()) is not None:
+    raise ImportError(clash.MESSAGE.format(path=_found))
+
+E = TypeVar("E", bound=Enum)
+
+STREAM = "a CUDA stream"
+_MOST_ADDRESS = 2**64 - 1
+# The first page of memory holds nothing in any process.
+_LEAST_ADDRESS = 4096
+_MOST_SPECIAL_STREAM = 2  # 0 and 1 are the legacy stream, and 2 is the per-thread stream
+# The limits of C's types.
+_LEAST_INT, _MOST_INT, _MOST_FLAGS, _MOST_BYTE = -(2**31), 2**31 - 1, 2**32 - 1, 255
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an int, or one of numpy's.
+
+    A bool is not, and neither is a tensor or a `Device`, although these have an `__index__`.
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def integer(name: str, value: Any) -> int:
+    """Returns an int for an int, or one of numpy's.
+
+    Raises:
+        TypeError: The value is something else.
+    """
+    if not is_integer(value):
+        raise TypeError(f"{name} is an int, not {type(value).__name__}")
+    return operator.index(value)
+
+
+def number(name: str, value: Any, least: int, reason: str) -> int:
+    """Returns an int that is not too small.
+
+    Raises:
+        TypeError: The value is not an int.
+        ValueError: The value is too small.
+    """
+    if integer(name, value) < least:
+        raise ValueError(f"{reason}, not {value}")
+    return operator.index(value)
+
+
+def handle(value: Any, what: str) -> int:
+    """Returns a handle that is given as a number. The driver may still not know it.
+
+    Raises:
+        TypeError: The value is not an int.
+        ValueError: No handle can have that number.
+    """
+    number = integer(f"the handle of {what}", value)
+    if not 0 <= number <= _MOST_ADDRESS:
+        raise ValueError(
+            f"{number} is not a handle of {what}: a handle is a number from 0 to 2**64 - 1"
+        )
+    # Such as an index. The driver does not check a handle: it reads at that address, and crashes.
+    if (_MOST_SPECIAL_STREAM if what == STREAM else 0) < number < _LEAST_ADDRESS:
+        raise ValueError(
+            f"{number} is not a handle of {what}: a handle is an address of the driver, and none "
+            f"is below {_LEAST_ADDRESS}"
+        )
+    return number
+
+
+def byte(name: str, value: Any) -> int:
+    """Returns a number from 0 to 255.
+
+    Raises:
+        TypeError: The value is not an int.
+        ValueError: The value is out of range.
+    """
+    if not 0 <= integer(name, value) <= _MOST_BYTE:
+        raise ValueError(f"{name} is a number from 0 to {_MOST_BYTE}, not {value}")
+    return operator.index(value)
+
+
+def address(value: int) -> int:
+    """Returns an address or a size in memory.
+
+    Raises:
+        ValueError: The value is out of range.
+    """
+    if not 0 <= value <= _MOST_ADDRESS:
+        raise ValueError(
+            f"{value} is not an address or size in memory: these are from 0 to 2**64 - 1"
+        )
+    return value
+
+
+def priority(value: Any) -> int:
+    """Returns a priority that C's int can hold. The driver limits it further.
+
+    Raises:
+        TypeError: The value is not an int.
+    """
+    return min(max(integer("a priority", value), _LEAST_INT), _MOST_INT)
+
+
+def flag(name: str, value: Any) -> bool:
+    """Returns a bool. A value that is merely true or false is a mistake, such as a stream.
+
+    Raises:
+        TypeError: The value is something else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {value!r}")
+    return value
+
+
+def real(value: Any, rule: str) -> float:
+    """Returns a float for a number. One that is too large for a float becomes infinite.
+
+    Args:
+        value: What is given. A bool is not a number.
+        rule: The beginning of the errors, such as "a timeout is a number of seconds".
+
+    Raises:
+        TypeError: The value is not a number.
+        ValueError: The value is a NaN.
+    """
+    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise TypeError(f"{rule}, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
+    if math.isnan(number):
+        raise ValueError(f"{rule}, not nan")
+    return number
+
+
+def timeout(value: Any) -> float | None:
+    """Returns a timeout in seconds, or `None`.
+
+    Raises:
+        TypeError: The value is not a number.
+        ValueError: The value is a NaN.
+    """
+    return None if value is None else real(value, "a timeout is a number of seconds or None")
+
+
+def member(kind: type[E], value: Any, name: str) -> E:
+    """Returns the member of an enumeration, or the flags, for themselves or their value.
+
+    Raises:
+        ValueError: There is no such member. The error names those that there are.
+    """
+    if not isinstance(value, bool) and not (
+        isinstance(value, int) and not 0 <= value <= _MOST_FLAGS
+    ):
+        try:
+            return kind(value)
+        except (ValueError, TypeError):  # flags raise a TypeError for a value that is not an int
+            pass
+    members = kind.__members__.items()  # not an iteration, because that leaves out a flag that is 0
+    names = ", ".join(
+        repr(each.value) if isinstance(each.value, str) else f"{kind.__name__}.{key}"
+        for key, each in members
+    )
+    raise ValueError(f"{name} is one of {names}, not {value!r}")
+
+
+def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
+    """Refuses a function that returns a coroutine or a generator, because its body would not run.
+
+    Raises:
+        TypeError: It is not callable, or is such a function.
+    """
+    if not callable(fn):
+        raise TypeError(f"{name} takes a callable, not {type(fn).__name__}")
+    for function in (fn, getattr(fn, "__call__", None)):  # noqa: B004
+        for kind, is_one in _UNPLAIN.items():
+            if is_one(function):
+                raise TypeError(
+                    f"{name} takes a plain function, not {kind}, whose body would never run: "
+                    f"{advice}"
+                )
+
+
+_UNPLAIN: dict[str, Callable[[Any], bool]] = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "a generator function": inspect.isgeneratorfunction,
+    "an async generator function": inspect.isasyncgenfunction,
+}
+
+
+# The modules that call the functions which users give to `enqueue_async` and `enqueue_in_thread`.
+_CALLERS = tuple(
+    f"aiostream.{name}"
+    for name in (
+        "_handles.reference",
+        "_objects.threads",
+        "_waits.arming",
+        "_waits.waiting",
+    )
+)
+
+
+def explain_call(problem: BaseException, name: str) -> None:
+    """Adds a note to the TypeError of a function that does not take a stream as its first argument.
+
+    If the function has begun, its frame is the traceback's last, and the error is its own.
+    """
+    last = problem.__traceback__
+    if not isinstance(problem, TypeError) or last is None:
+        return
+    while last.tb_next is not None:
+        last = last.tb_next
+    if last.tb_frame.f_globals.get("__name__") in _CALLERS:
+        problem.add_note(f"{name} calls fn(stream, *args): the stream is fn's first argument")
+
+
+class NotCopied:
+    """Refuses to be copied, because a copy would destroy the driver's object a second time.
+
+    Another process does not have the driver's object at all.
+    """
+
+    _instead = "use the object itself"  # what to do instead of a copy
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses `copy`, `deepcopy` and `pickle`, which all come here."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: {self._instead}. Another process "
+            "makes its own"
+        )
+
+
+class AsyncBlock:
+    """Has an `async with` block. If you forget the `async`, the error says so."""
+
+    _block = ""  # what has it, if that is not the class
+    _or_else = ""  # what else you may have meant by `with`
+
+    def __enter__(self) -> NoReturn:
+        """Refuses."""
+        raise TypeError(
+            f"{self._block or type(self).__name__} has no `with` block: write `async with`"
+            f"{self._or_else}"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Exists because Python looks for it before it calls `__enter__`."""

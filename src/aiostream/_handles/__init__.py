@@ -1,0 +1,1 @@
+"""The driver's handles: who owns them, and how other libraries' are used."""

@@ -1,0 +1,230 @@
+"""Other libraries' streams, events and graphs: how the library finds their handles.
+
+An object with `__cuda_stream__` names its stream itself. The streams of cuda.core, torch (2.10),
+cupy (14), numba-cuda, rmm and cuda.bindings (13.1) have it. Older ones have an attribute that their
+library documents.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import partial
+from typing import Any
+
+from aiostream._base import checks
+from aiostream._handles.reference import HasReference, Reference, context_of, name_of, new_handle
+from aiostream._runtime import process
+
+_STREAM_NAMES = frozenset(("CUstream", "cudaStream_t"))
+_EVENT_NAMES = frozenset(("CUevent", "cudaEvent_t"))
+# The kinds of objects with a `handle` or a `ptr`. The driver does not check the kind of a handle.
+# If it got an event for a stream, it would crash.
+_KINDS = ("stream", "event", "graph", "context")
+
+
+def stream_handle(stream: Any) -> int:
+    """Returns the driver's handle of any library's stream, as an int.
+
+    Raises:
+        TypeError: It does not name a CUDA stream.
+        ValueError: It is an int that cannot be a handle.
+    """
+    what = checks.STREAM
+    if checks.is_integer(stream):
+        return checks.handle(stream, what)
+    protocol = None if isinstance(stream, type) else getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return _from_protocol(type(stream).__name__, protocol() if callable(protocol) else protocol)
+    _refuse_other_kind(stream, "stream", what)
+    # torch; cupy; numba, rmm and others
+    handle = _find_handle(stream, ("cuda_stream", "ptr", "handle"), _STREAM_NAMES, what)
+    if handle is None:
+        raise TypeError(
+            "a CUDA stream is needed (an object with __cuda_stream__, a torch, cupy or numba "
+            f"stream, or a handle as an int), not {type(stream).__name__}"
+        )
+    return handle
+
+
+def _from_protocol(name: str, answer: Any) -> int:
+    try:
+        version, handle = answer
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}.__cuda_stream__ gives (0, handle), not {answer!r}") from None
+    if version != 0:
+        raise TypeError(
+            f"{name}.__cuda_stream__ is of version {version}, and aiostream supports version 0"
+        )
+    if type(handle).__name__ in _STREAM_NAMES:
+        handle = int(handle)
+    if not checks.is_integer(handle):
+        raise TypeError(
+            f"{name}.__cuda_stream__ gives (0, handle), and a handle is an int, not "
+            f"{type(handle).__name__}"
+        )
+    return checks.handle(handle, checks.STREAM)
+
+
+def event_handle(event: Any) -> int:
+    """Returns the driver's handle of any library's event, as an int.
+
+    Raises:
+        TypeError: It does not name a CUDA event.
+        ValueError: It is an int that cannot be a handle.
+    """
+    what = "a CUDA event"
+    if checks.is_integer(event):
+        return checks.handle(event, what)
+    _refuse_other_kind(event, "event", what)
+    # torch; cupy; cuda.core and numba
+    handle = _find_handle(event, ("cuda_event", "ptr", "handle"), _EVENT_NAMES, what)
+    if handle is None:
+        raise TypeError(
+            "a CUDA event is needed (an aiostream, cuda.core, torch or cupy event, or a handle), "
+            f"not {type(event).__name__}"
+        )
+    return handle
+
+
+def is_unmade(event: Any) -> bool:
+    """Whether it is an event of torch that was never recorded.
+
+    torch creates the driver's event at the first record.
+    """
+    return getattr(event, "cuda_event", None) == 0
+
+
+def _find_handle(
+    thing: Any, attributes: tuple[str, ...], types: frozenset[str], what: str
+) -> int | None:
+    # The object has the handle as one of these attributes, or is a handle of the bindings itself.
+    for attribute in attributes:
+        found = getattr(thing, attribute, None)
+        if found is not None:
+            break
+    else:
+        found = thing
+    if type(found).__name__ in types:
+        return checks.handle(int(found), what)
+    if found is thing:
+        return None
+    number = found.value or 0 if isinstance(found, ctypes._SimpleCData) else found
+    if not checks.is_integer(number):
+        raise TypeError(
+            f"{what} is needed, and {type(thing).__name__}.{attribute} is not the handle of one: "
+            f"{found!r}"
+        )
+    return checks.handle(number, what)
+
+
+def _refuse_other_kind(thing: Any, kind: str, what: str) -> None:
+    # By the names of the classes, because the libraries have no common base class.
+    if isinstance(thing, type):
+        raise TypeError(f"{what} is needed, not the class {thing.__name__}")
+    advice = ""
+    if kind == "event" and hasattr(thing, "__cuda_stream__"):
+        found = "stream"
+    else:
+        names = [base.__name__.lower() for base in type(thing).__mro__]
+        if any(kind in name for name in names):
+            return
+        found = next((other for other in _KINDS for name in names if other in name), "")
+    if kind == "event" and found == "stream":
+        advice = ": record an event on the stream, and wait for that"
+    elif kind == "stream" and found == "event":
+        advice = ": Event.record(stream) and Stream.wait_event(event) connect the two"
+    if found:
+        raise TypeError(
+            f"{what} is needed, not {type(thing).__name__}, which is of another kind{advice}"
+        )
+
+
+def raw_handle(handle: Any, what: str) -> int:
+    """Checks a handle that the caller gives to the library.
+
+    Raises:
+        TypeError: It is not an int.
+        ValueError: It cannot be a handle.
+    """
+    if not checks.is_integer(handle):
+        raise TypeError(
+            f"a raw handle is an int, not {type(handle).__name__}: use borrow() for an object"
+        )
+    return checks.handle(handle, what)
+
+
+_GRAPH_NAMES = ("CUgraph", "graph", "raw_cuda_graph")
+_EXECUTABLE_NAMES = ("CUgraphExec", "graphExec", "raw_cuda_graph_exec")
+
+
+def graph_handle(graph: Any, executable: bool = False) -> int:
+    """Returns the driver's handle of any library's graph, or executable graph, as an int.
+
+    Raises:
+        TypeError: It does not name such a graph.
+        ValueError: It is an int that cannot be a handle, or its handle is 0.
+    """
+    kind = "an executable graph" if executable else "a graph"
+    number = _graph_number(graph, kind, executable)
+    if number == 0:
+        giver = "" if checks.is_integer(graph) else f", and {type(graph).__name__} gives it"
+        raise ValueError(f"0 is not the handle of {kind}{giver}")
+    return number
+
+
+def _graph_number(graph: Any, kind: str, executable: bool) -> int:
+    if checks.is_integer(graph):
+        return checks.handle(graph, kind)
+    wanted, attribute, method = _EXECUTABLE_NAMES if executable else _GRAPH_NAMES
+    raw = getattr(graph, method, None)  # torch
+    if raw is not None:
+        return checks.handle(int(raw()), kind)
+    # cuda.bindings; cuda.core
+    found = graph if type(graph).__name__ == wanted else getattr(graph, "handle", None)
+    if type(found).__name__ == wanted:
+        handle = int(found)  # type: ignore[arg-type]  # as its type's name says
+        return checks.handle(handle, kind)
+    pointer = getattr(graph, attribute, None)  # cupy
+    if isinstance(pointer, int):
+        return checks.handle(pointer, kind)
+    raise TypeError(
+        f"{kind} is needed (of aiostream, cuda.core, torch or cupy, or a handle), not "
+        f"{type(graph).__name__}"
+    )
+
+
+def reference_to(stream: Any) -> Reference:
+    """Returns a `Reference` to any library's stream.
+
+    A stream of this library gives its own, which refuses each use after the stream is closed.
+    """
+    if isinstance(stream, HasReference) and not stream._reference.is_event:
+        return stream._reference
+    value = stream_handle(stream)
+    process.start()  # here too, because the first stream may be another library's
+    context = context_of(value)
+    return Reference(new_handle(value, context, owned=False), context, name_of(value, context))
+
+
+def note_source(reference: Reference, source: Any) -> None:
+    """Notes that a stream was borrowed from `source`.
+
+    If that is torch's or cupy's stream, it becomes their current one where ours becomes current.
+    """
+    libraries = {base.__module__.partition(".")[0] for base in type(source).__mro__}
+    if "torch" in libraries:
+        use_torch_stream(reference, sys.modules["torch"], source)
+    elif "cupy" in libraries:
+        use_cupy_stream(reference, source)
+
+
+def use_torch_stream(reference: Reference, torch: Any, stream: Any) -> None:
+    """Makes a torch stream torch's current one wherever `reference` becomes current."""
+    reference.common.currents["torch"] = partial(torch.cuda.stream, stream)
+
+
+def use_cupy_stream(reference: Reference, stream: Any) -> None:
+    """Makes a cupy stream cupy's current one wherever `reference` becomes current."""
+    # A cupy stream is its own context manager.
+    reference.common.currents["cupy"] = lambda: stream

@@ -1,0 +1,144 @@
+"""Objects that own a handle of the driver's, or borrow one: streams, events, graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+from aiostream import _native, errors
+from aiostream._base import checks, driver
+from aiostream._runtime import process
+
+__all__: list[str] = []
+
+
+class Owned(checks.NotCopied):
+    """An object that owns a handle of the driver's, or borrows one.
+
+    A constructor stores `_handle` last. Until then it answers for the driver's object itself,
+    because the finalizer does nothing without `_handle`. The other fields are written before, and
+    never again, so any thread may read them.
+    """
+
+    _destructor: ClassVar[str]  # the driver's function
+    _handle: _native.Handle
+    _name: str  # what errors call it, such as "stream 0x55d0 on device 0"
+    _owned: bool
+    _source: Any = None  # the object from which the handle was borrowed; `close` drops it
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle, as an int. Do not use it after you close this object.
+
+        Raises:
+            StreamClosedError: It is closed already.
+        """
+        self._require_open()
+        return self._handle.value
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed or given away."""
+        return not self._handle.is_open
+
+    def close(self) -> None:
+        """Destroys it now. Work in flight finishes. You may call this again.
+
+        A borrowed object is only let go of: its owner destroys it. If other threads are in a call
+        on the object, the last of these calls destroys it.
+
+        Raises:
+            CudaError: The driver refused. The object is closed nevertheless.
+        """
+        code = self._handle.close()
+        # After the close, because no call can begin any more. One of another thread may still be
+        # under way. The source owns the driver's stream, and destroys it when it dies. So it stays
+        # then, and dies with this object, which that call holds.
+        if not self._handle.is_used:
+            self._source = None
+        driver.raise_for(code, self._destructor, self._name)
+
+    def __int__(self) -> int:
+        return self.handle
+
+    def __repr__(self) -> str:
+        kind = type(self)
+        if getattr(self, "_handle", None) is None:
+            # A debugger shows it in its constructor, and a traceback after that has failed.
+            return f"<{_package_of(kind)}.{kind.__qualname__}, not made>"
+        traits = "".join(f", {trait}" for trait in self._traits())
+        place = "".join(self._name.partition(" on ")[1:])
+        return f"<{_package_of(kind)}.{kind.__qualname__} {self._handle.value:#x}{place}{traits}>"
+
+    def __del__(
+        self, run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor
+    ) -> None:
+        # The janitor closes, because a finalizer may run anywhere, also inside a host function,
+        # where a driver call would fail. Defaults bind what is called, because the interpreter's
+        # end empties modules before the last objects die.
+        handle = getattr(self, "_handle", None)
+        if handle is not None and self._owned and handle.is_open:
+            run_in_janitor(self._finalizer(handle))
+            self._warn_dropped()  # last, because a filter may turn the warning into an error
+
+    def _finalizer(self, handle: _native.Handle) -> Callable[[], Any]:
+        """What the janitor calls once this object is gone. It must not refer to the object."""
+        return handle.drop
+
+    def _warn_dropped(self) -> None:
+        """Says, in the development mode, that the object was not closed."""
+
+    def _traits(self) -> list[str]:
+        """What `repr` says behind the handle."""
+        traits = [] if self._owned else ["borrowed"]
+        return traits if self._handle.is_open else [*traits, "closed"]
+
+    def _require_open(self) -> None:
+        if not self._handle.is_open:
+            raise errors.closed(self._name)
+
+    def _close_quietly(self) -> None:
+        """Closes when another error is on its way already."""
+        with contextlib.suppress(errors.CudaError):
+            self.close()
+
+
+class Transferable(Owned):
+    """An object whose handle can be given away."""
+
+    def into_raw(self) -> int:
+        """Gives the handle away. From then on you have to destroy it, or to pass it to `from_raw`.
+
+        It waits until no other thread is in a call on the object. Ctrl-C ends this waiting, and the
+        object stays yours.
+
+        Returns:
+            The driver's handle, as an int.
+
+        Raises:
+            StreamClosedError: It was closed before.
+            ValueError: It is borrowed, so it is not yours to give.
+            RuntimeError: This thread itself is in a call on the object.
+        """
+        if not self._owned:
+            raise ValueError(
+                f"{self._name} is borrowed, and its owner destroys it: read the handle with .handle"
+            )
+        if not self._handle.release():
+            raise errors.closed(self._name)
+        return self._handle.value
+
+
+class WithBlock(Owned):
+    """An object that the end of a `with` block closes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _package_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]

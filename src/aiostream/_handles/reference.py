@@ -1,0 +1,298 @@
+"""How the library uses a stream or an event, its own or another library's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from aiostream import _native
+from aiostream._base import driver
+from aiostream.device import Context, Device, DeviceLike
+
+LEGACY = 1
+PER_THREAD = 2
+_HANDLE_STREAM = _native.HANDLE_STREAM
+CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Common:
+    """What a stream and all streams that are borrowed from it share.
+
+    Threads: any. Each change is one dict or list operation, or one assignment, so it needs no lock.
+    """
+
+    # By the name of a library with a current stream: what makes this stream current for a block.
+    currents: dict[str, CurrentStream] = field(default_factory=dict)
+    # The waits that worker threads leave behind (`enqueue_in_thread`). They are apart from the
+    # stream's own list, because their lengths would spoil the prediction of its other waits.
+    thread_waits: _native.WaitList | None = None
+    order_key: object = None  # see the function of that name
+    # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
+    # the library has not made the stream, or its attributes were changed, or it waits in that list.
+    make: list[tuple[int, int]] = field(default_factory=list)
+    # One item for each use that only its own thread can end: a block of `as_current`, a call of
+    # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that
+    # use.
+    held: list[object] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Reference:
+    """What the library needs to use a stream, or to wait for an event."""
+
+    handle: _native.Handle  # of an event, `Event.record` may put another one here, in any thread
+    context: Context
+    name: str  # in errors
+    # A stream's. Any thread may look it up and assign it, because all threads find the same one.
+    wait_list: _native.WaitList | None = None
+    history: _native.History | None = None  # an event's
+    is_event: bool = False
+    common: Common = field(default_factory=Common)
+
+
+@runtime_checkable
+class HasReference(Protocol):
+    """A `Stream` or `Event` of this library, which stand above this module."""
+
+    _reference: Reference
+
+
+def context_of(handle: int) -> Context:
+    """Returns the context in which a stream lives (`cuStreamGetCtx`).
+
+    The legacy and per-thread streams belong to the current context, or to device 0's if none is.
+    """
+    if handle <= PER_THREAD:
+        return current_or_default_context()
+    return Context.from_handle(
+        int(driver.call("cuStreamGetCtx", driver.bindings().CUstream(handle)))
+    )
+
+
+def current_or_default_context(device: DeviceLike | None = None) -> Context:
+    """Returns the context for a new object.
+
+    It is the primary one of `device`, else the thread's current one, else device 0's primary one.
+    """
+    if device is not None:
+        return (device if isinstance(device, Device) else Device(device)).primary_context
+    return Context.get_current() or Device(0).primary_context
+
+
+def name_of(handle: int, context: Context) -> str:
+    """Returns what errors call a stream."""
+    special = {
+        0: "the legacy stream",
+        LEGACY: "the legacy stream",
+        PER_THREAD: "the per-thread stream",
+    }.get(handle)
+    return f"{special or f'stream {handle:#x}'} on {context._place()}"
+
+
+def new_handle(
+    value: int,
+    context: Context,
+    owned: bool,
+    parent: _native.Handle | None = None,
+    made: list[Any] | None = None,
+) -> _native.Handle:
+    """Makes the native handle of a stream. `made` is the list of `driver.unless_owned`."""
+    # A special stream is a stream of the current context, so each call needs its context current.
+    return _native.Handle(
+        _HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, parent, made
+    )
+
+
+def keep_retired(reference: Reference) -> None:
+    """Lets a later `Stream` use a stream that is closed, if it was retired."""
+    if reference.handle.is_shared and not reference.handle.is_open:
+        with contextlib.suppress(IndexError):
+            make = reference.common.make.pop()  # of two threads that close the stream, one gets it
+            reference.context._retired.setdefault(make, []).append(reference.handle)
+
+
+def reuse_retired(context: Context, make: tuple[int, int]) -> _native.Handle | None:
+    """Returns a new handle of a retired stream that was made like this, or `None`.
+
+    The stream is idle, so that the new work does not wait for the old. One that captures or has
+    failed is not. It stays shared, because the other library still has it.
+    """
+    retired = context._retired.get(make, [])
+    with contextlib.suppress(IndexError):  # another thread has taken the last one
+        for _ in range(len(retired)):
+            closed, handle = retired.pop(0), None
+            try:
+                borrowed = new_handle(closed.value, context, owned=False)
+                # A call in another thread may still use what was closed.
+                if not closed.is_used and _native.stream_query(borrowed) == 0:
+                    handle = new_handle(closed.value, context, owned=True)
+                    handle.share()
+                    return handle
+            finally:
+                if handle is None:  # also if there was no memory
+                    retired.append(closed)
+    return None
+
+
+class _PerThread(threading.local):
+    # The per-thread stream is another stream in each thread. So each thread has its own wait lists,
+    # by the context's id. In a common list, a wait would hide the end of another thread's wait,
+    # because only the oldest of a list is polled.
+    def __init__(self) -> None:
+        self.wait_lists: dict[int, _native.WaitList] = {}
+        self.order_keys: dict[int, object] = {}
+
+
+_per_thread = _PerThread()
+
+
+def wait_list_of(reference: Reference) -> _native.WaitList:
+    """Returns the wait list of a stream, which all references to the stream share.
+
+    Threads: the thread that waits.
+    """
+    if reference.wait_list is not None:
+        return reference.wait_list
+    if reference.handle.value == PER_THREAD:
+        context_id = reference.context._ensure_monitored()
+        known = _per_thread.wait_lists.get(context_id)
+        # No other thread can add it in between, because the dict is this thread's own.
+        if known is None:
+            known = _per_thread.wait_lists[context_id] = _native.WaitList(
+                context_id, _native.History()
+            )
+        return known
+    # Two threads may come here at once. The context keeps one list for each stream, so both assign
+    # the same one.
+    reference.wait_list = _find_wait_list(reference, None)
+    return reference.wait_list
+
+
+def order_key(reference: Reference) -> object:
+    """Returns what stands for a stream in the order of its futures.
+
+    It is one for a stream and all that are borrowed from it. It asks the driver nothing, because
+    a question could end a capture that another thread begins.
+    """
+    if reference.handle.value == PER_THREAD:  # another stream in each thread
+        return _per_thread.order_keys.setdefault(reference.context._ensure_monitored(), object())
+    common = reference.common
+    if common.order_key is None:
+        # The list, if it is known, because it is also that of other objects on the same stream. It
+        # is chosen once, because with two keys there would be two orders.
+        common.order_key = reference.wait_list or common
+    return common.order_key
+
+
+def share_history(references: Iterable[Reference]) -> None:
+    """Lets the waits on several streams learn from each other, because they run the same work."""
+    history = _native.History()
+    for reference in references:
+        # The per-thread stream keeps the lists of its threads, because only the oldest wait of a
+        # list is polled.
+        if reference.handle.value != PER_THREAD:
+            reference.wait_list = _find_wait_list(reference, history)
+
+
+def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:
+    handle, context = reference.handle, reference.context
+    if handle.value <= LEGACY:
+        return context._wait_list(LEGACY, history)
+    held: list[bool] = []
+    try:
+        # cuStreamGetId would invalidate a capture of the stream. A new list does meanwhile, because
+        # every wait is refused during a capture.
+        if _native.capture_refusal(handle) != 0 or not handle.pin(held):
+            return _native.WaitList(context._ensure_monitored(), history or _native.History())
+        identity = int(
+            driver.call(
+                "cuStreamGetId", driver.bindings().CUstream(handle.value), stream=reference.name
+            )
+        )
+    finally:
+        if held:
+            handle.unpin()
+    return context._wait_list(identity, history)
+
+
+@contextlib.contextmanager
+def current_in_libraries(reference: Reference) -> Iterator[None]:
+    """Makes the stream torch's or cupy's current one for a block, if they know it.
+
+    The stream's context is current already.
+    """
+    with contextlib.ExitStack() as stack:
+        # A copy, because another thread may borrow the stream for a further library meanwhile, and
+        # Python refuses to iterate over a dict that grows.
+        for make_current in list(reference.common.currents.values()):
+            stack.enter_context(make_current())
+        yield
+
+
+def call_with(reference: Reference, call: Callable[[], Any], results: list[Any]) -> int:
+    """Calls `call` with the stream pinned and its context current, and appends the result.
+
+    Returns:
+        The driver's error code of the context's push, or 0.
+    """
+    if not reference.common.currents:
+        return _native.call_in_context(reference.handle, call, results)
+    with reference.context._pushed(), current_in_libraries(reference):
+        # The native call is innermost, because no interrupt can come between the end of `call` and
+        # its append. Otherwise the result could die while the GPU uses it.
+        return _native.call_in_context(reference.handle, call, results)
+
+
+@contextlib.contextmanager
+def pinned(reference: Reference, call: str = "cuCtxGetId") -> Iterator[int]:
+    """Keeps the handle of a stream or event valid for a `with` block, and gives its value.
+
+    Args:
+        reference: The stream or event.
+        call: The driver function of the block. The error names it.
+
+    Raises:
+        StreamClosedError: It is closed.
+        ContextFailedError: Its context was destroyed or reset by other code (709).
+    """
+    # The native call appends to the list as it pins, because an interrupt may come right after the
+    # call. A pin that is not noted would never be taken back, and the handle never destroyed.
+    held: list[bool] = []
+    handle = reference.handle  # read once: see `Reference`
+    try:
+        if not handle.pin(held):
+            driver.raise_for(_native.RESULT_CLOSED, call, reference.name)
+        # A pin keeps the handle from this library's own `close` only. Other code may end the whole
+        # context, and the driver would crash, or take a new stream at that address for the old one.
+        driver.raise_for(_native.gone_refusal(handle), call, reference.name)
+        yield handle.value
+    finally:
+        if held:
+            handle.unpin()
+
+
+def call_on(reference: Reference, name: str, *args: Any) -> Any:
+    """Calls a function of the driver on a stream, which is pinned meanwhile.
+
+    For a special stream the context is current meanwhile.
+    """
+    with pinned(reference, name) as value:
+        scope = reference.context._pushed() if value <= PER_THREAD else contextlib.nullcontext()
+        with scope:
+            return driver.call(
+                name, driver.bindings().CUstream(value), *args, stream=reference.name
+            )
+
+
+def refuse_capture(reference: Reference, name: str) -> None:
+    """Refuses a call that might invalidate a capture, before the stream is touched.
+
+    Raises:
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: The stream is capturing. The capture goes on.
+    """
+    driver.raise_for(_native.capture_refusal(reference.handle), name, reference.name)

@@ -1,0 +1,1 @@
+"""What streams, events and graphs are made of."""

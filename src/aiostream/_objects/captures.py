@@ -1,0 +1,342 @@
+"""The captures that go on: what the library notes of each, and how they end.
+
+The driver keeps the state of a capture. This module notes two things of each, because the driver
+does not keep them. One is the `Graph` object that a capture into an existing graph returns at its
+end. The other is the handles that `capture_info` gave out of a graph that belongs to the driver
+until the end. They are closed then, so that a stale `Graph` refuses instead of reading freed
+memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any
+
+from aiostream import _native, errors
+from aiostream._base import driver
+from aiostream._handles.reference import PER_THREAD, Reference, call_on, keep_retired
+from aiostream.enums import CaptureStatus
+from aiostream.errors import CudaError, StreamClosedError
+from aiostream.graph import Graph
+
+_Origin = tuple[Any, ...]
+
+
+class _End(Enum):
+    """How a capture ended."""
+
+    GOOD = auto()
+    # The driver has destroyed the graph that the capture went into. After a recapture it may not.
+    FAILED = auto()
+    ENDED_ELSEWHERE = auto()  # other code has ended it, or is ending it
+
+
+class _Record:
+    """What is noted of one capture until its end."""
+
+    def __init__(
+        self,
+        identity: int | None,
+        origin: _Origin | None,
+        graph: Graph | None,
+        recapture: Any = None,
+    ) -> None:
+        # Constant once the record is in `_in_progress`. To `lent` any thread may append.
+        self.identity = identity  # the driver's number of the capture
+        self.origin = origin  # the stream on which it began, if this library began it
+        self.graph = graph  # into which it goes, pinned; None if it makes a new one
+        self.recapture = recapture  # None, or what the driver may call during the capture
+        self.lent: list[_native.Handle] = []  # of the graph that is the driver's until the end
+        self.seen_on: _Origin | None = None  # the stream that capture_info() was asked for
+
+    def end(self, how: _End) -> None:
+        # Called once, by the thread that took the record out of `_in_progress` (see `_forget`).
+        # First the graph that was given out: from here on the driver may free it, and another
+        # thread that still has its `Graph` must be refused.
+        for lent in self.lent:
+            lent.close()
+        if self.graph is None:
+            return
+        # A graph that may be gone must not be destroyed again, because by then its handle may be
+        # that of another graph.
+        if how is not _End.GOOD and (
+            (how is _End.FAILED and self.recapture is None) or not _exists(self.graph)
+        ):
+            self.graph._handle.mark_destroyed()
+        self.graph._captured_into = False
+        self.graph._handle.let_go()
+
+
+def _exists(graph: Graph) -> bool:
+    # A driver usually refuses the handle of a graph that it has destroyed. It did not always.
+    with driver.relaxed(), contextlib.suppress(CudaError):
+        driver.call("cuGraphGetNodes", driver.bindings().CUgraph(graph._handle.value))
+        return True
+    return False
+
+
+# Any thread may change these two, without a lock: each change and each copy is one operation of the
+# list or dict. A thread that iterates iterates over a copy.
+_in_progress: list[_Record] = []
+# The id of the latest capture that this library began on a stream, by that stream. It finds the
+# capture again when the driver gives no id, because the capture was invalidated.
+_begun: dict[_Origin, int] = {}
+
+
+def _origin_of(stream: Reference) -> _Origin:
+    # The per-thread stream is another stream in each thread.
+    thread = threading.get_ident() if stream.handle.value == PER_THREAD else 0
+    return stream.handle.value, stream.context, thread
+
+
+def _find(identity: int | None, origin: _Origin | None) -> _Record | None:
+    # Over a copy. If another thread removes what is found here, `_forget` finds it gone.
+    for capture in list(_in_progress):
+        if (identity is not None and capture.identity == identity) or (
+            origin is not None and capture.origin == origin
+        ):
+            return capture
+    return None
+
+
+def _forget(capture: _Record | None, how: _End) -> None:
+    if capture is None:
+        return
+    try:
+        # The thread that removes the record ends it. Two ends would let go of one pin twice.
+        _in_progress.remove(capture)
+    except ValueError:
+        return
+    capture.end(how)
+
+
+def _identity_of(stream: Reference) -> int | None:
+    """The id of the capture that a stream is in. `None` if there is none, or if it is unknown."""
+    with contextlib.suppress(CudaError):
+        return query(stream)[1]
+    return None
+
+
+def begin(stream: Reference, call: Callable[[], Any]) -> None:
+    """Begins a capture by `call`, and notes it. If this raises after the beginning, it ends it.
+
+    The caller knows of no capture then, and nothing would ever end it.
+    """
+    # A plain function. An interrupt within the library's or contextlib's steps of a `with` block
+    # could leave the capture, or end a later one when the traceback dies.
+    forget_ended_elsewhere(stream)
+    captured = _still_captures(stream)  # not ours, and the driver refuses another one
+    try:
+        call()
+        _note_begun(stream)
+    except CudaError:  # the driver has refused
+        raise
+    except BaseException:
+        if not captured and _still_captures(stream):
+            _begun.pop(_origin_of(stream), None)
+            # With few calls, because the error may be that the stack is full.
+            with contextlib.suppress(CudaError, StreamClosedError):
+                driver.call("cuGraphDestroy", call_on(stream, "cuStreamEndCapture"))
+        raise
+
+
+def _note_begun(stream: Reference) -> int | None:
+    identity = _identity_of(stream)
+    if identity is not None:
+        _begun[_origin_of(stream)] = identity
+    return identity
+
+
+def _began_on(identity: int) -> _Origin | None:
+    """The stream on which this library has begun a capture. `None` if other code has."""
+    for origin, begun in list(_begun.items()):
+        if begun == identity:
+            return origin
+    return None
+
+
+def end_left(stream: Reference) -> None:
+    """Ends a capture that this library began on this stream, and no other capture."""
+    # Popped, so that of two threads one ends the capture.
+    begun = _begun.pop(_origin_of(stream), None)
+    if begun is None:
+        return
+    # Another thread may close a borrowed stream meanwhile.
+    with contextlib.suppress(CudaError, StreamClosedError):
+        status, identity, *_ = query(stream)
+        # Other code may have ended that capture and begun its own, which is not ours to end.
+        if identity == begun or status is CaptureStatus.INVALIDATED:
+            end(stream)
+
+
+def is_noted(stream: Reference) -> bool:
+    """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
+    # In any thread, also one that is just changing the two: so without a lock, and over copies.
+    # What another thread is adding now is of a stream that it refers to, and that is not finalized.
+    return bool(_begun or _in_progress) and _origin_of(stream) in {
+        *list(_begun),
+        *(place for capture in list(_in_progress) for place in (capture.origin, capture.seen_on)),
+    }
+
+
+def forget(stream: Reference) -> None:
+    """Forgets the capture of a stream that is destroyed, because the capture has ended with it.
+
+    This closes what was seen of a capture that other code began, too. The stream may have been its
+    origin, and then the driver has freed the graph.
+    """
+    here = _origin_of(stream)
+    _begun.pop(here, None)
+    for capture in list(_in_progress):
+        if capture.origin == here or (capture.origin is None and capture.seen_on == here):
+            _forget(capture, _End.FAILED)
+
+
+def end_shared(stream: Reference) -> None:
+    """Ends the capture of a shared stream that is about to be retired.
+
+    A retired stream is not destroyed, so nothing else would ever end its capture.
+    """
+    # Not of one that is closed already, because a new `Stream` may use it and capture on it. The
+    # health is asked first, because a stream whose context was destroyed must not be touched.
+    if stream.handle.is_open and stream.context.health() == 0:
+        end_left(stream)
+
+
+def retire(stream: Reference) -> None:
+    """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
+    # In the janitor's thread, because a finalizer must not call the driver.
+    if stream.handle.is_shared:
+        end_shared(stream)
+    stream.handle.drop()
+    forget(stream)
+    keep_retired(stream)
+
+
+def forget_ended_elsewhere(stream: Reference) -> None:
+    """Forgets a capture of the stream that other code has ended.
+
+    This comes before the next capture begins, because the graph of that one may get the handle of
+    the old graph.
+    """
+    capture = _find(None, _origin_of(stream)) if _in_progress else None
+    if capture is not None and not _still_captures(stream):
+        _forget(capture, _End.ENDED_ELSEWHERE)
+
+
+def begin_into(
+    stream: Reference, graph: Graph, call: Callable[[int], Any], recapture: Any = None
+) -> None:
+    """Begins a capture into a graph by `call(handle)`, pins the graph, and notes it.
+
+    If this raises after the beginning, it ends the capture, as `begin` does.
+    """
+    held: list[bool] = []
+    captured = True
+    record = _Record(None, _origin_of(stream), graph, recapture)
+    try:
+        # `hold` and not `pin`, because another thread may end the capture, and lets go then.
+        # Without it, a `close` would free the graph under the capture.
+        if not graph._handle.hold(held):
+            raise errors.closed(graph._name)
+        forget_ended_elsewhere(stream)
+        captured = _still_captures(stream)
+        call(graph._handle.value)
+        # If the driver gives no id, the stream finds the record. Without one the graph would stay
+        # pinned after the capture.
+        record.identity = _note_begun(stream)
+        # The driver captures already, and another thread may have ended it. Its `end` then found no
+        # record, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
+        graph._captured_into = True
+        _in_progress.append(record)
+    except BaseException as error:
+        refused = isinstance(error, CudaError | StreamClosedError)
+        if not captured and not refused and _still_captures(stream):
+            # As if it had begun, so that its end lets go of the graph, or notes that it is gone.
+            if record not in _in_progress:
+                graph._captured_into = True
+                _in_progress.append(record)
+            with contextlib.suppress(CudaError, StreamClosedError):
+                end(stream)
+        elif held:
+            graph._handle.let_go()
+        raise
+
+
+def query(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
+    name = driver.annotated("cuStreamGetCaptureInfo")
+    status, identity, graph, nodes, edges, _ = call_on(stream, name)
+    status = CaptureStatus(int(status))
+    return (
+        status,
+        int(identity) if status is CaptureStatus.ACTIVE else None,
+        int(graph),
+        nodes,
+        edges,
+    )
+
+
+def status(stream: Reference) -> CaptureStatus:
+    return CaptureStatus(int(call_on(stream, "cuStreamIsCapturing")))
+
+
+def borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
+    capture = _find(identity, None)
+    if capture is None:
+        here = _origin_of(stream)
+        for earlier in list(_in_progress):
+            if earlier.seen_on == here:
+                # It has ended, because a stream is in one capture at a time.
+                _forget(earlier, _End.ENDED_ELSEWHERE)
+        capture = _Record(identity, _began_on(identity), None)
+        capture.seen_on = here
+        _in_progress.append(capture)
+    if capture.graph is not None:
+        return capture.graph
+    if not capture.lent:
+        capture.lent.append(
+            _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False, False)
+        )
+    graph = Graph._from_handle(value, stream.context, owned=False, parent=capture.lent[0])
+    # Another thread may have ended the capture since then, and have closed what it found.
+    if capture not in _in_progress:
+        capture.end(_End.ENDED_ELSEWHERE)
+    return graph
+
+
+def end(stream: Reference) -> Graph:
+    # Looked up before the driver ends it, because afterwards the driver no longer knows its id.
+    capture = _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
+    try:
+        ended = call_on(stream, "cuStreamEndCapture")
+    except CudaError:
+        # Code 903 leaves the capture going, and its record with it.
+        if not _still_captures(stream):
+            _begun.pop(_origin_of(stream), None)
+            _forget(capture, _End.FAILED)
+        raise
+    _begun.pop(_origin_of(stream), None)
+    existing = capture.graph if capture is not None else None
+    try:
+        if existing is not None and existing._handle.value == int(ended):
+            return existing
+        with driver.unless_owned("cuGraphDestroy") as made:
+            made.append((0, ended))
+            return Graph._from_handle(int(ended), stream.context, owned=True, made=made)
+    finally:
+        # Last, because it lets go of the graph. All of the id, because two threads may have asked
+        # for the capture at once, and added a record each.
+        identity = capture.identity if capture is not None else None
+        while capture is not None:
+            _forget(capture, _End.GOOD)
+            capture = _find(identity, None) if identity is not None else None
+
+
+def _still_captures(stream: Reference) -> bool:
+    try:
+        return status(stream) is not CaptureStatus.NONE
+    except (CudaError, StreamClosedError):
+        return False

@@ -1,0 +1,232 @@
+"""Streams that other libraries use too: as their objects, and as their current stream."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, Self
+
+from aiostream import errors
+from aiostream._handles import interop
+from aiostream._handles.owned import Transferable
+from aiostream._handles.reference import Reference, current_in_libraries, pinned
+
+__all__: list[str] = []
+
+
+def _library(name: str, package: str) -> ModuleType:
+    """Imports another library, because you ask for its stream.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as problem:
+        raise ImportError(f"{name} is not installed: pip install {package}") from problem
+
+
+class SharingMethods(Transferable):
+    """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
+
+    _reference: Reference  # set by `Stream`
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle, as an int. Do not use it after you close the stream.
+
+        torch and cupy may use it then. So if you read it while one of them is loaded, the stream is
+        retired at its end, as after `torch()`: see `core`. This includes `int(stream)`, and
+        `__cuda_stream__`, by which other libraries read it. If neither is loaded, the stream is
+        destroyed.
+
+        Raises:
+            StreamClosedError: It is closed already.
+        """
+        # torch records events on streams of which it has only the handle. What became of the number
+        # that this returns cannot be known.
+        if sys.modules.get("torch") or sys.modules.get("cupy"):
+            self._handle.share()
+        return super().handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol by which other libraries take this stream: `(0, handle)`."""
+        return 0, self.handle
+
+    def into_raw(self) -> int:
+        """Gives the handle away, and returns it.
+
+        From then on you have to destroy the stream, or to pass the handle to `from_raw`. It waits
+        until no other thread is in a call on the stream. Ctrl-C ends this waiting, and the stream
+        stays yours.
+
+        If another library may know the stream (`torch()` and its like, `handle`), do not destroy it
+        yourself, because that library may use the handle for as long as it likes. Pass it to
+        `from_raw`, which retires it at its end. If such streams were retired before, this holds for
+        every stream, because it may be one of them: see `core`.
+
+        Returns:
+            The `CUstream`, as an int.
+
+        Raises:
+            StreamClosedError: It was closed before.
+            ValueError: It is borrowed, so it is not yours to give.
+            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or
+                this thread itself is in a call on it: the function that `enqueue_async` calls has
+                called this.
+        """
+        # Refused and not awaited, because this thread may be in the block. It would then wait
+        # for itself. A block that begins after this check pins the handle, and is awaited.
+        if self._owned and self._reference.common.held:
+            raise RuntimeError(
+                f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give "
+                "it away after that"
+            )
+        if self._owned and self._handle.is_shared:
+            self._reference.context._given_away.add(self._handle.value)
+        return super().into_raw()
+
+    def core(self) -> Any:
+        """Returns a `cuda.core.Stream` on the same handle. It keeps this stream alive.
+
+        From now on the stream is shared, and `close()` *retires* it in place of destroying it. The
+        other library may use its handle for as long as it likes, even after everything that you can
+        see is gone. torch, for example, records an event on it when pinned memory is freed.
+
+        A retired stream stays until the process ends. The next `Stream` with the same context,
+        `non_blocking` and `priority` uses it again, if it is idle then, and is retired in its turn.
+        So of each kind there are never more than were open or busy at once. Streams that came from
+        `from_raw`, or whose attributes were changed, are not used again.
+
+        If the stream is borrowed, or lent by a pool, its owner is retired too.
+
+        Raises:
+            ImportError: cuda.core is not installed.
+            StreamClosedError: The stream is closed.
+        """
+        module = _library("cuda.core", "cuda-core")
+        if not hasattr(module, "Stream"):  # before 1.0
+            module = _library("cuda.core.experimental", "cuda-core")
+        return self._shared(module.Stream.from_handle)
+
+    def torch(self) -> Any:
+        """Returns a `torch.cuda.ExternalStream` on the same handle.
+
+        At its end this stream is retired, as `core()` says. From now on this stream is torch's
+        current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in a
+        block of `as_current()`.
+
+        `torch.cuda.ExternalStream(stream.handle)` is safe too, because that read of `handle` shares
+        the stream. But that object does not keep this stream alive, and this stream does not become
+        torch's current one.
+
+        Raises:
+            ImportError: torch is not installed.
+            StreamClosedError: The stream is closed.
+
+        Example:
+            ::
+
+                with torch.cuda.stream(stream.torch()):
+                    output = model(batch)
+                await stream.synchronize_async()
+        """
+        torch = _library("torch", "torch")
+        device = torch.device("cuda", self._reference.context._device_ordinal())
+        stream = self._shared(lambda handle: torch.cuda.ExternalStream(handle, device=device))
+        # Another object, because the one that is returned keeps this stream alive. If the stream
+        # kept that one alive, it would never be dropped.
+        interop.use_torch_stream(
+            self._reference, torch, torch.cuda.ExternalStream(stream.cuda_stream, device=device)
+        )
+        return stream
+
+    def cupy(self) -> Any:
+        """Returns a `cupy.cuda.ExternalStream` on the same handle.
+
+        At its end this stream is retired, as `core()` says. From now on this stream is cupy's
+        current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in a
+        block of `as_current()`.
+
+        Raises:
+            ImportError: cupy is not installed.
+            StreamClosedError: The stream is closed.
+        """
+        cupy = _library("cupy", "cupy-cuda13x")
+        ordinal = self._reference.context._device_ordinal()
+        stream = self._shared(lambda handle: cupy.cuda.ExternalStream(handle, ordinal))
+        interop.use_cupy_stream(self._reference, cupy.cuda.ExternalStream(stream.ptr, ordinal))
+        return stream
+
+    def numba(self) -> Any:
+        """Returns a stream of numba-cuda on the same handle.
+
+        At its end this stream is retired, as `core()` says.
+
+        Raises:
+            ImportError: numba-cuda is not installed.
+            StreamClosedError: The stream is closed.
+        """
+        return self._shared(_library("numba.cuda", "numba-cuda").external_stream)
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[Self]:
+        """Makes the stream the current one for a `with` block.
+
+        Its context becomes the current context. If torch or cupy know the stream, it becomes their
+        current stream too: they know it if you have borrowed it from them, or called `torch()` or
+        `cupy()`. The end of the block puts everything back.
+
+        Do not await in the block, because all of this belongs to the thread: the loop's other tasks
+        would use the stream too, and torch may keep the wrong stream. Enqueue in the block, and
+        await after it. Begin and end the block in one thread.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            CudaError: The driver refused.
+            RuntimeError: The block has awaited. The end of the block raises this. If the block
+                itself raises, you get that error with a note.
+
+        Example:
+            ::
+
+                stream.torch()  # once: from now on torch knows the stream
+                with stream.as_current():
+                    output = model(batch)
+                await stream.synchronize_async()
+        """
+        reference = self._reference
+        held, mark = reference.common.held, object()
+        with (
+            pinned(reference),
+            reference.context.as_current(),
+            current_in_libraries(reference),
+        ):
+            try:
+                # `into_raw` refuses while this is there. It must not wait for the end of the block,
+                # because it may be called in it.
+                held.append(mark)
+                yield self
+            finally:
+                with contextlib.suppress(ValueError):  # an interrupt came before the append
+                    held.remove(mark)
+
+    def _shared(self, make: Callable[[int], Any]) -> Any:
+        handle = self._reference.handle
+        # Pinned until it counts as shared, because a close in another thread would destroy the
+        # handle that the other library has just taken.
+        with pinned(self._reference) as value:
+            stream = make(value)  # before it counts as shared, because this may fail
+            if not handle.share():
+                raise errors.closed(self._reference.name)
+        try:
+            stream._aiostream = self
+        except AttributeError:  # cuda.core's streams take no attributes
+            # An attribute for torch's streams, because torch 2.11 does not clear weak references
+            # to a stream, and the interpreter then crashes at its end.
+            weakref.finalize(stream, lambda _: None, self).atexit = False
+        return stream

@@ -1,0 +1,351 @@
+"""Work that a worker thread enqueues, because its Python takes too long for the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from aiostream import _native
+from aiostream._base import checks, driver
+from aiostream._handles.reference import PER_THREAD, Reference, call_with
+from aiostream._runtime import loops, points, process
+from aiostream._runtime.completion import Completion, State, drop, expected, leak, set_exception
+from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._waits import arming, waiting
+from aiostream.errors import CudaError
+
+__all__: list[str] = []
+
+T = TypeVar("T")
+
+_UNKNOWN_ERROR = 999
+
+
+class _ThreadCall(Completion):
+    """A function that a worker thread calls, and the work that it enqueues.
+
+    It is over when the GPU has passed that work. An event behind the work says so to the loop, also
+    if the task has gone. Until then the arguments and the result are kept alive. If the task has
+    gone before the function has returned, the limiter's token stays taken.
+
+    Threads: `run` is called in the worker thread, and the rest in the loop's. Each pops the one
+    item of `unstarted`, and one pop succeeds: so either `run` or `cancel` comes first.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "limiter",
+        "pins",
+        "raised",
+        "reference",
+        "refusal",
+        "reserved",
+        "unstarted",
+    )
+
+    def __init__(self, reference: Reference, function: Callable[[], Any], limiter: Any) -> None:
+        context_id = reference.context._ensure_monitored()
+        super().__init__(
+            loops.current_bridge().new_future(),
+            reference.name,
+            "cuEventQuery",
+            context_id,
+            keepalive=function,
+        )
+        self.reference = reference
+        self.limiter = limiter
+        self.unstarted = [True]
+        # One item while it pins the stream. Popped once, by the worker or by `cancel`.
+        self.pins: list[bool] = []
+        # The next two are the worker's until it records the event or fires the ticket, and the
+        # loop's from then on. The ticket orders the two, so there is no lock.
+        self.raised: BaseException | None = None  # by the function
+        self.refusal = 0  # of the event behind the work
+        self.reserved: _native.Reserved | None = None
+
+    def expect(self) -> None:
+        """Counts the call as pending from now on, so that `drain` waits for it."""
+        expected[id(self)] = weakref.ref(self)
+        _native.set_state(self, State.NEW, State.PENDING, _native.FUTURES_CREATED)
+
+    # Bound here, because at the interpreter's end the module's names may be gone.
+    def __del__(
+        self,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+        forget: Callable[[int, None], object] = expected.pop,
+    ) -> None:
+        # Before it has a ticket only its task holds it. That task may be gone with its loop, or an
+        # interrupt may have cut `cancel` short.
+        if is_finalizing():
+            return
+        forget(id(self), None)
+        if getattr(self, "state", None) is State.PENDING:
+            self._end(State.CANCELLED)
+
+    def begin(self) -> None:
+        """Takes what `run` needs. From now on `run` or `cancel` ends it, and the stream stays."""
+        reference = self.reference
+        # Again, because the task may have waited long for its token.
+        arming.require_healthy(reference)
+        # With the watcher alone, because only the loop's thread may use the loop's timer, and the
+        # worker records the event.
+        reserved = _wait_list(reference).reserve(loops.current_bridge().queue, waiting.BY_WATCHER)
+        if isinstance(reserved, int):
+            driver.raise_for(reserved, "cuEventCreate", reference.name)
+            raise AssertionError("a reservation is refused with an error")
+        self.reserved = reserved
+        # An exception keeps this frame, and a reservation counts as a pending wait.
+        del reserved
+        # The worker may begin after the stream's owner has closed it. The pin keeps the driver's
+        # stream until then, or the worker would use a destroyed handle.
+        if not reference.handle.hold(self.pins):
+            driver.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
+        reference.common.held.append(self)
+        # Before the worker begins, because the ticket may fire at any time after that.
+        points.registry[self.reserved.ticket] = self
+        expected.pop(id(self), None)
+
+    # ---------------------------------------------------------------------- in the worker thread
+
+    def run(self) -> None:
+        """Calls the function, and records the event behind what it has enqueued."""
+        try:
+            self.unstarted.pop()
+        except IndexError:  # the task was cancelled before
+            return
+        reserved = self.reserved
+        assert reserved is not None
+        results: list[Any] = []
+        # Before the call, so that the loop finds the result whatever comes in between. If the
+        # result died here, its memory could be freed while the GPU uses it.
+        self.result = results
+        try:
+            refusal = call_with(self.reference, self.keepalive, results)
+            driver.raise_for(refusal, "cuCtxPushCurrent", self.stream)
+        except BaseException as error:
+            # For the task, which raises it when the GPU has passed what was enqueued before it.
+            self.raised = error
+        try:
+            self.refusal, _ = reserved.record(self.reference.handle)
+        finally:
+            self._unpin()
+            # Without an event nothing would ever fire the ticket, and the task would hang.
+            if not reserved.is_recorded:
+                self.refusal = self.refusal or _UNKNOWN_ERROR
+                reserved.fire(_UNKNOWN_ERROR)
+
+    # ---------------------------------------------------------------------- in the loop's thread
+
+    def cancel(self) -> None:
+        """Ends the wait, because its task has gone.
+
+        A function that has not begun is not called. One that has begun goes on without the task.
+        """
+        try:
+            self.unstarted.pop()
+        except IndexError:
+            super().cancel()
+            return
+        if self.reserved is not None:
+            points.registry.pop(self.reserved.ticket, None)
+            self.reserved = None
+        self._unpin()
+        super().cancel()
+        self.give_back()
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """Settles the future.
+
+        The GPU has passed what the function has enqueued, or the context has failed, or there was
+        no event.
+        """
+        if self.refusal:
+            try:
+                driver.raise_for(self.refusal, "cuEventRecord", self.stream, arming.LEFT_CAPTURING)
+            except Exception as error:
+                self._fail(error, orphaned)
+        elif code:
+            self._fail(self.error(code), orphaned)
+        else:
+            if orphaned or self.state is State.CANCELLED:
+                # No task will raise the error. Its frames hold objects whose destructors may block,
+                # so it must not die in this thread.
+                raised, self.raised = self.raised, None
+                process.release_in_thread(raised)
+            super().complete(0, orphaned)
+        self.reserved = None
+        if not orphaned:  # the janitor runs no loop, and a limiter takes a token back only in one
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Gives the token back to the limiter, once."""
+        if self.limiter is not None:
+            # It raises if the token was never taken, if the loop is closed, or if an interrupt came
+            # after the token was given back and before the field was cleared.
+            with contextlib.suppress(RuntimeError):
+                self.limiter.release_on_behalf_of(self)
+            self.limiter = None
+
+    # ---------------------------------------------------------------------- in any thread
+
+    def _unpin(self) -> None:
+        # The worker and `cancel` never both come here: see `unstarted`.
+        if self.pins:
+            self.pins.pop()
+            # It is not there if an interrupt came between the pin and the append.
+            with contextlib.suppress(ValueError):
+                self.reference.common.held.remove(self)
+            self.reference.handle.let_go()
+
+    def _fail(self, error: Exception, orphaned: bool) -> None:
+        if self.state is State.PENDING:
+            future = self.future
+            if orphaned:
+                drop(future)
+            elif future is not None and not future.done():
+                set_exception(future, error)
+            self._end(State.DROPPED if orphaned else State.FAILED)
+        # Nothing proves that the GPU has passed the work.
+        if self.keepalive is not None:
+            leak((self.keepalive, self.result))
+        self.keepalive = self.result = None
+
+
+def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
+    # A free token is taken without an await, because an await can be cancelled after it has the
+    # token. anyio before 4.16 then releases another borrower's token.
+    try:
+        limiter.acquire_on_behalf_of_nowait(call)
+    except Exception as error:
+        if type(error).__name__ != "WouldBlock":  # anyio's, or trio's
+            raise
+        return False
+    return True
+
+
+def _wait_list(reference: Reference) -> _native.WaitList:
+    common, context_id = reference.common, reference.context._ensure_monitored()
+    # The per-thread stream is another stream in each worker. In one wait list, only the oldest wait
+    # would be polled, and the others may end before it.
+    if reference.handle.value == PER_THREAD:
+        return _native.WaitList(context_id, _native.History())
+    if common.thread_waits is None:
+        common.thread_waits = _native.WaitList(context_id, _native.History())
+    return common.thread_waits
+
+
+class ThreadStream:
+    """The part of `Stream` that uses worker threads."""
+
+    _reference: Reference  # set by `Stream`
+
+    async def enqueue_in_thread(
+        self,
+        fn: Callable[..., T],  # a lambda has no inferred type if its first parameter is given
+        /,
+        *args: Any,
+        limiter: Any = None,
+        **kwargs: Any,
+    ) -> T:
+        """Calls `fn(stream, *args, **kwargs)` in a worker thread, and waits until its work is done.
+
+        Use it for a function whose Python takes milliseconds, such as the forward of an eager
+        model. The loop runs other tasks meanwhile. As with `enqueue_async`, `fn` enqueues work and
+        returns. `enqueue_async` costs less if `fn` is quick.
+
+        `fn` runs in one of anyio's threads. The stream's context is current there, and the stream
+        is torch's or cupy's current one if they know it (see `torch()`). Make other settings of a
+        thread in `fn`, such as torch's `inference_mode` and `autocast`.
+
+        The limiter's token stays taken until `fn` has returned. The function, its arguments and its
+        result stay alive until the GPU has finished what `fn` enqueued.
+
+        Cancellation: raises at once. If `fn` has not begun, it is not called. If it has begun, it
+        continues without your task. Until its work is done, the arguments stay alive, the token
+        stays taken, a pool does not use the stream again, and `drain` waits.
+        After you close the stream, or give it back to its pool, its methods raise a
+        `StreamClosedError` in `fn`.
+
+        Threads: call it in a task of a running asyncio or trio loop. On trio it is always a
+        checkpoint.
+
+        Args:
+            fn: A plain function that enqueues work.
+            *args: More arguments for `fn`, after the stream.
+            limiter: An `anyio.CapacityLimiter` or a trio one that bounds the number of threads. The
+                default is anyio's own, with 40 threads. Use a limiter in one loop. If you close a
+                loop while threads of it run, their tokens stay taken.
+            **kwargs: Keyword arguments for `fn`.
+
+        Returns:
+            What `fn` returned.
+
+        Raises:
+            TypeError: `fn` is not callable, or is a coroutine or generator function. Or `limiter`
+                is not a limiter.
+            RuntimeError: No loop runs here.
+            StreamClosedError: You have closed the stream.
+            StreamCaptureError: The stream is capturing, or `fn` has left it capturing.
+            CudaError: The driver refused, or the work has failed.
+            BaseException: What `fn` raised. It is raised when the GPU has passed what `fn` had
+                enqueued before.
+
+        Example:
+            >>> def forward(stream, batch):
+            ...     # the slow Python that launches your kernels
+            ...     return batch * 2
+            >>> async with aiostream.Stream() as stream:
+            ...     await stream.enqueue_in_thread(forward, 21)
+            42
+        """
+        if observers and not is_observed():
+            name, method = "Stream.enqueue_in_thread", ThreadStream.enqueue_in_thread
+            return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
+        import anyio.to_thread  # here, because importing aiostream must not import anyio
+
+        checks.plain_function(fn, "enqueue_in_thread")
+        reference = self._reference
+        arming.require_ready(reference)
+        if limiter is None:
+            limiter = anyio.to_thread.current_default_thread_limiter()
+        elif not hasattr(limiter, "acquire_on_behalf_of_nowait"):
+            raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
+        call = _ThreadCall(reference, partial(fn, self, *args, **kwargs), limiter)
+        future: Any = call.future
+        try:
+            call.expect()
+            if not _take_at_once(limiter, call):
+                await limiter.acquire_on_behalf_of(call)
+            call.begin()
+            # With a limiter of its own, because the user's was asked above. anyio gives a token
+            # back when the task is cancelled, although the thread still runs.
+            await anyio.to_thread.run_sync(
+                call.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+            )
+            call.give_back()
+            try:
+                results: list[T] = await future
+            except CudaError:
+                if call.raised is None:
+                    raise
+        except BaseException:
+            call.cancel()
+            # The work may have failed before, while the task still waited for the thread. The task
+            # gets another error, and asyncio would report that no task has read that one.
+            if future.done() and not future.cancelled():
+                future.exception()
+            raise
+        if call.raised is not None:
+            raised, call.raised = call.raised, None
+            checks.explain_call(raised, "enqueue_in_thread")
+            try:
+                raise raised
+            finally:
+                # The traceback refers to this frame. If the frame referred to the error, they would
+                # keep each other alive, and all that the frames hold.
+                del raised, call
+        return results[0]

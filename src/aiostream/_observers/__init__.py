@@ -1,0 +1,1 @@
+"""What watches the awaits: the parts of the traces."""

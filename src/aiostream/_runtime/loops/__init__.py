@@ -1,0 +1,127 @@
+"""The seam to the event loops: how what the GPU has reached gets to the loop that waits for it.
+
+Each running loop has one bridge.
+The library makes it at the loop's first wait, and the bridge dies with its loop.
+A bridge owns a native queue, and the loop watches the queue's descriptor.
+One wake-up delivers everything that has arrived.
+
+Nothing here holds a loop.
+The loop holds its bridge: asyncio in its selector, trio in its run variables.
+So a loop that dies takes its bridge along, and the bridge's finalizer closes the queue.
+What arrives on a closed queue goes to the janitor, as an orphan.
+
+Each kind of loop is one file: a subclass of `Bridge`, and the functions of a `LoopKind`.
+To support another kind of loop, add its file here and its name to `_KINDS`.
+
+asyncio's seam has a part in C: `_native.Wait` is an awaitable of asyncio (`native/module_waits.c`).
+Its iterator yields `None` for each turn of the loop, as a bare `yield` does in `asyncio.sleep(0)`.
+Only `on_asyncio` awaits it, because trio expects other values from a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any, Protocol
+
+from aiostream._base import turns
+from aiostream._runtime.loops import on_asyncio, on_trio
+from aiostream._runtime.loops.bridge import Bridge
+
+__all__ = [
+    "Bridge",
+    "checkpoint",
+    "current_bridge",
+    "is_dead",
+    "is_elsewhere",
+    "task_name",
+    "yield_turn",
+]
+
+
+class LoopKind(Protocol):
+    """What the file of a kind of loop offers. `loop` is asyncio's running loop here, or `None`."""
+
+    def runs_here(self, loop: Any) -> bool:
+        """Whether this place of the program belongs to such a loop."""
+
+    def current_bridge(self, loop: Any) -> Bridge:
+        """Returns the bridge of that loop, and makes it if there is none."""
+
+    async def checkpoint(self) -> None:
+        """Does what such a loop asks of an await that has nothing to wait for."""
+
+
+# The kinds of loops, in the order in which they are asked. asyncio is last, because its module
+# raises the error if no loop runs here.
+_KINDS: tuple[LoopKind, ...] = (on_trio, on_asyncio)
+
+# Bound once, because each wait uses these, and an attribute of a module takes a lookup more.
+_modules = sys.modules
+_running_loop = asyncio._get_running_loop
+_latest = on_asyncio.latest
+
+
+def current_bridge() -> Bridge:
+    """Returns the bridge of the loop that runs in this thread.
+
+    Raises:
+        RuntimeError: No loop runs here.
+    """
+    loop = _running_loop()
+    # These lines repeat `on_trio.runs_here` and `on_asyncio.current_bridge`, because each wait on
+    # asyncio would pay for two calls. They answer only if trio is not at work in this thread.
+    at_work = turns.at_work
+    if at_work is None and "trio" in _modules:
+        at_work = turns.find_trio()
+    if at_work is None or at_work.name is None:
+        known = _latest.bridge
+        if known is not None and loop is not None:
+            bridge = known()
+            if bridge is not None and bridge.loop() is loop:
+                return bridge
+    for kind in _KINDS:
+        if kind.runs_here(loop):
+            return kind.current_bridge(loop)
+    raise AssertionError("asyncio's module is asked last, and answers or raises")
+
+
+def is_dead(future: Any) -> bool:
+    """Whether a future's loop was closed while a task waited.
+
+    Only asyncio's loops can be closed so, and to settle such a future would raise an error.
+    """
+    return isinstance(future, asyncio.Future) and future.get_loop().is_closed()
+
+
+def is_elsewhere(future: Any) -> bool:
+    """Whether a future belongs to another loop than the one that runs here.
+
+    Only that loop's thread may touch it: neither asyncio's nor trio's futures are safe for others.
+    """
+    if isinstance(future, on_trio.TrioFuture):
+        return not future.belongs_here()
+    get_loop = getattr(future, "get_loop", None)  # asyncio's futures, tasks, and their like
+    return get_loop is not None and get_loop() is not _running_loop()
+
+
+def task_name(task: Any) -> str:
+    """Returns what its loop calls a task."""
+    return str(task.get_name() if hasattr(task, "get_name") else task.name)
+
+
+async def yield_turn() -> None:
+    """Gives asyncio's loop one turn."""
+    await asyncio.sleep(0)
+
+
+async def checkpoint() -> None:
+    """Does what the running loop asks of an await that has nothing to wait for.
+
+    On trio this is a checkpoint. On asyncio it gives the loop a turn from time to time.
+    """
+    loop = _running_loop()
+    for kind in _KINDS:
+        if kind.runs_here(loop):
+            await kind.checkpoint()
+            return

@@ -1,0 +1,190 @@
+"""What all loops have in common: the bridge by which arrivals reach a loop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from aiostream import _native
+from aiostream._runtime import points, process
+from aiostream._runtime.completion import (
+    EventCompletion,
+    Orders,
+    PolledFuture,
+    SettledFuture,
+    set_result,
+)
+
+
+class Bridge:
+    """The way from the driver's threads into one loop.
+
+    A subclass says how its kind of loop watches the descriptor, makes futures and calls functions.
+
+    Threads: the loop's thread, unless a method says otherwise.
+    """
+
+    # On trio: gives the loop a turn, as trio asks of each await, and may raise trio's cancellation.
+    # None on asyncio, where a wait that is over at once need not yield (see `must_yield`).
+    checkpoint: Callable[[], Awaitable[None]] | None = None
+    # Polls a wait once in each turn of the loop and returns its answer (see `waiting`). It must not
+    # refer to the bridge, because the frame of a waiting task holds it, and would keep the bridge
+    # alive when the loop is gone.
+    until_over: Callable[[_native.Wait], Awaitable[int | None]]
+    # Returns the task that runs now, or None in a callback of the loop.
+    current_task: Callable[[], Any]
+
+    def __init__(self) -> None:
+        # What has arrived and is not delivered yet. The loop's thread alone fills and empties it.
+        # It is kept between drains, because a KeyboardInterrupt may come in the middle of one, and
+        # what was not delivered would be lost.
+        self._backlog: list[int | _native.Wait] = []
+        # The queue's number, until the queue is closed. The janitor and the finalizer may both
+        # close it. Each pops the number first, and one pop succeeds. Queues are recycled, so a
+        # second close would close the queue of the next owner.
+        self._unclosed: list[int] = []
+        # The queue's number goes into the list inside of the native call, because an interrupt
+        # between the call and an assignment would lose the queue.
+        self._descriptor = _native.queue_open(self._unclosed)
+        self.queue = self._unclosed[0]
+        # Stands for the drain that the loop will do in its next turn, or None. The loop's thread.
+        self._polling: object = None
+        self.orders = Orders()
+        # The janitor has asked the loop for a drain, which has not begun. The janitor sets
+        # it, and the loop's thread clears it.
+        self.asked = False
+
+    @property
+    def descriptor(self) -> int:
+        """What the loop watches: readable if something has arrived or a wait's timer is due."""
+        return self._descriptor
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what arrives is still delivered to the loop."""
+        return bool(self._unclosed)
+
+    def drain(self) -> None:
+        """Settles everything that has arrived. The loop calls it."""
+        # A forked child has the parent's descriptors. To read one there would take a wake-up away
+        # from the parent, whose tasks would then hang.
+        if _native.is_forked():
+            return
+        try:
+            # This drain replaces the one that is on its way. A KeyboardInterrupt may have taken
+            # that one, and if it still stood here, no later drain would ever be asked for.
+            self._polling = None
+            # Before the queue is read. What arrives from here on brings a request of its own.
+            self.asked = False
+            again = _native.drain(self.queue, self._backlog)
+            points.deliver(self._backlog)
+            if again:
+                self.poll_soon()
+        except BaseException:
+            # The native queue may be empty now, so nothing else would wake the loop for the
+            # backlog. If it is not empty, its one arrival may be used up.
+            _native.queue_wake(self.queue)
+            raise
+
+    def poll_soon(self) -> None:
+        """Drains again in the loop's next turn, which polls the futures whose end is near."""
+        if self._polling is None:
+            token = object()
+            self._call_next_turn(partial(self._poll, token))
+            # After the call, because an interrupt in between must not leave a token whose drain was
+            # never asked for. A drain too many does no harm.
+            self._polling = token
+
+    def _poll(self, token: object) -> None:
+        # Another drain may have come first and asked for the next one. Without this check, two
+        # chains of drains would run at once, each in every turn.
+        if token is self._polling:
+            self.drain()
+
+    def _call_next_turn(self, function: Callable[[], None]) -> None:
+        raise NotImplementedError
+
+    def settle_polled(
+        self, future: PolledFuture, point: EventCompletion, refusal: int | None
+    ) -> None:
+        """Settles a future after its own task has seen the end, when its ticket is in the queue.
+
+        A success sets the future at once, so that the task continues in this turn.
+        The rest follows in the next turn, because its code is slow after the process has slept.
+        """
+        # Only if no earlier completion of the stream is open, because futures of one stream settle
+        # in its order, and the drain keeps that order.
+        if not refusal and point.is_first() and not future.done():
+            self.poll_soon()
+            set_result(future, point.result)
+        else:
+            self.drain()
+
+    def close(self) -> None:
+        """Closes the queue, because the loop is gone. What still arrives goes to the janitor.
+
+        Threads: any, any number of times, also in a finalizer.
+        """
+        # A finalizer runs wherever Python does, also in a thread that holds a lock of Python's. So
+        # nothing here takes such a lock, or that thread could deadlock. `queue_close` takes native
+        # leaf locks: no code under them runs Python or calls the driver.
+        try:
+            queue = self._unclosed.pop()
+        except IndexError:  # it was closed before
+            return
+        _native.queue_close(queue)
+        # The loop may have ended after a KeyboardInterrupt had cut a delivery short. The janitor
+        # delivers the rest, or those completions would stay in the registry.
+        if self._backlog:
+            process.run_in_janitor(partial(points.deliver, self._backlog, orphaned=True))
+
+    def must_yield(self) -> bool:
+        """Whether a task whose wait was over at once has to give the loop a turn.
+
+        Not used on trio, where each wait is a checkpoint.
+        """
+        return False
+
+    def new_future(self) -> SettledFuture:
+        """Makes a future of this bridge's loop."""
+        raise NotImplementedError
+
+    def new_queued_future(self, queue: dict[Any, None]) -> SettledFuture:
+        """Makes a future that leaves `queue` as soon as it is cancelled, before its task runs.
+
+        The caller puts it there. On trio only the task can take it out, because trio cancels a task
+        and not the future that it waits for.
+        """
+        return self.new_future()
+
+    def new_polled_future(self) -> PolledFuture:
+        """Makes a future whose awaiting task polls the work itself when the end is near."""
+        raise NotImplementedError
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
+        """Has the loop call a function later. Returns `False` if the loop no longer can."""
+        raise NotImplementedError
+
+    def schedule_drain(self) -> bool:
+        """Has the loop call `drain` soon. Returns `False` if the loop is gone.
+
+        Threads: the janitor's.
+        """
+        raise NotImplementedError
+
+    def is_gone(self) -> bool:
+        """Whether the loop will not do what it was asked for, because it is closed.
+
+        Threads: the janitor's.
+        """
+        raise NotImplementedError
+
+    # The default argument binds the name here, because at the interpreter's end the names of the
+    # module may be gone, and the finalizer would raise a NameError.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # A forked child leaves the queue alone, because the descriptor is the parent's. And a
+        # constructor that has failed leaves an object without `_unclosed`.
+        if not is_finalizing() and hasattr(self, "_unclosed") and not _native.is_forked():
+            self.close()

@@ -1,0 +1,328 @@
+"""asyncio, uvloop, and other loops with asyncio's interface."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+from aiostream import _native
+from aiostream._runtime import process
+from aiostream._runtime.completion import EventCompletion, PolledFuture, SettledFuture
+from aiostream._runtime.loops.bridge import Bridge
+from aiostream._runtime.loops.unwatched import unwatched
+from aiostream._runtime.observing import is_observed, observed_await, observers
+
+
+class _Latest(threading.local):
+    # The bridge that was used last in this thread: it spares each wait a dict lookup.
+    bridge: weakref.ref[AsyncioBridge] | None = None
+
+
+# Bound once, because each wait uses these.
+_running_loop = asyncio._get_running_loop
+_current_task = asyncio.current_task
+_FIRST_TICKET = _native.FIRST_TICKET
+
+# Held while one of the two dicts changes, because loops may start in several threads at once, and a
+# WeakKeyDictionary is written in Python. Reentrant, because a signal handler may come here in the
+# thread that holds it.
+_lock = threading.RLock()
+# Weak values, because the loop's selector holds the bridge and drops it when the loop is closed. A
+# strong value would keep the queue open until the loop object dies, and nothing would read what
+# arrives until then.
+_reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
+_reader_bridges = weakref.WeakKeyDictionary()
+# Strong values, because these loops have no reader that would hold the bridge.
+_dispatched_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
+_dispatched_bridges = weakref.WeakKeyDictionary()
+latest = _Latest()
+
+
+def runs_here(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Always true, because this module is asked last and raises if no loop runs here."""
+    return True
+
+
+async def checkpoint() -> None:
+    """Gives the loop a turn, unless its turn has just begun: see `AsyncioBridge.must_yield`."""
+    loop = _running_loop()
+    # No bridge is made, because that starts the library, and `drain` may be called without a GPU.
+    bridge = _known_bridge(loop) if loop is not None else None
+    if bridge is None or bridge.must_yield():
+        await asyncio.sleep(0)
+
+
+def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
+    """Returns the bridge of asyncio's running loop, and makes it if there is none.
+
+    Args:
+        loop: asyncio's running loop in this thread.
+
+    Raises:
+        RuntimeError: `loop` is `None`.
+    """
+    known = latest.bridge
+    if known is not None and loop is not None:
+        bridge = known()
+        if bridge is not None and bridge.loop() is loop:
+            return bridge
+    if loop is None:
+        raise RuntimeError(
+            "no running event loop: make this call in a coroutine that asyncio, uvloop or trio "
+            "runs. A thread without a loop can use the blocking synchronize()"
+        )
+    bridge = _known_bridge(loop) or _new_bridge(loop)
+    latest.bridge = weakref.ref(bridge)
+    return bridge
+
+
+def _known_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge | None:
+    reference = _reader_bridges.get(loop)
+    return reference() if reference is not None else _dispatched_bridges.get(loop)
+
+
+def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
+    process.start()
+    bridge = AsyncioBridge(loop)
+    try:
+        # In an empty context, because the loop would keep the context of the first task. What that
+        # task's variables hold would then live as long as the loop.
+        contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
+    except NotImplementedError:
+        # Before the bridge is in the dict. A KeyboardInterrupt in between would otherwise leave a
+        # bridge there that no thread watches, and its waits would hang.
+        unwatched().add(bridge)
+        with _lock:
+            _dispatched_bridges[loop] = bridge
+    else:
+        with _lock:
+            _reader_bridges[loop] = weakref.ref(bridge)
+    return bridge
+
+
+class AsyncioBridge(Bridge):
+    """The bridge of one asyncio loop. Its finalizer runs when the loop has died."""
+
+    current_task = staticmethod(_current_task)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        # Weak, because the loop's selector holds the bridge. A strong reference would be a cycle,
+        # and a loop that is dropped would live until the garbage collector runs.
+        self.loop = weakref.ref(loop)
+
+    @staticmethod
+    def until_over(wait: _native.Wait) -> _native.Wait:
+        """Returns the wait itself, because asyncio can await it: see the package's docstring."""
+        return wait
+
+    def must_yield(self) -> bool:
+        """Whether a task whose wait was over at once has to give the loop a turn.
+
+        asyncio runs a task until it yields. So a task whose waits are always over at once would
+        starve the other tasks and the loop's timers. All tasks together may keep the loop for
+        about 1 ms.
+        """
+        flags = _native.spend_turn(self.queue, _current_task())
+        if flags & _native.TURN_BEGAN:
+            loop = self.loop()
+            if loop is not None:
+                loop.call_soon(_native.new_turn, self.queue)
+        return bool(flags & _native.TURN_YIELD)
+
+    def new_future(self) -> SettledFuture:
+        """Makes a future with `loop.create_future()`."""
+        return self._open_loop().create_future()
+
+    def new_queued_future(self, queue: dict[Any, None]) -> SettledFuture:
+        """Makes a `QueuedFuture`."""
+        future = QueuedFuture(loop=self._open_loop())
+        future.queue = queue
+        return future
+
+    def new_polled_future(self) -> PolledFuture:
+        """Makes an `AsyncioFuture`."""
+        future = AsyncioFuture(loop=self._open_loop())
+        future.point = future.polled = future.waiter = None
+        return future
+
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
+        loop = self.loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone: make this call in a running loop")
+        return loop
+
+    def _call_next_turn(self, function: Callable[[], None]) -> None:
+        loop = self.loop()
+        if loop is not None:
+            # In an empty context, because a drain serves all tasks and must not see the variables
+            # of the one that asked for it.
+            loop.call_soon(function, context=contextvars.Context())
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
+        """Calls `loop.call_later`. Returns `False` if the loop is gone or closed."""
+        loop = self.loop()
+        if loop is None or loop.is_closed():
+            return False
+        # In an empty context, because the timer would keep what the task's variables hold.
+        loop.call_later(seconds, function, context=contextvars.Context())
+        return True
+
+    def is_gone(self) -> bool:
+        """A loop that is closed has forgotten what `call_soon_threadsafe` has asked for."""
+        loop = self.loop()
+        return loop is None or loop.is_closed()
+
+    def schedule_drain(self) -> bool:
+        """Calls `call_soon_threadsafe`, for loops without `add_reader`."""
+        loop = self.loop()
+        if loop is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(self.drain)
+        except RuntimeError:
+            # asyncio raises it if the loop is closed. A loop of another kind may raise it for
+            # another reason, and then the janitor asks again later.
+            if loop.is_closed():
+                return False
+            raise
+        return True
+
+
+class QueuedFuture(asyncio.Future[Any]):
+    """asyncio's future, but it leaves a queue as soon as it is cancelled.
+
+    asyncio cancels it when its task is cancelled, and that task runs later. So the length of the
+    queue says at each moment how many tasks wait.
+
+    Threads: the loop's thread only.
+    """
+
+    __slots__ = ("queue",)  # the maker sets it
+
+    queue: dict[Any, None]
+
+    def cancel(self, msg: Any = None) -> bool:
+        """See `asyncio.Future`."""
+        cancelled = super().cancel(msg)
+        # After it, because a KeyboardInterrupt in between must not leave a pending future that is
+        # in no queue: its task would hang. A cancelled one leaves when its task runs.
+        if cancelled:
+            self.queue.pop(self, None)
+        return cancelled
+
+
+class AsyncioFuture(asyncio.Future[Any]):
+    """asyncio's future, but a task that awaits it polls the work itself when the end is near.
+
+    That task continues in the turn of the loop in which it sees the end. If a callback polled, the
+    task would continue one turn later. If no task awaits the future (`asyncio.wait`, `gather`,
+    callbacks), the loop polls, and it behaves as any future.
+
+    Threads: the loop's thread only.
+    """
+
+    # The maker sets these, because a constructor in Python would take longer than asyncio's.
+    __slots__ = ("point", "polled", "waiter")
+
+    point: EventCompletion | None  # it is cancelled with the future
+    polled: _native.Wait | None  # while an awaiting task polls it
+    # Where an awaiting task waits until the end is near. At most one task, because one that polls
+    # suffices. The others wait as for any future.
+    waiter: asyncio.Future[None] | None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        try:
+            if observers and not self.done() and not is_observed():
+                return (yield from observed_await(AsyncioFuture.__await__, self))
+            point = self.point
+            # In another loop than its own, asyncio's future raises the error.
+            if point is None or self.done() or _running_loop() is not self.get_loop():
+                return (yield from super().__await__())
+            polled = None
+            woken = False
+            try:
+                while not self.done():
+                    # The wait has one poller: this task, or the loop in its drains. The native
+                    # part gives it to one of them, so that the ticket fires once.
+                    polled = point.reserved.take(woken)
+                    if polled is not None:
+                        # Only then. Another task may be the poller, and a cancellation must find
+                        # it.
+                        self.polled = polled
+                        answer = yield from polled.__await__()
+                        polled = self.polled = None
+                        # A ticket means that a timer or the watcher has the wait now.
+                        if answer is None or answer < _FIRST_TICKET:
+                            current_bridge(_running_loop()).settle_polled(self, point, answer)
+                    elif self.waiter is None:
+                        self.waiter = self.get_loop().create_future()
+                        try:
+                            yield from self.waiter
+                        finally:
+                            self.waiter = None
+                        woken = True
+                    else:
+                        return (yield from super().__await__())
+            except asyncio.CancelledError:
+                self.cancel()  # as asyncio's own future does
+                raise
+            except GeneratorExit:
+                raise
+            except BaseException:
+                # A KeyboardInterrupt, perhaps after the last poll. That poll has put the ticket
+                # into the queue without waking the loop, so the loop has to be woken here, or it
+                # would not settle the future before the next arrival.
+                _native.queue_wake(current_bridge(_running_loop()).queue)
+                raise
+            finally:
+                # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
+                # poller, and the future would never settle.
+                if polled is not None:
+                    self.polled = None
+                    polled.drop()
+            return self.result()
+        finally:
+            # The error's traceback refers to this frame. If the frame referred to the future too,
+            # they would keep each other alive, and the frames of the task.
+            del self
+
+    __iter__ = __await__
+
+    def set_result(self, result: Any) -> None:
+        """See `asyncio.Future`."""
+        # First, because a KeyboardInterrupt may cut this short. The delivery is then repeated, but
+        # not for a future that is done, and the awaiting task would never be woken.
+        self._leave()
+        super().set_result(result)
+
+    def set_exception(self, exception: type | BaseException) -> None:
+        """See `asyncio.Future`."""
+        self._leave()
+        super().set_exception(exception)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """See `asyncio.Future`."""
+        self._leave()
+        cancelled = super().cancel(msg)
+        if cancelled and (point := getattr(self, "point", None)) is not None:
+            point.cancel()
+        return cancelled
+
+    def _leave(self) -> None:
+        # The future is about to be done. The task stops polling and continues in its next turn.
+        # `getattr`, because an interrupt may have come before the maker had set the slot.
+        polled = getattr(self, "polled", None)
+        if polled is not None:
+            polled.drop()
+        self.wake()
+
+    def wake(self) -> None:
+        """See `PolledFuture`."""
+        waiter = getattr(self, "waiter", None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

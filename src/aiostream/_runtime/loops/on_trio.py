@@ -1,0 +1,473 @@
+"""trio."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import copy
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from types import ModuleType, TracebackType
+from typing import Any, cast
+
+from aiostream import _native
+from aiostream._base import turns
+from aiostream._runtime import process
+from aiostream._runtime.completion import EventCompletion, OwnFuture, PolledFuture, SettledFuture
+from aiostream._runtime.loops.bridge import Bridge
+from aiostream._runtime.loops.unwatched import unwatched
+from aiostream._runtime.observing import is_observed, observed_await, observers
+from aiostream.errors import CudaError, StreamClosedError
+
+_running_loop = asyncio._get_running_loop
+_FIRST_TICKET = _native.FIRST_TICKET
+# Held while the run variable is made, because runs may start in several threads at once. With two
+# run variables a run would get two bridges. Reentrant, because a signal handler may come here in
+# the thread that holds it.
+_lock = threading.RLock()
+# A `trio.lowlevel.RunVar`, written once, under _lock. It is made at the first use, because
+# importing aiostream must not import trio.
+_trio_bridge: Any = None
+
+runs_here = turns.in_trio
+
+
+async def checkpoint() -> None:
+    """Lets trio run other tasks and deliver a cancellation, as each await on trio must."""
+    await sys.modules["trio"].lowlevel.checkpoint()
+
+
+def current_bridge(loop: object = None) -> TrioBridge:
+    """Returns the bridge of the run that is at work in this thread, and makes it if needed."""
+    global _trio_bridge
+    trio = sys.modules["trio"]
+    if _trio_bridge is None:
+        with _lock:
+            if _trio_bridge is None:
+                _trio_bridge = trio.lowlevel.RunVar("aiostream_bridge")
+    try:
+        return cast("TrioBridge", _trio_bridge.get())
+    except LookupError:
+        process.start()
+        bridge = TrioBridge(trio)
+        _trio_bridge.set(bridge)
+        return bridge
+
+
+async def _until_over(checkpoint: Callable[[], Awaitable[None]], wait: _native.Wait) -> int | None:
+    answer: int | _native.Wait | None = wait
+    while isinstance(answer, _native.Wait):
+        await checkpoint()
+        answer = wait.poll()
+    return answer
+
+
+class TrioBridge(Bridge):
+    """The bridge of one run of trio, which holds it in a run variable."""
+
+    def __init__(self, trio: ModuleType) -> None:
+        # The run's end needs `Unwatched`. It is made now, because at the run's end an error
+        # could be raised to no caller.
+        unwatched()
+        self._drains = 0  # under way; written by the run's thread
+        self._closes = False  # written once, by any thread
+        super().__init__()
+        self.checkpoint = trio.lowlevel.checkpoint
+        self.until_over = partial(_until_over, trio.lowlevel.checkpoint)
+        self._trio = trio
+        self._token = trio.lowlevel.current_trio_token()
+        # The system task refers to the bridge weakly until it runs, because the frame of a task
+        # that never starts must not keep the bridge alive.
+        try:
+            trio.lowlevel.spawn_system_task(_serve_trio, trio, weakref.ref(self), name="aiostream")
+        except RuntimeError:  # the run is ending and takes no more system tasks
+            unwatched().add(self)
+
+    def current_task(self) -> Any:
+        """Returns the task that runs now, or `None` in a callback."""
+        try:
+            return self._trio.lowlevel.current_task()
+        except RuntimeError:
+            return None
+
+    def drain(self) -> None:
+        """See `Bridge`. If the bridge was closed meanwhile, this closes its queue at the end."""
+        self._drains += 1
+        try:
+            # The number is written before this is read, and `close` does both in the other order.
+            # So at least one of the two threads sees the other.
+            if not self._closes:
+                super().drain()
+        finally:
+            self._drains -= 1
+            if self._closes:
+                super().close()
+
+    def close(self) -> None:
+        """See `Bridge`. A drain that is under way ends first.
+
+        A run that is ending refuses new requests before it has done the last ones. The janitor
+        takes the refusal for its end. If it closed the queue then, the janitor and the run would
+        deliver the same backlog, and the last drain might read the queue's next owner's.
+        """
+        self._closes = True
+        if not self._drains:
+            super().close()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        self._drains = 0  # an interrupt may have left it, and no drain runs in a finalizer
+        super().__del__(is_finalizing)
+
+    def new_future(self) -> SettledFuture:
+        """Makes a `TrioFuture`."""
+        return TrioFuture(self._trio, self._token)
+
+    def new_polled_future(self) -> PolledFuture:
+        """Makes a `TrioFuture`."""
+        return TrioFuture(self._trio, self._token)
+
+    def _call_next_turn(self, function: Callable[[], None]) -> None:
+        try:
+            self._token.run_sync_soon(function)
+        except self._trio.RunFinishedError:
+            # What is still polled goes to the watcher when the bridge closes its queue.
+            pass
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
+        """Calls a function later from a system task. Returns `False` if the run is ending."""
+
+        async def call() -> None:
+            await self._trio.sleep(seconds)
+            function()
+
+        try:
+            self._trio.lowlevel.spawn_system_task(call, name="aiostream, later")
+        except RuntimeError:  # the run is ending, or this is another thread
+            return False
+        return True
+
+    def is_gone(self) -> bool:
+        """Asks for something else. A run does all that it has accepted, unless it crashes."""
+        try:
+            self._token.run_sync_soon(_nothing, idempotent=True)  # at most one at a time
+        except (self._trio.RunFinishedError, OSError):
+            return True
+        return False
+
+    def schedule_drain(self) -> bool:
+        """Calls `run_sync_soon`, which trio serves until its very end."""
+        try:
+            self._token.run_sync_soon(self.drain)
+        except (self._trio.RunFinishedError, OSError):
+            # OSError: the run has crashed, and its own descriptor is closed.
+            return False
+        return True
+
+
+def _nothing() -> None:
+    """What a run is asked for, to learn whether it still takes requests."""
+
+
+async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> None:
+    bridge = reference()
+    if bridge is None:
+        return
+    try:
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(bridge.descriptor)
+            except OSError:
+                # The system has no memory or descriptors left for trio's epoll. The janitor
+                # takes over. If the error left a system task, it would end the whole run.
+                return
+            bridge.drain()
+    finally:
+        # The janitor serves the bridge from now on, because trio cancels system tasks before it
+        # runs the finalizers of asynchronous generators, and those may still wait.
+        unwatched().add(bridge)
+        # What arrived between the last drain and `add` has written the descriptor already. The
+        # janitor's epoll is edge-triggered and would not see it without this.
+        _native.queue_wake(bridge.queue)
+
+
+class TrioFuture(OwnFuture):
+    """asyncio's future for trio. It settles once, and any task of its run can await it.
+
+    Cancellation: if an `await` is cancelled, only that await ends. The future goes on for the other
+    tasks. `cancel()` ends the future, and every `await` of it raises
+    `concurrent.futures.CancelledError`, because trio's own `Cancelled` belongs to cancel scopes. If
+    the run ends first, the library cancels the future once the GPU has passed the point.
+
+    Threads: the run's thread only.
+    """
+
+    point: EventCompletion | None = None  # see `PolledFuture`
+    _retrieved = True  # False: it has an exception that no code has asked for
+
+    def __init__(self, trio: ModuleType, token: Any) -> None:
+        self._trio = trio
+        self._token = token
+        self._state = "pending"  # "pending" -> "finished" or "cancelled", once
+        self._result: Any = None
+        self._exception: BaseException | None = None
+        self._traceback: TracebackType | None = None  # the exception's, when it was set
+        self._raised = False  # whether the exception object itself was raised
+        self._message: Any = None  # of the cancellation
+        self._waiting: dict[Any, None] = {}  # trio's tasks, in the order in which they came
+        self.polled: _native.Wait | None = None  # while one of them polls it
+        self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context]] = []
+
+    def __repr__(self) -> str:
+        more = ""
+        if self._state == "finished":
+            more = (
+                f" result={self._result!r}"
+                if self._exception is None
+                else f" exception={self._exception!r}"
+            )
+        return f"<{type(self).__name__} {self._state}{more}>"
+
+    def done(self) -> bool:
+        """Whether it has a result, has an exception, or was cancelled."""
+        return self._state != "pending"
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._state == "cancelled"
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancels the future. Returns `False` if it was done already.
+
+        `msg` becomes the argument of the `CancelledError`.
+        """
+        if self.done():
+            return False
+        if self.polled is not None:
+            self.polled.drop()
+        self._message = msg
+        self._settle("cancelled")
+        if self.point is not None:
+            self.point.cancel()
+        return True
+
+    def _set_result(self, result: Any) -> None:
+        self._require_pending()
+        self._result = result
+        self._settle("finished")
+
+    def _set_exception(self, exception: BaseException) -> None:
+        self._require_pending()
+        self._exception = exception
+        self._traceback = exception.__traceback__
+        self._retrieved = False
+        self._settle("finished")
+
+    def _require_pending(self) -> None:
+        if self.done():
+            raise concurrent.futures.InvalidStateError(f"the future is {self._state} already")
+
+    def _drop(self) -> None:
+        # Called by the janitor. The run has ended, and its tasks with it. So no task waits, and
+        # callbacks are not called, because only the run's thread may call them.
+        if not self.done():
+            self._message = "the run of trio to which the future belonged has ended"
+            self._state = "cancelled"
+
+    def result(self) -> Any:
+        """Returns the result, or raises the exception.
+
+        Each caller gets an exception object of its own if the error is the library's.
+
+        Raises:
+            concurrent.futures.InvalidStateError: The future is pending.
+            concurrent.futures.CancelledError: The future was cancelled.
+        """
+        exception = self.exception()
+        if exception is not None:
+            try:
+                raise self._own(exception)
+            finally:
+                # The traceback refers to this frame. If the frame referred to the exception or the
+                # future too, they would keep each other alive.
+                del exception, self
+        return self._result
+
+    def _own(self, exception: BaseException) -> BaseException:
+        # Two tasks that raise one object would add their frames to each other's traceback.
+        if self._raised and isinstance(exception, (CudaError, StreamClosedError)):
+            return copy.copy(exception).with_traceback(self._traceback)
+        self._raised = True
+        # An exception of another kind may not be copyable. At least its traceback does not grow.
+        return exception.with_traceback(self._traceback)
+
+    def exception(self) -> BaseException | None:
+        """Returns the exception, or `None` if the future has a result.
+
+        Raises:
+            concurrent.futures.InvalidStateError: The future is pending.
+            concurrent.futures.CancelledError: The future was cancelled.
+        """
+        if self._state == "pending":
+            raise concurrent.futures.InvalidStateError("the future is still pending")
+        if self._state == "cancelled":
+            raise concurrent.futures.CancelledError(
+                *([] if self._message is None else [self._message])
+            )
+        self._retrieved = True
+        return self._exception
+
+    def add_done_callback(
+        self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
+    ) -> None:
+        """Has trio call `callback(future)` soon after the future is done, also if it is done now.
+
+        The callback sees the context variables as they are now, or those of `context`.
+
+        Raises:
+            trio.RunFinishedError: The future is done, and the run has ended.
+        """
+        if context is None:
+            context = contextvars.copy_context()
+        if self.done():
+            self._token.run_sync_soon(_run_callback, callback, self, context)
+        else:
+            self._callbacks.append((callback, context))
+
+    def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
+        """Removes a callback, and returns how often it was there.
+
+        If trio was already asked to call it, trio calls it.
+        """
+        before = len(self._callbacks)
+        self._callbacks = [each for each in self._callbacks if each[0] != callback]
+        return before - len(self._callbacks)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if observers and not self.done() and not is_observed():
+            return observed_await(TrioFuture.__await__, self)
+        return self._wait().__await__()
+
+    def belongs_here(self) -> bool:
+        """Whether the run that made it is the one that is at work in this thread."""
+        return self._here() is self._token
+
+    def _here(self) -> Any:
+        at_work = turns.in_trio(_running_loop())
+        return self._trio.lowlevel.current_trio_token() if at_work else None
+
+    async def _wait(self) -> Any:
+        try:
+            lowlevel = self._trio.lowlevel
+            here = self._here()
+            if self.done():
+                if here is not None:
+                    # trio asks each await to be a checkpoint, also one that has nothing to wait
+                    # for.
+                    await lowlevel.checkpoint()
+                return self.result()
+            if here is not self._token:
+                # trio would wake this task in the other run, which fails. And if that run has
+                # ended, it wakes no task, and this one would hang.
+                raise RuntimeError(
+                    "the future belongs to another run of trio: await it in the run that made it"
+                )
+            point = self.point
+            while not self.done():
+                # The wait has one poller: this task, or the run in its drains. The native part
+                # gives it to one of them, so that the ticket fires once.
+                polled = point.reserved.take(True) if point is not None else None
+                if polled is not None:
+                    assert point is not None
+                    await self._poll(point, polled)
+                else:
+                    await self._suspend()
+            return self.result()
+        finally:
+            del self  # see `result`
+
+    async def _suspend(self) -> None:
+        lowlevel = self._trio.lowlevel
+        task = lowlevel.current_task()
+
+        def abort(_: Any) -> Any:
+            self._waiting.pop(task, None)
+            return lowlevel.Abort.SUCCEEDED
+
+        try:
+            self._waiting[task] = None
+            await lowlevel.wait_task_rescheduled(abort)
+        finally:
+            # A KeyboardInterrupt may come before trio has suspended the task. To reschedule a task
+            # that is not suspended would end the whole run.
+            self._waiting.pop(task, None)
+
+    async def _poll(self, point: EventCompletion, polled: _native.Wait) -> None:
+        # Polls in each turn of the run, until the work is over, or a timer or the watcher has the
+        # wait, or the future is cancelled.
+        self.polled = polled
+        try:
+            while True:
+                await self._trio.lowlevel.checkpoint()
+                if self.done():
+                    return
+                answer = polled.poll()
+                if not isinstance(answer, _native.Wait):
+                    break
+            self.polled = None
+            if answer is None or answer < _FIRST_TICKET:
+                current_bridge().settle_polled(self, point, answer)
+        except (self._trio.Cancelled, GeneratorExit):
+            raise
+        except BaseException:
+            # A KeyboardInterrupt, perhaps after the last poll. That poll has put the ticket into
+            # the queue without waking the run, so the run has to be woken here, or it would not
+            # settle the future before the next arrival.
+            _native.queue_wake(current_bridge().queue)
+            raise
+        finally:
+            # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
+            # poller, and the future would never settle.
+            polled.drop()
+            self.polled = None
+
+    def wake(self) -> None:
+        """See `PolledFuture`. It wakes one task, because one that polls suffices."""
+        for task in self._waiting:
+            del self._waiting[task]
+            self._trio.lowlevel.reschedule(task)
+            return
+
+    def _settle(self, state: str) -> None:
+        self._state = state
+        waiting, self._waiting = self._waiting, {}
+        for task in waiting:
+            self._trio.lowlevel.reschedule(task)
+        callbacks, self._callbacks = self._callbacks, []
+        # If it is cancelled after its run has ended, the callbacks are not called.
+        with contextlib.suppress(self._trio.RunFinishedError):
+            for callback, context in callbacks:
+                self._token.run_sync_soon(_run_callback, callback, self, context)
+
+    # The default argument binds the name here, because at the interpreter's end the names of the
+    # module may be gone, and the finalizer would raise a NameError.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self._retrieved and not is_finalizing():
+            logging.getLogger("aiostream").error(
+                "CompletionFuture exception was never retrieved", exc_info=self._exception
+            )
+
+
+def _run_callback(
+    callback: Callable[[Any], object], future: TrioFuture, context: contextvars.Context
+) -> None:
+    try:
+        context.run(callback, future)
+    except BaseException as error:
+        # SystemExit too. If it left a callback, trio would end the run with an internal error.
+        process.report_unraisable(error, callback)

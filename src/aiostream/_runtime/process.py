@@ -1,0 +1,429 @@
+"""What runs once per process: the native part, its threads, and the end by exit or fork.
+
+The janitor serves what ended loops, finalizers and cancelled waits have left behind, in a thread
+that may call the driver. The releaser drops the users' objects, whose destructors may block, and
+writes the trace of the process. Both run until the process ends, because an `atexit` handler that
+the application registered before its first use of the library runs after `_stop`, and may await.
+Only the thread that calls failure listeners begins and ends in between.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import queue
+import select
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aiostream import _native
+from aiostream._base import driver
+from aiostream._runtime import points, stuck
+
+ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
+
+# Held in `start` alone, because two threads may use the library first at the same time. Reentrant,
+# because a signal handler, or a finalizer in a garbage collection, may come to `start` in the
+# thread that holds it. It then does the whole start, because each step can be repeated.
+_lock = threading.RLock()
+# Written under _lock, after everything runs. Read without it, because each use of the library asks.
+_started = False
+# What `__init__` has to have done before the library is used first. Each may be called again.
+before_first_use: list[Callable[[], None]] = []
+# Seconds that the interpreter's end waits for these threads, because a destructor may block.
+_EXIT_PATIENCE = 1.0
+_PAUSE = 0.05  # seconds
+
+# The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
+# thread win. So a start that a KeyboardInterrupt has cut short can be repeated, whether its thread
+# had begun or not. Without this, a repeated start would run two janitors on one backlog.
+_serving: dict[str, object] = {}
+
+
+def block_signals() -> None:
+    """Blocks the process's signals in this thread. Call it first in a thread.
+
+    Signals are for the application's own threads. If this thread took one, it would take it away
+    from a thread that waits for it with `sigwait`. The signals of faults stay, because they belong
+    to the thread that raises them.
+    """
+    faults = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT"}
+    wanted = {each for each in signal.valid_signals() if getattr(each, "name", None) not in faults}
+    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+
+
+def _start_serving(name: str, serve: Callable[[], None]) -> None:
+    # Returns when the thread has begun.
+    if name in _serving:
+        return
+    has_begun = threading.Event()
+
+    def run() -> None:
+        first = False
+        try:
+            block_signals()
+            # Another thread of this name may be there, because an interrupted start was repeated.
+            first = _serving.setdefault(name, has_begun) is has_begun
+        finally:
+            has_begun.set()
+        while first:
+            # No error ends it, not even SystemExit, because without the janitor closed queues
+            # would never be delivered and streams never destroyed. An allocation may fail in any
+            # line.
+            try:
+                serve()
+            except BaseException as error:
+                survive(error, name)
+
+    # A daemon, because the interpreter would wait for any other thread before it runs `_stop`.
+    threading.Thread(target=run, name=f"aiostream-{name}", daemon=True).start()
+    # Waited for, because the thread blocks its signals first. Until then it could take one.
+    has_begun.wait()
+    if name not in _serving:
+        raise RuntimeError(f"the thread aiostream-{name} has ended at its beginning")
+
+
+def survive(error: BaseException, name: str) -> None:
+    """Reports an error that would end a thread of the library, which has to go on.
+
+    It pauses then, because the error may come again at once.
+    """
+    # There may be no memory for these either. Without the pause the thread could take a whole core.
+    try:
+        report_unraisable(error, f"the thread aiostream-{name}")
+    except BaseException:
+        pass
+    try:
+        time.sleep(_PAUSE)
+    except BaseException:
+        pass
+
+
+# -------------------------------------------------------------------------------- the janitor
+
+# Any thread appends, finalizers too, and the janitor removes. A deque, because its operations are
+# atomic and take no lock that the thread under a finalizer could hold.
+_tasks: deque[Callable[[], Any]] = deque()
+# What has arrived for the janitor and is not delivered yet. The janitor alone.
+_backlog: list[int | _native.Wait] = []
+# Descriptor -> what the janitor calls when it is readable: its own, and those of
+# `watch_in_janitor`. Any thread adds, by one dict operation. No entry is removed.
+_watched: dict[int, Callable[[], bool]] = {}
+
+
+def _clean() -> None:
+    # An error may have ended the last pass after it had read the descriptor, or before it had noted
+    # the end of a call.
+    _native.queue_wake(ORPHANS)
+    stuck.end()
+    poll = select.poll()
+    known: set[int] = set()
+    soon = set(_watched)  # those to call again after a pause, also if nothing arrives
+    while True:
+        # A list, because another thread may add an entry during the iteration, and Python refuses
+        # to iterate over a dict that changes.
+        for descriptor in list(_watched):
+            if descriptor not in known:
+                poll.register(descriptor, select.POLLIN)
+                known.add(descriptor)
+        ready = {descriptor for descriptor, _ in poll.poll(_PAUSE * 1000 if soon else None)}
+        for descriptor in ready | soon:
+            stuck.begin("janitor")
+            try:
+                again = _watched[descriptor]()
+            finally:
+                stuck.end()
+            (soon.add if again else soon.discard)(descriptor)
+
+
+def _serve_orphans() -> bool:
+    _native.drain(ORPHANS, _backlog)
+    points.deliver(_backlog, orphaned=True)
+    driver.report_failures()
+    _native.drop_abandoned()
+    while (refusal := _native.refusal_take()) is not None:
+        call, code = refusal
+        error = driver.error(code, call)
+        log_error("a handle leaked, because the driver did not destroy it: %s", error)
+        report_unraisable(
+            error,
+            "the last user of a closed handle, which the driver did not destroy",
+        )
+    # After the drain, because the drain reads the descriptor, and a task that is appended later
+    # writes it again. The other way round, the drain could take the wake-up of a new task away.
+    while _tasks:
+        task = _tasks.popleft()
+        stuck.begin("janitor")  # again, because each task has its own time
+        _report_from(task, task)
+        # What the task held dies here. A reference in this frame would keep it until the next task,
+        # perhaps for hours.
+        task = None  # type: ignore[assignment]
+    return False
+
+
+def _report_from(where: object, function: Callable[[], Any]) -> None:
+    # An error of one task must not keep the others from being done.
+    try:
+        function()
+    except BaseException as error:
+        report_unraisable(error, where)
+
+
+def report_unraisable(error: BaseException, where: object) -> None:
+    """Gives an exception to `sys.unraisablehook`, if no caller can get it.
+
+    Threads: any.
+    """
+    _native.write_unraisable(error, where)
+
+
+def log_error(message: str, *values: object) -> None:
+    """Logs what an operator must know, if the application has configured logging.
+
+    Without a handler, Python would print it to stderr, where the program's own output may be.
+    """
+    _log(logging.ERROR, message, *values)
+
+
+def _log(level: int, message: str, *values: object) -> None:
+    logger = logging.getLogger("aiostream")
+    if logger.hasHandlers():
+        logger.log(level, message, *values)
+
+
+def run_in_janitor(task: Callable[[], Any]) -> None:
+    """Has the janitor call `task`.
+
+    Does nothing in a forked child, which has no janitor.
+
+    Threads: any, also in a finalizer.
+    """
+    if _started and not _native.is_forked():
+        # The append first, because the janitor may run right after the wake-up. The other way round
+        # it would find no task and sleep.
+        _tasks.append(task)
+        _native.queue_wake(ORPHANS)
+
+
+def watch_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
+    """Has the janitor call `function` whenever a descriptor is readable. It must not block.
+
+    While `function` returns true, the janitor calls it every 50 ms too.
+
+    Threads: any.
+    """
+    _watched[descriptor] = function
+    # The janitor sleeps in a poll that does not know the descriptor yet.
+    _native.queue_wake(ORPHANS)
+
+
+# -------------------------------------------------------------------------------- the listeners
+
+# The listeners of `on_context_failed` that are to be called, in order. The janitor appends, and
+# their thread removes.
+_calls: deque[Callable[[], Any]] = deque()
+# Whether that thread is there. The janitor's alone, so there is no lock: the thread asks the
+# janitor to note its end.
+_is_calling = False
+
+
+def call_in_order(function: Callable[[], Any]) -> None:
+    """Has a thread call `function`, after all that were passed here before. It may block.
+
+    The thread begins with the first of them, and ends after the last. In the janitor's thread,
+    closed queues and dropped streams would wait for a listener that blocks.
+
+    Threads: any, also in a finalizer.
+    """
+    run_in_janitor(partial(_append_call, function))
+
+
+def _append_call(function: Callable[[], Any]) -> None:
+    _calls.append(function)
+    if not _is_calling:
+        _begin_calling()
+
+
+def _begin_calling() -> None:
+    global _is_calling
+    _is_calling = True
+    try:
+        # It blocks the signals that the janitor blocks, because a thread begins with the mask of
+        # the thread that makes it.
+        threading.Thread(target=_call_all, name="aiostream-listener", daemon=True).start()
+    except (RuntimeError, MemoryError):  # the process has no thread left, or Python ends
+        _call_all()
+
+
+def _call_all() -> None:
+    while _calls:
+        function = _calls.popleft()
+        stuck.begin("listener")  # again, because each has its own time
+        _report_from(function, function)
+        # As in `_serve_orphans`.
+        function = None  # type: ignore[assignment]
+    stuck.end()
+    run_in_janitor(_note_end_of_calling)
+
+
+def _note_end_of_calling() -> None:
+    global _is_calling
+    _is_calling = False
+    # Appended after that thread had found nothing more.
+    if _calls:
+        _begin_calling()
+
+
+def _run_after_calls(task: Callable[[], Any]) -> None:
+    # In the janitor's thread.
+    if _is_calling:
+        _calls.append(task)
+    else:
+        task()
+
+
+# -------------------------------------------------------------------------------- the releaser
+
+# A SimpleQueue, because finalizers and signal handlers may call its `put`. `queue.Queue` takes a
+# lock, and a finalizer that interrupts its holder would deadlock.
+_to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
+# What writes a file that has to be there however the process ends, such as that of a trace. The
+# releaser calls each about once a second, with `False`, and each decides whether it writes. `True`
+# asks for all that is there. Filled before the releaser begins.
+savers: list[Callable[[bool], None]] = []
+_SAVE_SECONDS = 1.0
+_SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releaser
+
+
+def _release() -> None:
+    looked = time.monotonic()
+    while True:
+        held: Any = ()
+        with contextlib.suppress(queue.Empty):
+            held = _to_release.get(timeout=_SAVE_SECONDS if savers else stuck.PATIENCE / 2)
+        _save(False)
+        if time.monotonic() - looked >= stuck.PATIENCE / 2:
+            _report_from("aiostream's releaser", _say_what_is_stuck)
+            looked = time.monotonic()
+        if not isinstance(held, tuple):  # from `run_in_releaser`
+            _report_from(held, held)
+        # The destructor runs here, before the next `get` blocks.
+        del held
+
+
+def _say_what_is_stuck() -> None:
+    for message in stuck.look():
+        _log(logging.WARNING, "%s", message)
+
+
+def _save(all_of_it: bool) -> None:
+    for each in savers:
+        _report_from(each, partial(each, all_of_it))
+
+
+def save_soon() -> Callable[[], bool]:
+    """Has the releaser save all that is there, because the process may be about to end.
+
+    Returns:
+        A function that says whether that is done, or has taken too long.
+    """
+    saved, deadline = threading.Event(), time.monotonic() + _SAVE_PATIENCE
+    if savers and _started:
+        run_in_releaser(partial(_save, True))
+        run_in_releaser(saved.set)
+    else:
+        saved.set()
+    return lambda: saved.is_set() or time.monotonic() > deadline
+
+
+def release_in_thread(*objects: Any) -> None:
+    """Drops the last reference to users' objects in the releaser's thread.
+
+    Their destructors may block there. In the janitor's thread, queues, streams and the beginning of
+    `on_context_failed`'s listeners would wait for them.
+
+    Threads: any, also in a finalizer.
+    """
+    if _started and not _native.is_forked():
+        _to_release.put(objects)
+
+
+def run_in_releaser(task: Callable[[], Any]) -> None:
+    """Has the releaser call `task`, which may block. Does nothing in a forked child.
+
+    Threads: any, also in a finalizer.
+    """
+    if _started and not _native.is_forked():
+        _to_release.put(task)
+
+
+# -------------------------------------------------------------------------------- start and end
+
+
+def start() -> None:
+    """Starts the native part and the threads, once. If it fails, the next call tries again.
+
+    Threads: any.
+
+    Raises:
+        NoDriverError: There is no CUDA driver.
+        OSError: The process has no descriptor or thread left.
+        RuntimeError: This is a forked child, or Python has no thread left.
+        ValueError: An environment variable of the library makes no sense.
+    """
+    global _started
+    # Without the lock, because each use of the library comes here, and a flag that is late only
+    # costs the steps before the lock.
+    if _started and not _native.is_forked():
+        return
+    # Before the lock, because this loads and calls the driver, and the library holds no lock across
+    # a call of the driver. Such a call may wait for a thread that waits for the lock.
+    for prepare in before_first_use:
+        prepare()
+    addresses = driver.native_addresses()
+    with _lock:
+        if _started:
+            return
+        # Each of these steps can be repeated, because an interrupt or an error may come after any
+        # of them, and the next call then does all of them again.
+        _native.bind(addresses)
+        _watched[_native.open_orphans()] = _serve_orphans
+        _native.watcher_start()
+        _start_serving("janitor", _clean)
+        _start_serving("releaser", _release)
+        atexit.unregister(_stop)  # of a start that was cut short
+        atexit.register(_stop)
+        # Last, because other threads read it without the lock and rely on all of the above.
+        _started = True
+
+
+def _stop() -> None:
+    # The interpreter ends. A driver's thread that asks for the GIL from now on would hang or crash.
+    # What `atexit` handlers await later is still served, because completions need no GIL. The
+    # watcher is stopped when Python has ended (`Py_AtExit`).
+    if _native.is_forked():
+        return
+    _native.exit_disarm()
+    try:
+        _native.gate_close()
+    finally:
+        finish_leftovers()
+
+
+def finish_leftovers() -> None:
+    """Waits until the threads have done what was left to them, for a second at most."""
+    if not _started or _native.is_forked():
+        return  # there are no such threads
+    cleaned, released = threading.Event(), threading.Event()
+    run_in_janitor(partial(_run_after_calls, cleaned.set))
+    deadline = time.monotonic() + _EXIT_PATIENCE
+    if cleaned.wait(_EXIT_PATIENCE):
+        # After the janitor, because the janitor gives objects to the releaser.
+        _to_release.put(released.set)
+        released.wait(deadline - time.monotonic())

@@ -1,0 +1,174 @@
+"""The ledger: what the library began, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from aiostream import _native
+from aiostream._runtime import completion
+
+__all__ = ["FutureCounts", "HandleCounts", "PointCounts", "Statistics", "WaitCounts", "statistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class PointCounts:
+    """Points at which the library enqueued something: `armed == fired + pending + leaked`."""
+
+    armed: int
+    fired: int
+    pending: int
+    """Armed now. Counted one by one, not computed from the other numbers."""
+    host_functions: int
+    """Of the pending ones, the host functions and callbacks in streams."""
+    captured: int
+    """Of the pending ones, the host functions in graphs. They are pending until no graph can call
+    them any more."""
+    leaked: int
+    """The driver can no longer prove that the GPU has passed them. What the library keeps alive for
+    them lives until the process ends."""
+    quarantined: int
+    """Of the leaked ones, those that a capture took in, because it began during the call."""
+    stale: int
+    """Firings of points that were no longer armed. The library ignored them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FutureCounts:
+    """Futures of completions: `created == done + failed + cancelled + dropped + pending`."""
+
+    created: int
+    done: int
+    failed: int
+    cancelled: int
+    """Cancelled by their own task, or the call that made them was refused. If you cancel the
+    asyncio future itself, it counts when the GPU has passed its point."""
+    dropped: int
+    """Their loop was closed before they settled."""
+    pending: int
+    """Counted one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandleCounts:
+    """Streams, events and graphs that the library owned.
+
+    `created == destroyed + released + retired + leaked + open`.
+    """
+
+    created: int
+    destroyed: int
+    """Destroyed by the library, or, for graphs, by a capture into them that failed."""
+    released: int
+    """You took them with `into_raw`."""
+    retired: int
+    """Streams that were closed and not destroyed, because another library may know them
+    (`Stream.torch` and its like, `Stream.handle`). If a later `Stream` uses such a stream again, it
+    is counted as created again."""
+    leaked: int
+    """Closed, but the driver refused to destroy them."""
+    open: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitCounts:
+    """What the stages of `synchronize_async` did.
+
+    A wait may pass through several stages, and through one of them repeatedly.
+    """
+
+    ready: int
+    """Waits that had nothing to wait for."""
+    spun: int
+    """Waits that ended while their task polled."""
+    by_timer: int
+    """How often a timer of the loop took a wait, to wake the task shortly before the end."""
+    watched: int
+    """How often the watcher took a wait."""
+    handed_back: int
+    """How often the watcher handed a wait back to its task, because the end was near."""
+    pending: int
+    """Waits that are not over, including those that their tasks poll."""
+    polls: int
+    """How often the watcher polled an event."""
+    passes: int
+    """How often the watcher went through its waits. It may poll several in one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A snapshot of the library's counters in this process. `statistics()` makes it."""
+
+    points: PointCounts
+    futures: FutureCounts
+    handles: HandleCounts
+    waits: WaitCounts
+    late_host_functions: int
+    """Python host functions that were not run, because the interpreter had begun to end."""
+    watcher_passes: int
+    """How often the watcher read the health of the contexts."""
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the equations of points, futures and handles hold."""
+        points, futures, handles = self.points, self.futures, self.handles
+        settled = futures.done + futures.failed + futures.cancelled + futures.dropped
+        gone = handles.destroyed + handles.released + handles.retired + handles.leaked
+        return (
+            points.armed == points.fired + points.pending + points.leaked
+            and futures.created == settled + futures.pending
+            and handles.created == gone + handles.open
+        )
+
+
+_Line = TypeVar("_Line", PointCounts, FutureCounts, HandleCounts, WaitCounts)
+
+
+def statistics() -> Statistics:
+    """Returns a snapshot of what the library did in this process.
+
+    It reads the counters one by one. If other threads change them meanwhile, so that the ledger
+    does not balance, it reads them again a few times. If nothing changes, you get the counters of
+    one moment.
+
+    Use it to check that your program leaves nothing pending or open, or to export metrics.
+
+    Threads: any. It never calls the driver and never blocks.
+
+    Example:
+        >>> before = aiostream.statistics().handles.created
+        >>> async with aiostream.Stream() as stream:
+        ...     await stream.synchronize_async()
+        >>> after = aiostream.statistics()
+        >>> after.handles.created - before, after.balanced
+        (1, True)
+    """
+    for _ in range(100):
+        snapshot = _snapshot()
+        if snapshot.balanced:
+            break
+    return snapshot
+
+
+def _snapshot() -> Statistics:
+    # First those that come first in a completion's life. What moves on while another thread reads
+    # is then counted twice, and `drain` waits once more. In the other order it could be missed.
+    pending_waits = _native.pending_waits()
+    points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
+    pending_futures = completion.pending_futures()
+    count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
+    polls = {"polls": count["EVENT_POLLS"], "passes": count["EVENT_PASSES"]}
+    return Statistics(
+        points=_line(PointCounts, "POINTS", count, **points),
+        futures=_line(FutureCounts, "FUTURES", count, pending=pending_futures),
+        handles=_line(HandleCounts, "HANDLES", count),
+        waits=_line(WaitCounts, "WAITS", count, pending=pending_waits, **polls),
+        late_host_functions=count["HOST_FUNCTIONS_LATE"],
+        watcher_passes=count["WATCHER_PASSES"],
+    )
+
+
+def _line(kind: type[_Line], prefix: str, count: dict[str, int], **others: int) -> _Line:
+    """A line of the ledger: each field is the counter of the same name, or one of the others."""
+    names = {field.name for field in fields(kind)} - others.keys()
+    return kind(**others, **{name: count[f"{prefix}_{name.upper()}"] for name in names})

@@ -1,0 +1,1 @@
+"""What pools and servers are made of."""

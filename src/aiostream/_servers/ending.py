@@ -1,0 +1,74 @@
+"""The end of a program: it waits until nothing of the library is pending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiostream._base import checks, driver
+from aiostream._runtime import process, statistics
+from aiostream._waits import waiting
+from aiostream._waits.several import time_limit
+
+__all__ = ["drain"]
+
+_SHORTEST_NAP = 0.0005
+_LONGEST_NAP = 0.02
+
+
+async def drain(timeout: float | None = None) -> bool:
+    """Waits until nothing of the library is pending in this process, such as at a server's end.
+
+    It waits until every future has settled in its loop, and until the GPU has passed every host
+    function, every callback, all work of `enqueue_async`, and what cancelled waits have waited for.
+    It also waits for what is left on the streams of a pool, for calls of `enqueue_in_thread` that
+    have not begun, and for what other tasks and threads begin during the call. It does not wait for
+    tasks that wait for a stream of a pool, for host functions in graphs, and for work that no await
+    or future of the library followed, such as a kernel or `executable.launch(stream)` alone. For
+    that work, synchronize the stream. Do not hold a token that such a call waits for. If
+    `AIOSTREAM_TRACE` is set, `drain` then waits until the trace is written.
+
+    Args:
+        timeout: Seconds to wait at most. `None` sets no limit.
+
+    Cancellation: raises at once.
+
+    Threads: call it in the thread of a running loop. On trio it is always a checkpoint.
+
+    Returns:
+        Whether nothing is pending. `False` after the timeout.
+
+    Raises:
+        TypeError, ValueError: `timeout` is not a number of seconds.
+        RuntimeError: No loop runs here. Or this is a forked child.
+
+    Example:
+        >>> async with aiostream.Stream() as stream:
+        ...     future = stream.completion_future()
+        ...     await aiostream.drain(timeout=10)
+        ...     future.done()
+        True
+        True
+    """
+    import anyio
+
+    # It polls, because any thread may begin and end work. If each of them had to notify those that
+    # drain, every completion would pay for it.
+    nap = _SHORTEST_NAP
+    saved: Callable[[], bool] | None = None  # once nothing is pending: a signal may come next
+    seconds = checks.timeout(timeout)
+    driver.refuse_forked()  # the counts are the parent's there, and never change
+    with time_limit(anyio.move_on_after, seconds):
+        await waiting.checkpoint()
+        while anything_pending() or not (saved := saved or process.save_soon())():
+            await anyio.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+    return not anything_pending()
+
+
+def anything_pending() -> bool:
+    """Whether `drain` would wait."""
+    now = statistics.statistics()
+    # The host functions in graphs are armed as long as their graph is there, so they do not count.
+    return (
+        now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
+    )

@@ -1,0 +1,258 @@
+"""Lost contexts: their listeners, the health check, and the end of the process."""
+
+from __future__ import annotations
+
+import math
+import signal as signals
+import threading
+from collections.abc import Callable
+
+from aiostream import _native, device
+from aiostream._base import checks, driver
+from aiostream._runtime import process, statistics
+from aiostream.errors import ContextFailedError
+
+__all__ = ["exit_on_context_failed", "health", "on_context_failed"]
+
+
+class _Listener:
+    """One registration. Each call of `on_context_failed` makes its own, also of one function."""
+
+    def __init__(self, function: Callable[[ContextFailedError], object]) -> None:
+        self._function = function
+        self._notified: dict[int, object] = {}  # by code; any thread, single dict operations
+
+    def notify(self, error: ContextFailedError) -> None:
+        """Has the function called, once for each code. Any thread."""
+        mark = object()
+        # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock
+        # would not do, because this may run on the driver's thread, under the locks of any caller.
+        if self._notified.setdefault(error.code, mark) is mark:
+            own = _copy_of(error)
+            process.call_in_order(lambda: self._function(own))
+
+    def forget(self) -> None:
+        """Makes the next failure notify the listener again."""
+        self._notified.clear()
+
+
+_listeners: list[_Listener] = []  # any thread, single list operations
+# The first error of each code. Any thread, single dict operations.
+_failures: dict[int, ContextFailedError] = {}
+
+
+def _copy_of(error: ContextFailedError) -> ContextFailedError:
+    """A copy without the traceback, because its frames hold the objects that were in them."""
+    return type(error)(error.code, error.name, error.call, error.stream, error.hint, error.meaning)
+
+
+def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Callable[[], None]:
+    """Calls `listener(error)` when the library first meets a sticky error.
+
+    After a sticky error every CUDA call of the process fails, and only a new process helps. The
+    library meets the error in one of these ways:
+
+    - A pending wait fails with it, at most 50 ms after the driver reports it.
+    - Any call of the library fails with it.
+    - The library reads the health of each context in which it has made a stream. It does this once
+      a second while nothing is pending. So you also learn of a fault in another library's work.
+
+    The library calls the listener once for each code, even if no task gets the error. If it has met
+    the error before, it calls the listener at once. Code 709, a destroyed context, concerns that
+    context alone.
+
+    Threads: call it in any thread. The library calls the listeners one after another, in a thread
+    that it starts for them. So a listener that blocks delays the others. An exception of the
+    listener goes to `sys.unraisablehook`. That includes `SystemExit`, so `sys.exit()` in a listener
+    does not end the process. Use `exit_on_context_failed` for that.
+
+    Returns:
+        A function that ends this registration. You may call it again.
+
+    Raises:
+        TypeError: `listener` is not callable, or is a coroutine function or generator function.
+        NoDriverError: There is no CUDA driver.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> loop, failed = asyncio.get_running_loop(), asyncio.Event()
+        >>> stop = aiostream.on_context_failed(
+        ...     lambda error: loop.call_soon_threadsafe(failed.set)
+        ... )
+        >>> stream = aiostream.Stream()
+        >>> simulator.break_context(700)  # as a kernel does with an illegal address
+        >>> aiostream.health().name
+        'CUDA_ERROR_ILLEGAL_ADDRESS'
+        >>> await failed.wait()
+        True
+        >>> stop()
+        >>> simulator.recover()  # no GPU can do this
+        >>> stream.close()
+    """
+    checks.plain_function(listener, "on_context_failed", "have it call loop.call_soon_threadsafe")
+    process.start()
+    driver.report_failures()
+    registered = _Listener(listener)
+    # Listed before the known errors are read. If another thread notes an error in between, the
+    # listener gets it in both ways, and `notify` lets one of them through. In the other order the
+    # listener could miss it.
+    _listeners.append(registered)
+    _native.failures_watch(1)
+    for error in list(_failures.values()):
+        registered.notify(error)
+
+    def end() -> None:
+        try:
+            _listeners.remove(registered)
+        except ValueError:
+            return  # ended before; only one call counts down, also if two threads come at once
+        _native.failures_watch(-1)
+
+    return end
+
+
+def _noticed(error: ContextFailedError) -> None:
+    # Runs where the error is made, perhaps on the driver's thread. So it only has another thread
+    # call the listeners, because they may do anything.
+    first = _copy_of(error)
+    # Several threads may meet the code at once. One of them wins, and notifies the listeners.
+    if _failures.setdefault(error.code, first) is first:
+        for listener in list(_listeners):
+            listener.notify(first)
+        process.save_soon()
+        # In another thread than the listeners, because a handler of the application may be slow.
+        process.run_in_releaser(lambda: _log_lost_context(first))
+
+
+def _log_lost_context(error: ContextFailedError) -> None:
+    leaked = statistics.statistics().points.leaked
+    process.log_error("%s (%d points leaked so far)", error, leaked)
+
+
+def notice_failures() -> None:
+    """From now on each failure is logged, also if the application has registered no listener."""
+    driver.set_failure_listener(_noticed)
+
+
+def forget_failures() -> None:
+    """The simulator has healed its contexts: a later failure is reported again."""
+    _failures.clear()
+    for listener in list(_listeners):
+        listener.forget()
+
+
+def health() -> ContextFailedError | None:
+    """Returns the error of a lost context, or `None` if all contexts are healthy.
+
+    Use it in a server's health check. It reads the health of every context in which the library has
+    made a stream. It launches nothing, so it takes microseconds even if the GPU is busy. A fault
+    shows in all contexts of the process, so you also see faults of torch and cupy. You do not see a
+    kernel that never ends.
+
+    A context that was only destroyed (709) counts as lost, unless the library uses another context
+    of that device.
+
+    Threads: any.
+
+    Returns:
+        A new error for each call, which you may raise. `None` if the library has made no stream.
+
+    Raises:
+        RuntimeError: This is a forked child.
+
+    Example:
+        >>> def livez():
+        ...     return 503 if aiostream.health() else 200
+        >>> livez()
+        200
+    """
+    lost = device.lost_context()
+    if lost is None:
+        return None
+    context, code = lost
+    error = driver.error(code, "cuStreamQuery", f"a context of {context._place()}")
+    assert isinstance(error, ContextFailedError)
+    return error
+
+
+_MOST_GRACE = 1e9  # seconds
+# Guards the next. Reentrant, because a signal handler may interrupt the thread that holds it, and
+# call exit_on_context_failed or its `end` in that thread.
+_exit_lock = threading.RLock()
+_exit_requests: list[object] = []  # the latest call of exit_on_context_failed, unless it was ended
+
+
+def exit_on_context_failed(
+    code: int = 70, *, grace: float = 0, signal: int | None = None
+) -> Callable[[], None]:
+    """Ends the process when the library first meets a sticky error.
+
+    After a sticky error every CUDA call of the process fails. The supervisor (uvicorn, gunicorn,
+    systemd, Kubernetes, Ray) then starts a new process, which serves again. Without this call the
+    process lives on, and answers errors.
+
+    Native code ends the process, wherever the library meets the error (see `on_context_failed`). It
+    does so before any task or listener gets the error, and also if Python is blocked. It writes one
+    line to stderr. Like `os._exit`, it flushes nothing and runs no `atexit` handlers.
+
+    With `grace`, the process first gets the signal, and tasks and listeners get the error. If the
+    process has not ended after so many seconds, native code ends it with `code`. Once the grace has
+    begun, you cannot change or end it.
+
+    If `AIOSTREAM_TRACE` is set, the grace is at least 1 s, because Python has to write the trace.
+
+    A destroyed context (709) does not end the process. Nothing ends a forked child, or a process in
+    which the `atexit` handler of aiostream has run. A second call replaces the settings of the
+    first.
+
+    Threads: any.
+
+    Args:
+        code: The exit code, 0 to 255. The default 70 is `EX_SOFTWARE`. Supervisors take 0 for an
+            intended exit.
+        grace: Seconds. 0 ends the process at once.
+        signal: The signal that the process gets when the grace begins, such as `signal.SIGTERM`.
+            `None` sends none.
+
+    Returns:
+        A function that ends this. You may call it again.
+
+    Raises:
+        TypeError, ValueError: An argument is not of these, or you gave a signal without a grace.
+        NoDriverError: There is no CUDA driver.
+
+    Example:
+        >>> import signal
+        >>> stop = aiostream.exit_on_context_failed(grace=10, signal=signal.SIGTERM)
+        >>> stop()  # in a test, say
+    """
+    code = checks.byte("an exit code", code)
+    grace = checks.real(grace, "grace is a number of seconds")
+    if not 0 <= grace <= _MOST_GRACE:
+        raise ValueError(f"grace is a number of seconds from 0 to {_MOST_GRACE:.0f}, not {grace}")
+    if signal is not None and grace == 0:
+        raise ValueError("a signal needs a grace: seconds in which the process can react to it")
+    if signal is not None and checks.integer("signal", signal) not in signals.valid_signals():
+        raise ValueError(f"{signal!r} is not a valid signal")
+    number = 0 if signal is None else int(signal)
+    process.start()
+    if process.savers:  # a trace of this process is to be written first, which needs Python
+        grace = max(grace, 1)
+    request = object()
+    with _exit_lock:
+        # Once, however many calls there are, because `end` counts down once. Before the exit is
+        # armed, so that the watcher already reads the health of idle contexts by then.
+        if not _exit_requests:
+            _native.failures_watch(1)
+        _exit_requests[:] = [request]
+        _native.exit_arm(code, math.ceil(grace * 1e9), number)
+
+    def end() -> None:
+        with _exit_lock:
+            # A later call of exit_on_context_failed has its own request, which this must not end.
+            if _exit_requests == [request]:
+                _exit_requests.clear()
+                _native.failures_watch(-1)
+                _native.exit_disarm()
+
+    return end

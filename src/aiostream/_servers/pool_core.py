@@ -1,0 +1,481 @@
+"""What a pool does: which stream a task gets, and what happens to a stream that comes back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from aiostream import _native
+from aiostream._base import driver
+from aiostream._handles.reference import share_history
+from aiostream._runtime import loops, process
+from aiostream._servers import pool_returns
+from aiostream._servers.pool_returns import Busy, Return
+from aiostream._servers.pool_slots import Idle, IdleOnDevices, Slot
+from aiostream._servers.pool_waiters import Waiters
+from aiostream.errors import CudaError, PoolFullError, StreamClosedError
+from aiostream.stream import Stream
+
+_NOT_READY = 600
+_MOST_NAMES = 8  # of tasks that hold streams, in an error
+# Seconds until the pool looks again at streams that no event watches: if tasks wait for a stream,
+# and if only the pool's numbers wait for a thread to end.
+_LOOK_FOR_TASKS, _LOOK_FOR_NUMBERS = 0.005, 0.05
+
+
+class PoolCore:
+    """The streams of a pool and their states. `StreamPool` adds the calls that tasks make.
+
+    A stream is *idle*, *lent*, *busy*, or on its way to a task that has waited for it. A
+    KeyboardInterrupt may come between any two lines. So no step may lose a stream in a way that
+    `_find_lost` does not notice.
+    """
+
+    def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
+        # Only the thread of the loop that uses the pool touches these, so there is no lock. The
+        # janitor comes in through `Busy.forget` alone. Finalizers run in any thread, and only end
+        # watches. A thread that exports metrics reads lengths, which may be one step old.
+        self._closed = False
+        self._max_waiting = max_waiting
+        self._set_slots([Slot(stream) for stream in streams])
+        share_history(slot.stream._reference for slot in self._slots)
+        self._idle = Idle(self._slots) if len(self._places) == 1 else IdleOnDevices(self._slots)
+        self._busy = Busy()
+        self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has
+        # `Slot.lent` of each stream whose `Stream` died before it was given back. Any thread
+        # appends, because an object may die in any. Only the loop's thread removes.
+        self._dropped: deque[weakref.ref[Stream]] = deque()
+        self._waiters = Waiters()
+        self._at_once = 0  # how often a stream was free at once
+        # Stands for the look that the loop will do, or None; and whether it is one for tasks.
+        self._looking: object = None
+        self._looks_for_tasks = False
+        # A cancelled enqueue_in_thread has left a thread on a stream that came back.
+        self._thread_left = False
+        # `driver.latest_failure` at the time when this pool's contexts were known to be healthy.
+        # None once the pool itself has met a failure.
+        self._healthy_since: object = driver.latest_failure
+        # Of the loop that used the pool last. A weak reference, because the bridge ends with its
+        # loop, and a kept pool would keep it.
+        self._bridge: weakref.ref[loops.Bridge] | None = None
+
+    def _set_slots(self, slots: list[Slot]) -> None:
+        self._slots = slots
+        self._size = len(slots)
+        # A stream of each device, by which the pool knows the contexts.
+        self._places = list({slot.device: slot.stream for slot in slots}.values())
+
+    # ------------------------------------------------------------------------------------------ use
+
+    def _enter(self) -> loops.Bridge:
+        """Prepares for a use by the running loop."""
+        bridge = loops.current_bridge()
+        if self._closed:
+            self._require_open()
+        # The bridges are compared, and not the loops. A bridge that died with its loop gives None,
+        # so a new loop at the old one's address is not taken for it.
+        if self._bridge is None or self._bridge() is not bridge:
+            self._change_loop(bridge)
+        latest = driver.latest_failure  # before the health is read
+        if self._healthy_since is not latest:
+            # It may be another context that has failed, and contexts of the simulator can recover.
+            code = self._health()
+            if code:
+                raise self._error(code)
+            self._healthy_since = latest
+        # Before the caller counts the idle streams, because both may make some idle. The flags are
+        # plain, and another thread may just be setting one: the next use sees it.
+        if self._dropped:
+            self._take_dropped()
+        if self._busy.has_unwatched:
+            self._look_again()
+            self._look_again_soon()
+        return bridge
+
+    def _lend(self, slot: Slot, bridge: loops.Bridge) -> Stream:
+        """Makes the object that a task gets. Its caller then notes it in `_lent`, and returns it.
+
+        No call may lie between that note and the caller's return. A KeyboardInterrupt comes after
+        a call, and then the stream would count as lent, but to no task. Before the note, the stream
+        is in no list, and `_find_lost` takes it back.
+        """
+        try:
+            lent = slot.stream.to_borrowed()
+        except StreamClosedError:  # a borrowed stream, whose owner has closed it
+            self._drop(slot)
+            raise
+        except BaseException:
+            # For example for want of memory. Only this call knows the slot, so that it would be
+            # lost, and tasks may wait for it.
+            self._put_back(slot)
+            raise
+        task = bridge.current_task()
+        # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
+        slot.holder = weakref.ref(task) if task is not None else None
+        slot.key = id(lent)
+        self._watch_for_drop(slot, lent)
+        return lent
+
+    def _watch_for_drop(self, slot: Slot, lent: Stream) -> None:
+        # Before the next one, because Python calls the callback of the latest reference first.
+        slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
+        # The callback may run in any thread, and between any two lines of this module. So it is the
+        # deque's own method: it takes no lock, and touches nothing else of the pool. A pool that is
+        # closed has no next use, so there the callback ends the stream itself.
+        callback = self._dropped.append if not self._closed else partial(_end_dropped, slot.stream)
+        slot.lent = weakref.ref(lent, callback)
+
+    async def _in_turn(self) -> Slot:
+        """Waits until it is this task's turn."""
+        # Now, because a task that waits looks for nothing. If all streams were lost, no release
+        # would come, and it would wait without end.
+        self._find_lost()
+        if self._max_waiting is not None and self._waiters.count() >= self._max_waiting:
+            raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
+        bridge = loops.current_bridge()
+        future: Any = bridge.new_queued_future(self._waiters.futures)
+        try:
+            # In the `try`, because after an interrupt the future must not stay: a stream that is
+            # handed to it would reach no task.
+            is_first = not self._waiters.futures
+            self._waiters.futures[future] = None
+            if is_first:
+                self._waiters.watch(self, bridge, [place._reference for place in self._places])
+            del bridge
+            # What was dropped before the watches stood there has raised no alarm.
+            self._notice_dropped()
+            slot: Slot = await future
+            # Only after a KeyboardInterrupt it is still there. No task waits for it any more.
+            self._waiters.futures.pop(future, None)
+            # From here on only this frame knows the slot. If the task is interrupted before it is
+            # lent, `_find_lost` sees that the slot is in no list.
+            slot.handed_to = None
+            return slot
+        except BaseException:
+            # First, so that the stream which comes back below does not go to this task again.
+            self._waiters.futures.pop(future, None)
+            for handed in self._slots:
+                if handed.handed_to is future:  # it was this task's turn, but it is cancelled
+                    handed.handed_to = None
+                    self._put_back(handed)
+            if future.done() and not future.cancelled():
+                future.exception()  # or the loop would report an error that no task has read
+            raise
+        finally:
+            # The last task that waited. The watcher would otherwise read the contexts' health every
+            # 15 ms, as long as the pool is kept.
+            if not self._waiters.futures:
+                self._waiters.end_watches()
+
+    def _change_loop(self, bridge: loops.Bridge) -> None:
+        """Another loop uses the pool. Takes back what tasks of the former loop never took."""
+        # A loop that was closed never runs its tasks again. So their futures do not count.
+        if self._waiters.forget_dead() and self._lent:
+            # A task that waited may hold a stream too. It and its future refer to each other, so
+            # only the collector ends them. This is rare, and the pool would be refused.
+            gc.collect()
+        if self._dropped:
+            self._take_dropped()
+        handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
+        alive = self._waiters.alive()
+        lent = len(self._lent) + sum(not loops.is_dead(future) for future in handed)
+        if lent or alive:
+            raise RuntimeError(
+                f"the pool is in use in another event loop: {lent} streams are lent"
+                f"{self._holders(lent)}, {len(alive)} tasks wait. Give them back there first, or "
+                "make a pool for each loop"
+            )
+        # The watches fire into the former loop's queue. If they were kept, no watch of this loop
+        # would be made, and a lost context would wake none of its tasks.
+        self._waiters.end_watches()
+        self._waiters.futures.clear()
+        # Without the callback the watcher would read the health of the contexts as long as the pool
+        # is kept. The callback must not keep the pool.
+        self._bridge = weakref.ref(bridge, partial(_end_watches_for, weakref.ref(self)))
+        self._looking = None
+        for slot in self._slots:
+            slot.handed_to = None
+        self._busy.unwatch_all()  # the answers of their events go to the former loop
+        self._find_lost()
+
+    def _find_lost(self) -> None:
+        """Finds streams that are in none of the lists.
+
+        A KeyboardInterrupt came between two steps, or a loop ended there.
+        """
+        # Each slot is in at most one list, so equal numbers mean that none is lost. A slot on its
+        # way to a task is in none, and is looked at below.
+        if len(self._idle) + len(self._busy) + len(self._lent) == self._size:
+            return
+        known = {*self._idle, *self._busy.slots(), *self._lent.values()}
+        for slot in self._slots:
+            if slot not in known and not slot.is_handed_over():
+                slot.handed_to = None
+                # A frame of a traceback may still hold the object. It is closed, so that it cannot
+                # be used next to the one of the task that gets the stream now.
+                lent = slot.lent() if slot.lent is not None else None
+                if lent is not None:
+                    lent._handle.close()
+                slot.end_loan()
+                self._busy.add_unwatched(slot)
+
+    def _take_dropped(self) -> None:
+        """Takes back the streams whose `Stream` died before it was given back.
+
+        A task dropped it, or a KeyboardInterrupt came before `release` could begin.
+        """
+        found = [self._slot_of(reference) for reference in list(self._dropped)]
+        for slot in filter(None, found):
+            # The id may be that of a stream that was lent since.
+            if self._lent.get(slot.key) is slot:
+                del self._lent[slot.key]
+            slot.end_loan()
+            self._look_at(slot)
+        # Last, because after a KeyboardInterrupt the next call comes here again. What another
+        # thread has appended since then, the next call finds too.
+        while self._dropped and self._slot_of(self._dropped[0]) is None:
+            self._dropped.popleft()
+
+    def _notice_dropped(self) -> None:
+        """The same for tasks that wait: if the streams still work, the loop looks again."""
+        if self._dropped:
+            self._take_dropped()
+        if self._busy.has_unwatched:
+            self._look_again_soon()
+
+    def _is_collected(self, stream: object) -> bool:
+        """Whether the pool counts a stream as dropped that a task still has.
+
+        The collector clears the weak references to what a dead task has, and then ends the task's
+        blocks. What a task has given back is closed.
+        """
+        source = getattr(stream, "_source", None)
+        return (
+            source is not None
+            and any(slot.stream is source for slot in self._slots)
+            and not cast("Stream", stream).closed
+        )
+
+    def _slot_of(self, reference: weakref.ref[Stream]) -> Slot | None:
+        return next((slot for slot in self._slots if slot.lent is reference), None)
+
+    def _put_back(self, slot: Slot) -> None:
+        """The stream's work is done. It goes to the task that has waited for longest."""
+        if self._closed:
+            slot.stream.close()
+        elif not self._waiters.hand(slot):
+            self._idle.append(slot)
+
+    def _drop(self, slot: Slot) -> None:
+        """The stream's owner has closed it. The pool continues without it."""
+        self._set_slots([each for each in self._slots if each is not slot])
+        slot.stream.close()
+        if not self._slots:
+            self._refuse("the owners have closed all streams of the pool")
+
+    # -------------------------------------------------------------------------------- returned work
+
+    def _look_at(self, slot: Slot) -> None:
+        """Decides whether a stream that was given back is free, or when the pool learns that."""
+        if slot.stream._handle.is_used and not self._closed:
+            # A thread of enqueue_in_thread uses it, and may enqueue more. An event recorded now
+            # would come too early. `release` has closed the thread's `Stream`, so no new use can
+            # begin, and the answer changes once.
+            self._busy.add_unwatched(slot)
+            self._thread_left = True
+            return
+        code = pool_returns.query(slot)
+        if code == 0 or self._closed:
+            self._put_back(slot)
+        elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
+            self._drop(slot)
+        elif code == _NOT_READY:
+            self._busy.add(slot, self, self._open_bridge())
+        elif code > 0 and (failure := slot.stream.context.health()):
+            self._fail(failure)
+            self._put_back(slot)
+        else:
+            # It takes part in a capture of another stream, or the driver refused for once.
+            self._busy.add_unwatched(slot)
+
+    def _look_again(self) -> None:
+        """Looks at the busy streams that no event watches."""
+        self._thread_left = False
+        for slot in self._busy.take_unwatched():
+            self._look_at(slot)
+
+    def _look_again_soon(self) -> None:
+        """Has the loop look again if tasks wait, or if a thread uses a stream.
+
+        Else the next `acquire` looks. A thread ends soon, and then the pool's numbers would be
+        wrong until that call.
+        """
+        tasks_wait = bool(self._waiters.futures)
+        # A task must not wait for a look that is on its way for the numbers.
+        if self._looking is not None and (self._looks_for_tasks or not tasks_wait):
+            return
+        bridge = self._open_bridge()
+        if not (tasks_wait or self._thread_left) or bridge is None or self._bridge is None:
+            return
+        token = object()
+        look = partial(_look_again_for, weakref.ref(self), self._bridge, token)
+        seconds = _LOOK_FOR_TASKS if tasks_wait else _LOOK_FOR_NUMBERS
+        if bridge.call_later(seconds, look):
+            self._looking, self._looks_for_tasks = token, tasks_wait
+
+    def _open_bridge(self) -> loops.Bridge | None:
+        """The bridge of the loop that used the pool last, unless that loop is gone."""
+        bridge = self._bridge() if self._bridge is not None else None
+        return bridge if bridge is not None and bridge.is_open else None
+
+    def _work_is_done(self, slot: Slot, entry: Return, code: int) -> None:
+        """The event behind a busy stream's work is complete, or has failed."""
+        # In the loop's drain, so between two steps of its tasks, and never in one.
+        if not self._busy.remove(slot, entry):
+            return
+        if code == 0:
+            self._put_back(slot)
+            return
+        self._look_at(slot)  # the context has failed, or the driver refused the query
+        if self._busy.has_unwatched:
+            self._look_again_soon()
+
+    # --------------------------------------------------------------------------------------- errors
+
+    def _health(self) -> int:
+        """0, or the code of a context of the pool that has failed."""
+        return next((code for each in self._places if (code := each.context.health())), 0)
+
+    def _fail(self, code: int) -> None:
+        """A context has failed. The tasks that wait get the error at once."""
+        # First, because a task that gets the error may acquire again at once.
+        self._healthy_since = None
+        self._waiters.fail_all(lambda: self._error(code))
+
+    def _error(self, code: int) -> CudaError:
+        numbers = dict.fromkeys(str(slot.device) for slot in self._slots)
+        where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
+        # Both are in the order of the slots. A lost context no longer knows its device.
+        lost = [
+            number for number, each in zip(numbers, self._places, strict=False) if _is_lost(each)
+        ]
+        if 0 < len(lost) < len(numbers):  # a reset concerns one device, and a fault concerns all
+            where += f", whose device {', '.join(lost)} is lost"
+        return driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams on {where}")
+
+    def _refuse(self, reason: str = "the pool was closed") -> None:
+        """From now on no task gets a stream."""
+        # First, because the tasks that wake up find the pool closed, and streams that come back
+        # meanwhile are destroyed.
+        self._closed = True
+        for slot in list(self._lent.values()):
+            lent = slot.lent() if slot.lent is not None else None
+            if lent is not None:
+                self._watch_for_drop(slot, lent)
+        lent = None  # the frame of an error must not keep the last of the streams
+        # What was dropped before the line above has only been noted.
+        self._take_dropped()
+        self._waiters.end_watches()
+        self._waiters.fail_all(lambda: StreamClosedError(reason))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StreamClosedError("the pool is closed")
+
+    # Another thread may export the numbers, so each list is made in one step.
+
+    def _count_busy(self) -> int:
+        """How many streams may still work for a task that no longer holds them."""
+        if self._closed:
+            return len(self._busy)
+        busy = len(self._busy)
+        if not self._dropped:  # for each refusal, which must not look at all lent streams
+            return busy
+        # With those that were dropped, which the pool has yet to look at. In this order, so that
+        # one that moves meanwhile is not counted twice.
+        return busy + sum(slot.is_dropped() for slot in list(self._lent.values()))
+
+    def _count_lent(self) -> int:
+        """How many streams tasks hold, or get in their next turn."""
+        if self._closed:
+            return sum(slot.is_held() for slot in self._slots)
+        return self._size - len(self._idle) - self._count_busy()
+
+    def _holders(self, lent: int) -> str:
+        """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
+        names: list[str] = []
+        for slot in list(self._lent.values()):
+            holder = slot.holder  # read once, because another thread may export this
+            task = holder() if holder is not None and not slot.is_dropped() else None
+            if task is not None:
+                names.append(repr(loops.task_name(task)))
+            if len(names) == _MOST_NAMES:
+                break
+        if not names:
+            return ""
+        # With those on their way to a task. The pool knows its future, and not the task.
+        others = lent - len(names)
+        return f" to {', '.join(names)}" + (f" and {others} more" if others > 0 else "")
+
+    def _reasons(self) -> str:
+        limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
+        lent = self._count_lent()
+        return (
+            f"of {self._size} streams {lent} are lent{self._holders(lent)}, "
+            f"{self._count_busy()} still work for earlier tasks, and "
+            f"{self._waiters.count()}{limit} tasks wait. A server answers 503 now. Make a larger "
+            "pool to serve more tasks at once"
+        )
+
+    def __del__(self) -> None:
+        waiters = getattr(self, "_waiters", None)
+        if waiters is not None:
+            waiters.end_watches()
+
+
+def _is_lost(stream: Stream) -> bool:
+    try:
+        return stream.context.health() != 0
+    except CudaError:  # the first use of the context, and it is lost already
+        return True
+
+
+# The defaults bind what is called, because at the interpreter's end the module's names may be gone.
+def _end_dropped(
+    stream: Stream,
+    _: object,
+    run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor,
+    is_forked: Callable[[], bool] = _native.is_forked,
+) -> None:
+    """A task has dropped a stream of a closed pool. This is a finalizer: it takes no lock."""
+    # The janitor destroys it, because a finalizer may run where no driver call is allowed. To close
+    # a borrowed stream calls no driver.
+    if stream._owned:
+        run_in_janitor(stream._finalizer(stream._handle))
+    elif not is_forked():
+        stream.close()
+
+
+def _end_watches_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.Bridge]) -> None:
+    """The loop is gone, and so are the tasks that waited. This is a finalizer: it takes no lock."""
+    pool = reference()
+    if pool is not None and pool._bridge is bridge:
+        pool._waiters.end_watches()
+
+
+def _look_again_for(
+    reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.Bridge], token: object
+) -> None:
+    pool = reference()
+    # Otherwise another loop uses the pool now, perhaps in another thread. Or a look for tasks has
+    # replaced this one.
+    if pool is not None and pool._bridge is bridge and pool._looking is token:
+        pool._looking = None
+        if not pool._closed:
+            pool._look_again()
+            if pool._busy.has_unwatched:
+                pool._look_again_soon()

@@ -1,0 +1,165 @@
+"""Streams that came back to a pool while the GPU still works on them."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING
+
+from aiostream import _native
+from aiostream._handles.reference import pinned
+from aiostream._objects import captures
+from aiostream._runtime import loops, points
+from aiostream._servers.pool_slots import Slot
+from aiostream._waits import waiting
+from aiostream.errors import CudaError, StreamClosedError
+
+if TYPE_CHECKING:
+    from aiostream._servers.pool_core import PoolCore
+
+
+class Busy:
+    """The busy streams of a pool, and how the pool learns that they are free.
+
+    Usually the pool records an event behind the work. The watcher polls that event, and a `Return`
+    carries the answer into the loop. Where this is not possible, because the stream is capturing or
+    the driver refused, the stream is *unwatched*: the pool queries it again from time to time.
+
+    Only the thread of the loop that uses the pool touches it, except `forget`.
+    """
+
+    def __init__(self) -> None:
+        # `None` for an unwatched stream. The loop's thread replaces the whole dict, and the janitor
+        # writes one item of the dict that it has read (`forget`).
+        self._returns: dict[Slot, Return | None] = {}
+        # A hint for the loop's thread. The janitor only ever sets it, after it has written the
+        # item: in the other order the loop could clear it, look, and not find the item.
+        self.has_unwatched = False
+        # How long streams stay busy. Not the history of the waits on them, because what a
+        # cancelled request has left takes another time than a whole request.
+        self._history = _native.History()
+
+    def __len__(self) -> int:
+        return len(self._returns)
+
+    def slots(self) -> list[Slot]:
+        """The busy streams."""
+        return list(self._returns)
+
+    def add_unwatched(self, slot: Slot) -> None:
+        """Adds a stream that no event watches."""
+        self._returns[slot] = None
+        self.has_unwatched = True
+
+    def add(self, slot: Slot, pool: PoolCore, bridge: loops.Bridge | None) -> None:
+        """Adds a stream, and has an event behind its work watched for the loop of `bridge`."""
+        # A KeyboardInterrupt in `_watch` leaves the slot in no list, where it is found again. The
+        # answer of its event is then ignored, see `remove`.
+        self._returns[slot] = entry = self._watch(slot, pool, bridge)
+        self.has_unwatched |= entry is None
+
+    def remove(self, slot: Slot, entry: Return) -> bool:
+        """Removes a stream whose `Return` has come. `False` if the pool no longer waits for it."""
+        if self._returns.get(slot) is not entry:
+            return False  # the pool was closed, or another loop uses it now
+        del self._returns[slot]
+        return True
+
+    def take_unwatched(self) -> list[Slot]:
+        """Takes out the unwatched streams. The caller looks at each of them."""
+        # Cleared before the look. What the janitor notes after the look sets it again.
+        self.has_unwatched = False
+        # The janitor may set an item to None during this, but adds and removes none, so the
+        # iteration does not fail.
+        found = [slot for slot, entry in self._returns.items() if entry is None]
+        for slot in found:
+            del self._returns[slot]
+        return found
+
+    def take_all(self) -> list[Slot]:
+        """Takes out all streams."""
+        # A new dict, so that a `forget` under way does not put its item back.
+        found, self._returns = list(self._returns), {}
+        return found
+
+    def unwatch_all(self) -> None:
+        """Ignores all events: another loop uses the pool, or the pool closes."""
+        # A new dict, so that a `forget` that has read the old one changes nothing here. What it
+        # would note, that no event comes, is true of all items now.
+        self._returns = dict.fromkeys(self._returns)
+        self.has_unwatched = bool(self._returns)
+
+    def forget(self, slot: Slot, entry: Return) -> None:
+        """The loop that would have learned of the end is gone. Runs in the janitor's thread."""
+        returns = self._returns  # read once, because another loop may replace it meanwhile
+        # The item cannot go away between these two lines. Only its own `Return` removes it, and
+        # that one is here, in this thread.
+        if returns.get(slot) is entry:
+            returns[slot] = None
+            self.has_unwatched = True
+
+    def _watch(self, slot: Slot, pool: PoolCore, bridge: loops.Bridge | None) -> Return | None:
+        """Records an event behind the work. `None` if that is not possible."""
+        if bridge is None:
+            return None
+        reference = slot.stream._reference
+        try:
+            context_id = reference.context._ensure_monitored()
+            if slot.wait_list is None:
+                slot.wait_list = _native.WaitList(context_id, self._history)
+            # The watcher polls, because the loop may not be running. The loop gets the answer when
+            # it runs again.
+            reserved = slot.wait_list.reserve(bridge.queue, waiting.BY_WATCHER)
+        except (MemoryError, CudaError):
+            return None
+        if isinstance(reserved, int):
+            return None
+        # Registered before the record, because the watcher may see the event complete at once.
+        entry = points.registry[reserved.ticket] = Return(pool, slot, context_id)
+        # Pinned, because another thread may close a borrowed stream, and its handle may then be
+        # that of a new stream. It may have done so just now: the next look finds that out.
+        with contextlib.suppress(StreamClosedError, CudaError), pinned(reference):
+            # The watcher has the ticket as soon as this returns, perhaps earlier. It fires into the
+            # loop's queue, so `Return.complete` cannot run before this thread is back in its drain.
+            reserved.record(reference.handle)
+        if reserved.is_recorded:
+            return entry
+        points.registry.pop(reserved.ticket, None)
+        return None
+
+
+class Return:
+    """A busy stream that an event watches. The registry holds it until the event is complete."""
+
+    __slots__ = ("context_id", "pool", "slot")
+
+    def __init__(self, pool: PoolCore, slot: Slot, context_id: int) -> None:
+        self.pool = weakref.ref(pool)
+        # Keeps the stream until the work is done, even if the pool is collected before.
+        self.slot = slot
+        self.context_id = context_id
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The work is done (`code` is 0), or has failed."""
+        pool = self.pool()
+        if pool is None:
+            return
+        if orphaned:
+            # In the janitor's thread, while the pool's thread may be anywhere in the pool. So this
+            # only notes that no event comes.
+            pool._busy.forget(self.slot, self)
+        else:
+            pool._work_is_done(self.slot, self, code)
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """The context has failed."""
+        self.complete(code, orphaned)
+
+
+def query(slot: Slot) -> int:
+    """Queries a stream that came back, and ends a capture that this library began on it."""
+    code = _native.stream_query(slot.stream._handle)
+    if code <= _native.RESULT_CAPTURING:
+        captures.end_left(slot.stream._reference)
+        code = _native.stream_query(slot.stream._handle)
+    return code

@@ -1,0 +1,147 @@
+"""The streams of a pool: who holds each of them, and which free one is used next."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any
+
+from aiostream import _native
+from aiostream._handles.reference import LEGACY
+from aiostream._runtime import loops
+from aiostream.stream import Stream
+
+
+class Slot:
+    """One stream of a pool. Only the thread of the loop that uses the pool touches it."""
+
+    __slots__ = (
+        "alarm",
+        "device",
+        "freed",
+        "handed_to",
+        "holder",
+        "key",
+        "lent",
+        "stream",
+        "wait_list",
+    )
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.device = stream.context._device_ordinal()
+        self.freed = 0  # a number that grows from one stream that becomes free to the next
+        # The object that a task holds. It refuses every call after its release. A weak reference,
+        # so that the pool notices if the task loses it.
+        self.lent: weakref.ref[Stream] | None = None
+        # Another one. Its callback wakes the loop if the object dies while tasks wait.
+        self.alarm: weakref.ref[Stream] | None = None
+        self.key = 0  # the id of that object
+        # The task that holds it, for error messages.
+        self.holder: weakref.ref[Any] | None = None
+        # The future of a task that gets the stream next, until that task runs. Meanwhile the slot
+        # is in no list, and this is how `_find_lost` knows that it is on its way.
+        self.handed_to: Any = None
+        # Where the pool waits for the work that tasks have left on the stream.
+        self.wait_list: _native.WaitList | None = None
+
+    def end_loan(self) -> None:
+        """From now on no task holds the stream."""
+        self.alarm = self.lent = self.holder = None
+
+    def is_dropped(self) -> bool:
+        """Whether a task had the stream, and has dropped it. Any thread may ask."""
+        lent = self.lent  # read once, because another thread may end the loan meanwhile
+        return lent is not None and lent() is None
+
+    def is_held(self) -> bool:
+        """Whether a task has the stream, or gets it in its next turn."""
+        return (self.lent is not None and not self.is_dropped()) or self.is_handed_over()
+
+    def is_handed_over(self) -> bool:
+        """Whether a task will find the slot in its future.
+
+        A KeyboardInterrupt may have come after `handed_to` was set and before the future was. A
+        loop that was closed never runs its tasks again.
+        """
+        future = self.handed_to
+        return (
+            future is not None
+            and not loops.is_dead(future)
+            and future.done()
+            and not future.cancelled()
+            and not future.exception()
+            and future.result() is self
+        )
+
+
+class Idle(deque[Slot]):
+    """The free streams of a pool on one device, the one that has been free for longest first."""
+
+    __slots__ = ()
+    take = deque.popleft
+
+
+class IdleOnDevices:
+    """The free streams of a pool on several devices. Its cost grows with the devices alone."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._sizes = Counter(slot.device for slot in slots)
+        self._free: dict[int, deque[Slot]] = {device: deque() for device in self._sizes}
+        self._order = itertools.count()
+        for slot in slots:
+            self.append(slot)
+
+    def append(self, slot: Slot) -> None:
+        """Adds a stream that became free now."""
+        slot.freed = next(self._order)
+        self._free[slot.device].append(slot)
+
+    def take(self) -> Slot:
+        """Takes a stream of the device with the fewest in use; of equals, the one longest free."""
+        # Only the loop's thread comes here, so what `min` has read still holds at the `popleft`.
+        least = min(self._free.values(), key=self._load)
+        return least.popleft()
+
+    def _load(self, free: deque[Slot]) -> tuple[float, int]:
+        if not free:
+            return math.inf, 0
+        return self._sizes[free[0].device] - len(free), free[0].freed
+
+    def clear(self) -> None:
+        """Takes all."""
+        for free in self._free.values():
+            free.clear()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._free.values()))
+
+    def __iter__(self) -> Iterator[Slot]:
+        return itertools.chain.from_iterable(self._free.values())
+
+
+def require_distinct(streams: list[Stream]) -> None:
+    """Refuses streams that cannot form a pool.
+
+    Raises:
+        ValueError: There are none, two of them are one stream, or they are of several contexts.
+    """
+    if not streams:
+        raise ValueError("a pool has at least one stream")
+    known: dict[int, int] = {}
+    for number, stream in enumerate(streams):
+        # 0 and LEGACY are two handles of the legacy stream.
+        first = known.setdefault(max(stream._handle.value, LEGACY), number)
+        if first != number:
+            raise ValueError(
+                f"streams {first} and {number} are one (handle {stream._handle.value:#x}), and two "
+                "tasks would use it at once. torch hands out 32 streams per device and priority in "
+                "turn, so ask torch for fewer"
+            )
+        if stream.context != streams[0].context:
+            raise ValueError(
+                f"streams 0 and {number} live in different contexts. Make a pool for each context"
+            )

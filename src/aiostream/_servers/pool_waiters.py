@@ -1,0 +1,135 @@
+"""The tasks that wait for a stream of a pool, in order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiostream._handles.reference import Reference
+from aiostream._runtime import loops, points
+from aiostream._runtime.completion import set_exception, set_result
+from aiostream._servers.pool_slots import Slot
+
+if TYPE_CHECKING:
+    from aiostream._servers.pool_core import PoolCore
+
+
+class Waiters:
+    """The futures of the waiting tasks, and the watches of the pool's contexts meanwhile.
+
+    Only the thread of the loop that uses the pool touches them, except `count`, `end_watches` and
+    `raise_alarm`.
+    """
+
+    def __init__(self) -> None:
+        # In order. A future leaves when it is done, also when it is cancelled, so the length is how
+        # many tasks wait. After a KeyboardInterrupt one that is done may stay until its task runs.
+        self.futures: dict[Any, None] = {}
+        # One for each context of the pool. A finalizer may take from it in any thread, so each
+        # change is one operation of the list.
+        self._watches: list[Watch] = []
+
+    def count(self) -> int:
+        """How many tasks still wait. Any thread may ask, such as one that exports metrics."""
+        # One step, also behind thousands of tasks, because each of them asks for the limit.
+        return len(self.futures)
+
+    def forget_dead(self) -> int:
+        """Drops the futures of loops that are gone, whose tasks never wake. Returns how many."""
+        dead = [future for future in list(self.futures) if loops.is_dead(future)]
+        for future in dead:
+            self.futures.pop(future, None)
+        return len(dead)
+
+    def alive(self) -> list[Any]:
+        """The futures of the tasks that still can be woken, because their loop is open."""
+        # A copy. While this asks the loops, the collector may end a dead task, whose future leaves.
+        return [future for future in list(self.futures) if not loops.is_dead(future)]
+
+    def hand(self, slot: Slot) -> bool:
+        """Gives a stream to the task that has waited for longest. `False` if no task waits."""
+        while self.futures:
+            future = next(iter(self.futures))
+            if not future.done() and not loops.is_dead(future):
+                # First, because a KeyboardInterrupt may come before the result is set. A slot that
+                # is in no list and whose future is not done counts as lost, and is found again.
+                slot.handed_to = future
+                set_result(future, slot)
+                # Last, because a KeyboardInterrupt may come before it. The next call then finds
+                # the future done, and goes on to the next task.
+                self.futures.pop(future, None)
+                return True
+            self.futures.pop(future, None)
+        return False
+
+    def fail_all(self, error: Callable[[], BaseException]) -> None:
+        """Raises an error in each waiting task, a new one for each."""
+        waiting = [future for future in self.alive() if not future.done()]
+        # Before the errors, because a task that wakes up may wait for a stream again, and its new
+        # future must not be cleared with the old ones.
+        self.futures.clear()
+        for future in waiting:
+            set_exception(future, error())
+
+    # -------------------------------------------------------------------------------------- watches
+
+    def watch(self, pool: PoolCore, bridge: loops.Bridge, references: list[Reference]) -> None:
+        """Has the watcher read the health of the contexts, until `end_watches`."""
+        if len(self._watches) != len(references):  # an interrupt has left some of them
+            self.end_watches()
+            self._watches.extend([Watch(pool, bridge, reference) for reference in references])
+        # When they stand in the list, where `end_watches` finds them after an interrupt.
+        for watch in self._watches:
+            watch.arm()
+
+    def raise_alarm(self, _: object) -> None:
+        """Has the loop notice that a stream was dropped. May run in a finalizer: takes no lock."""
+        # The watches stay, and `Watch.complete` arms them again.
+        for watch in list(self._watches):
+            watch.fire()
+
+    def has(self, watch: Watch) -> bool:
+        """Whether a watch has not been ended."""
+        return watch in self._watches
+
+    def end_watches(self) -> None:
+        """Ends all watches. May run in a finalizer: it takes no lock. May run twice."""
+        while self._watches:
+            try:
+                watch = self._watches[-1]
+                # Before it leaves the list, because after an interrupt only the list knows it. To
+                # fire it twice does nothing.
+                watch.fire()
+                self._watches.remove(watch)
+            except (IndexError, ValueError):  # a finalizer has interrupted this, and ended it
+                pass
+
+
+class Watch(points.Alarm):
+    """Notifies a pool if a context fails, or a stream is dropped, while tasks wait for a stream.
+
+    Without it they could wait forever, because the tasks that hold the streams may themselves be
+    waiting for something else, or may be gone.
+    """
+
+    __slots__ = ("pool",)
+
+    def __init__(self, pool: PoolCore, bridge: loops.Bridge, reference: Reference) -> None:
+        super().__init__(bridge.queue, reference.context._ensure_monitored())
+        self.pool = weakref.ref(pool)
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The context has failed. Or `code` is 0: a stream was dropped, or this watch has ended."""
+        pool = self.pool()
+        # Orphaned: the loop is gone. This is the janitor's thread, which must not touch the pool.
+        if pool is None or orphaned or not pool._waiters.has(self):
+            return
+        if code:
+            pool._fail(code)
+        elif pool._waiters.futures:
+            # First: what is dropped from here on fires the new ticket.
+            self.arm()
+            pool._notice_dropped()
+        else:  # an interrupt has kept the last task that waited from it
+            pool._waiters.end_watches()

@@ -1,0 +1,248 @@
+"""`python -m aiostream demo`: awaits six streams at once, and draws what happened as a timeline.
+
+A heartbeat task runs meanwhile, and shows that the loop is free. `trace.record` says when the GPU
+ran the work, and when its task went on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+import anyio
+
+import aiostream
+from aiostream import CudaError, Device, NoDriverError, Stream, trace
+from aiostream._base import driver
+from aiostream._tools import kernels as _kernels
+
+HEARTBEAT = 0.005  # seconds
+
+# For each stream, the steps of its task. In a step it launches these kernels (lengths in ms) at
+# once, and awaits the stream.
+LOADS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "5 ms x 10": ((5,),) * 10,
+    "10 ms x 6": ((10,),) * 6,
+    "20 ms x 4": ((20,),) * 4,
+    "40 ms x 2": ((40,),) * 2,
+    "5 10 20 40 ms": ((5,), (10,), (20,), (40,)),
+    "bursts": ((5, 5, 5, 5), (10, 10), (5, 10, 20)),
+}
+PROBE = """
+import aiostream
+try:
+    aiostream.Device(0)
+except aiostream.NoDriverError:
+    raise SystemExit(3)
+"""
+
+
+@dataclass
+class Record:
+    """What happened. Times are nanoseconds of `perf_counter_ns`."""
+
+    started: int = 0
+    ended: int = 0
+    beats: list[int] = field(default_factory=list)
+    awaits: list[trace.Await] = field(default_factory=list)
+    """Each by a task that has the name of its load."""
+    uncertainty: float = 0.0
+
+
+def run(loop: str, html: str | None = None) -> int:
+    """Runs the demo on `loop`, writes the timeline to `html` too, and returns the exit code."""
+    try:
+        where = _choose_driver()
+        version = driver.spelled(driver.driver_version())
+        print(f"{where}.\n{Device(0).name}, CUDA {version}.")
+        print(f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat.\n")
+        options = {"use_uvloop": True} if loop == "uvloop" else {}
+        record = anyio.run(
+            _everything,
+            html,
+            backend="trio" if loop == "trio" else "asyncio",
+            backend_options=options,
+        )
+    except (CudaError, NoDriverError, ValueError) as error:  # the last of the environment
+        print(f"The demo has failed: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(_drawing(record)))
+    if html is not None:
+        print(f"The same as a timeline for the browser: {html}")
+    return 0 if _print_ledger() else 1
+
+
+def _choose_driver() -> str:
+    """Chooses the GPU if there is one, and otherwise the simulator. Returns its choice, in words.
+
+    Another process looks for the GPU, because a process keeps the first driver that it loads.
+    """
+    if driver.simulator_is_wanted():
+        return "On the simulator, as AIOSTREAM_SIMULATOR asks; its times say nothing about a GPU"
+    context_id = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False
+    )
+    if context_id.returncode == 0:
+        return "On the GPU"
+    if context_id.returncode != 3:
+        raise SystemExit(context_id.stderr)
+    from aiostream import simulator
+
+    # A variable that hides this machine's GPUs would also hide the simulated one.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    simulator.install()
+    return "No GPU here, so this runs on the simulator, and its times say nothing about a GPU"
+
+
+# ---------------------------------------------------------------------------------- what is awaited
+
+
+async def _everything(html: str | None) -> Record:
+    record = Record()
+    async with contextlib.AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(Stream()) for _ in LOADS]
+        # What happens only once, such as loading the kernels, must not show in the timeline.
+        for stream in streams:
+            _kernels.spin(stream, 0.0)
+            await stream.synchronize_async()
+        with trace.record(html) as recording:
+            await _timeline(record, streams)
+    record.awaits, record.uncertainty = recording.awaits, recording.gpu_uncertainty
+    return record
+
+
+async def _timeline(record: Record, streams: list[Stream]) -> None:
+    record.started = time.perf_counter_ns()
+    async with anyio.create_task_group() as outer:
+        outer.start_soon(_heartbeat, record.beats)
+        async with anyio.create_task_group() as inner:
+            for stream, (name, load) in zip(streams, LOADS.items(), strict=True):
+                inner.start_soon(_one_stream, stream, load, name=name)
+        record.ended = time.perf_counter_ns()
+        outer.cancel_scope.cancel()
+
+
+async def _one_stream(stream: Stream, load: tuple[tuple[int, ...], ...]) -> None:
+    for kernels in load:
+        await stream.enqueue_async(_launch, kernels)
+
+
+def _launch(stream: Stream, kernels: tuple[int, ...]) -> None:
+    for milliseconds in kernels:
+        _kernels.spin(stream, milliseconds / 1000)
+
+
+async def _heartbeat(beats: list[int]) -> None:
+    while True:
+        beats.append(time.perf_counter_ns())
+        await anyio.sleep(HEARTBEAT)
+
+
+# ------------------------------------------------------------------------------------ what is drawn
+
+
+def _drawing(record: Record) -> list[str]:
+    bars, arrow, beat = ("█▒", "▲", "•") if _can_print("█▒▲•") else ("#=", "^", "'")
+    label = max(len(name) for name in LOADS) + 1
+    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns)) - label - 6
+    length = record.ended - record.started
+
+    def column(when: float) -> int:
+        return min(width - 1, max(0, int((when - record.started) / length * width)))
+
+    lines = [f"{'':{label + 5}}{_axis(length / 1e6, width)}".rstrip()]
+    tasks = {each.task for each in record.awaits}
+    for name in filter(tasks.__contains__, LOADS):
+        gpu, task = [" "] * width, [" "] * width
+        for number, (began, ended, resumed) in enumerate(_times(record, name)):
+            first, last = column(began), column(ended)
+            gpu[first : last + 1] = bars[number % 2] * (last + 1 - first)
+            task[column(resumed)] = arrow
+        lines.append(f"{name:{label}}{'GPU':5}{_colour('36', ''.join(gpu).rstrip())}")
+        lines.append(f"{'':{label}}{'task':5}{_colour('32', ''.join(task).rstrip())}")
+    row = [" "] * width
+    for when in record.beats:
+        row[column(when)] = beat
+    lines.append(f"{'heartbeat':{label + 5}}{_colour('35', ''.join(row).rstrip())}")
+    return [*lines, "", *_summary(record, bars, arrow)]
+
+
+def _times(record: Record, name: str) -> list[tuple[int, int, int]]:
+    """When the GPU began and ended each piece of a load, and when its task went on."""
+    # A recording knows no time on the GPU of an await that a busy machine has kept from its marks.
+    return [
+        (each.gpu_began, each.gpu_ended, each.resumed)
+        for each in record.awaits
+        if each.task == name and each.gpu_began and each.gpu_ended and each.resumed
+    ]
+
+
+def _axis(milliseconds: float, width: int) -> str:
+    """Figures every 20 ms, each at its place."""
+    row = [" "] * width
+    for tick in range(0, int(milliseconds) + 1, 20):
+        at, figure = int(tick / milliseconds * width), str(tick)
+        if at + len(figure) <= width - 3:
+            row[at : at + len(figure)] = figure
+    return "".join(row).rstrip() + " ms"
+
+
+def _summary(record: Record, bars: str, arrow: str) -> list[str]:
+    latencies = sorted(
+        (resumed - ended) / 1000 for name in LOADS for _, ended, resumed in _times(record, name)
+    )
+    times = [*record.beats, record.ended]
+    gap = max(later - earlier for earlier, later in itertools.pairwise(times)) / 1e6
+    return [
+        f"{bars[0]} {bars[1]} the stream's work on the GPU, await by await; {arrow} its task "
+        "continues",
+        f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(record.beats)} beats, "
+        f"worst gap {gap:.1f} ms",
+        f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, "
+        f"worst {latencies[-1]:.0f} us, {len(latencies)} of {len(record.awaits)} awaits",
+        f"(the GPU's clock is mapped to the host's to within {record.uncertainty / 1000:.0f} us)",
+    ]
+
+
+def _print_ledger() -> bool:
+    """Prints the ledger. Returns whether everything that the demo began has ended."""
+    deadline = time.monotonic() + 5
+    while not (ended := _everything_ended()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    now = aiostream.statistics()
+    points, futures, handles = now.points, now.futures, now.handles
+    print(
+        f"ledger: {points.armed} points, {points.fired} fired, {points.pending} pending, "
+        f"{points.leaked} leaked; {futures.created} futures, {futures.done} done; "
+        f"{handles.created} streams, {handles.destroyed} closed: "
+        f"{'balanced' if ended else 'NOT BALANCED'}"
+    )
+    return ended
+
+
+def _everything_ended() -> bool:
+    now = aiostream.statistics()
+    left = now.points.pending + now.points.leaked + now.futures.pending + now.handles.open
+    return now.balanced and left == 0
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _colour(code: str, text: str) -> str:
+    plain = bool(
+        not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    )
+    return text if plain else f"\x1b[{code}m{text}\x1b[0m"

@@ -1,0 +1,1 @@
+"""How a wait is armed and carried out."""

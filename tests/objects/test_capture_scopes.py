@@ -1,0 +1,599 @@
+"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's
+own errors.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aiostream
+import internals
+from aiostream import (
+    CaptureMode,
+    CaptureStatus,
+    CudaError,
+    DependencyUpdate,
+    Event,
+    Graph,
+    GraphDependency,
+    GraphDependencyType,
+    GraphEdgeData,
+    GraphNodeType,
+    InstantiateFlags,
+    Stream,
+    StreamCaptureError,
+    StreamClosedError,
+    WaitEventFlags,
+    statistics,
+)
+from captures import PROGRAMMATIC, code_of, in_thread, warm_stream
+from interrupts import Striker
+from support import STRATEGIES, Gate, settle, spin
+
+MODES = list(CaptureMode)
+
+
+@pytest.fixture
+def stream() -> Iterator[Stream]:
+    with warm_stream() as stream:
+        yield stream
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_captured_work_runs_at_each_launch(stream: Stream, mode: CaptureMode) -> None:
+    calls: list[int] = []
+    stream.begin_capture(mode)
+    assert stream.capture_status() is CaptureStatus.ACTIVE
+    spin(stream, 0)
+    stream.launch_host_func(calls.append, 1)
+    spin(stream, 0)
+    with stream.end_capture() as graph:
+        assert stream.capture_status() is CaptureStatus.NONE
+        assert sorted(node.type for node in graph.nodes) == [
+            GraphNodeType.KERNEL,
+            GraphNodeType.KERNEL,
+            GraphNodeType.HOST,
+        ]
+        assert calls == []
+        with graph.instantiate() as executable:
+            for _ in range(3):
+                executable.launch(stream)
+            stream.synchronize()
+    assert calls == [1, 1, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_scopes(stream: Stream, mode: CaptureMode) -> None:
+    with stream.capture(mode) as capture:
+        with pytest.raises(RuntimeError, match="no graph"):
+            _ = capture.graph
+        spin(stream, 0)
+    assert len(capture.graph.nodes) == 1
+    with pytest.raises(RuntimeError, match="no executable"):
+        _ = capture.executable
+    capture.graph.close()
+    with stream.capture_executable(mode, InstantiateFlags.AUTO_FREE_ON_LAUNCH) as capture:
+        spin(stream, 0)
+    with pytest.raises(RuntimeError, match="no graph"):
+        _ = capture.graph
+    capture.executable.launch(stream)
+    stream.synchronize()
+    capture.executable.close()
+
+
+@pytest.mark.parametrize("executable", [False, True])
+def test_an_exception_ends_the_capture_and_wins(stream: Stream, executable: bool) -> None:
+    before = statistics().handles
+    scope = stream.capture_executable() if executable else stream.capture()
+    with pytest.raises(KeyError, match="mine"), scope as capture:
+        spin(stream, 0)
+        raise KeyError("mine")
+    assert stream.capture_status() is CaptureStatus.NONE
+    after = statistics().handles
+    assert (after.open, after.created - before.created) == (before.open, 1)
+    with pytest.raises(RuntimeError):
+        _ = capture.graph
+    stream.synchronize()
+
+
+async def test_cancellation_ends_the_capture(stream: Stream) -> None:
+    import anyio
+
+    other = Stream()
+    with anyio.CancelScope() as scope:
+        with stream.capture(CaptureMode.GLOBAL):
+            spin(stream, 0)
+            await other.synchronize_async()  # others can be awaited meanwhile
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+            raise AssertionError("not cancelled")
+    assert scope.cancelled_caught
+    assert stream.capture_status() is CaptureStatus.NONE
+    await stream.synchronize_async()
+    other.close()
+
+
+def test_error_of_the_body_wins_over_the_capture_error(stream: Stream) -> None:
+    other = Stream()
+    with pytest.raises(ValueError, match="body"), stream.capture():
+        event = Event()
+        event.record(stream)
+        other.wait_event(event)
+        spin(other, 0)  # never joined back
+        raise ValueError("body")
+    assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
+    event.close()
+    other.close()
+
+
+def test_body_that_ends_the_capture_itself(stream: Stream) -> None:
+    with pytest.raises(CudaError) as caught, stream.capture():
+        stream.end_capture().close()
+    assert (caught.value.code, caught.value.call) == (401, "cuStreamEndCapture")
+    with pytest.raises(ValueError, match="later"), stream.capture():
+        stream.end_capture().close()
+        raise ValueError("later")
+
+
+def test_body_that_closes_the_stream() -> None:
+    for ending in (Stream.close, Stream.into_raw):
+        stream = Stream()
+        handle = None
+        with pytest.raises((StreamClosedError, CudaError)), stream.capture(CaptureMode.RELAXED):
+            handle = ending(stream)
+        if handle:
+            again = Stream.from_raw(handle)
+            again.end_capture().close()
+            again.close()
+
+
+# -------------------------------------------------------------------------- the driver's own errors
+
+
+def test_begin_and_end_that_are_refused(stream: Stream) -> None:
+    assert code_of(stream.end_capture) == (CudaError, 401, "cuStreamEndCapture")
+    assert code_of(Stream.legacy().begin_capture) == (
+        StreamCaptureError,
+        900,
+        "cuStreamBeginCapture",
+    )
+    assert code_of(Stream.legacy().begin_capture_to_graph, Graph())[:2] == (StreamCaptureError, 900)
+    stream.begin_capture()
+    assert code_of(stream.begin_capture) == (CudaError, 401, "cuStreamBeginCapture")
+    assert stream.capture_status() is CaptureStatus.ACTIVE
+    stream.end_capture().close()
+    with pytest.raises(ValueError, match=r"mode is one of CaptureMode\.GLOBAL, .*, not 7"):
+        stream.begin_capture(7)  # type: ignore[arg-type]
+    stream.close()
+    for call in (
+        stream.begin_capture,
+        stream.end_capture,
+        stream.capture_status,
+        stream.capture_info,
+        stream.capture().__enter__,
+    ):
+        with pytest.raises(StreamClosedError):
+            call()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_thread_may_end_a_relaxed_capture_only(stream: Stream, mode: CaptureMode) -> None:
+    stream.begin_capture(mode)
+    outcome = in_thread(stream.end_capture, stream)
+    if mode is CaptureMode.RELAXED:
+        outcome.close()
+        return
+    assert isinstance(outcome, StreamCaptureError)
+    assert outcome.code == 908
+    assert code_of(stream.end_capture)[1] == 401  # it has ended nevertheless
+    with stream.capture(mode) as capture:
+        spin(stream, 0)
+    capture.graph.close()
+
+
+def test_unjoined_and_unmatched_captures(stream: Stream) -> None:
+    other, event = Stream(), Event()
+
+    def fork() -> None:
+        stream.begin_capture()
+        event.record(stream)
+        other.wait_event(event)
+        spin(other, 0)
+
+    fork()
+    assert code_of(stream.end_capture) == (StreamCaptureError, 904, "cuStreamEndCapture")
+    assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
+    fork()
+    assert code_of(other.end_capture) == (StreamCaptureError, 903, "cuStreamEndCapture")
+    assert code_of(stream.end_capture)[:2] == (StreamCaptureError, 901)
+    assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
+    fork()
+    event.record(other)
+    stream.wait_event(event)
+    with stream.end_capture() as graph:
+        assert len(graph.nodes) == 1
+    event.close()
+    other.close()
+
+
+def test_invalidated_capture_has_to_be_ended(stream: Stream) -> None:
+    driver = internals.bindings()
+    stream.begin_capture()
+    driver.cuStreamQuery(driver.CUstream(stream.handle))  # what aiostream never does
+    assert stream.capture_status() is CaptureStatus.INVALIDATED
+    info = stream.capture_info()
+    assert (info.status, info.id, info.graph, info.dependencies) == (
+        CaptureStatus.INVALIDATED,
+        None,
+        None,
+        (),
+    )
+    assert code_of(stream.launch_host_func, print)[:2] == (StreamCaptureError, 901)
+    assert code_of(stream.end_capture) == (StreamCaptureError, 901, "cuStreamEndCapture")
+    assert stream.capture_info().status is CaptureStatus.NONE
+    with pytest.raises(StreamCaptureError), stream.capture():
+        driver.cuStreamQuery(driver.CUstream(stream.handle))
+    stream.synchronize()
+
+
+def test_status_of_the_legacy_stream_during_a_capture() -> None:
+    blocking, legacy = Stream(non_blocking=False), Stream.legacy()
+    blocking.begin_capture()
+    assert code_of(legacy.capture_status) == (StreamCaptureError, 906, "cuStreamIsCapturing")
+    assert code_of(legacy.capture_info)[:2] == (StreamCaptureError, 906)
+    assert code_of(legacy.launch_host_func, print)[:2] == (StreamCaptureError, 906)
+    blocking.end_capture().close()
+    assert legacy.capture_status() is CaptureStatus.NONE
+    blocking.close()
+
+
+# ------------------------------------------------------------------------------ asking and steering
+
+
+def test_graph_of_capture_info_is_closed_at_the_end(stream: Stream) -> None:
+    assert stream.capture_info() == aiostream.CaptureInfo(CaptureStatus.NONE)
+    stream.begin_capture()
+    empty = stream.capture_info()
+    assert empty.status is CaptureStatus.ACTIVE
+    assert empty.dependencies == ()
+    spin(stream, 0)
+    info = stream.capture_info()
+    assert info.id == empty.id
+    assert info.graph is not None
+    assert info.graph == empty.graph
+    (dependency,) = info.dependencies
+    assert dependency.node.type is GraphNodeType.KERNEL
+    assert dependency.edge_data == GraphEdgeData()
+    assert info.graph.nodes == (dependency.node,)
+    with pytest.raises(ValueError, match="borrowed"):
+        info.graph.into_raw()
+    handle = info.graph.handle
+    graph = stream.end_capture()
+    assert graph.handle == handle
+    assert info.graph.closed
+    for stale in (
+        lambda: info.graph.nodes,
+        lambda: dependency.node.type,
+        lambda: dependency.node.handle,
+    ):
+        with pytest.raises(StreamClosedError):
+            stale()
+    assert len(graph.nodes) == 1
+    stream.begin_capture()
+    assert stream.capture_info().id != info.id
+    stream.end_capture().close()
+    graph.close()
+
+
+def test_capture_info_of_a_joined_stream(stream: Stream) -> None:
+    other, event = Stream(), Event()
+    with stream.capture() as capture:
+        spin(stream, 0)
+        event.record(stream)
+        other.wait_event(event)
+        mine, others = stream.capture_info(), other.capture_info()
+        assert (mine.id, mine.graph, mine.dependencies) == (
+            others.id,
+            others.graph,
+            others.dependencies,
+        )
+        event.record(other)
+        stream.wait_event(event)
+    assert others.graph is not None
+    assert others.graph.closed
+    capture.graph.close()
+    event.close()
+    other.close()
+
+
+def test_dependencies_can_be_added_and_replaced(stream: Stream) -> None:
+    with stream.capture() as capture:
+        spin(stream, 0)
+        (first,) = stream.capture_info().dependencies
+        stream.update_capture_dependencies([], mode=DependencyUpdate.SET)
+        assert stream.capture_info().dependencies == ()
+        spin(stream, 0)
+        (second,) = stream.capture_info().dependencies
+        assert second != first
+        stream.update_capture_dependencies([first.node])
+        assert set(stream.capture_info().dependencies) == {first, second}
+        spin(stream, 0)
+        (third,) = stream.capture_info().dependencies
+    with capture.graph as graph:
+        assert set(graph.root_nodes) == {graph.nodes[0], graph.nodes[1]}
+        last = next(node for node in graph.nodes if node == third.node)
+        assert {dependency.node.handle for dependency in last.dependencies} == {
+            internals.last_handle_of(first.node),
+            internals.last_handle_of(second.node),
+        }
+        assert [dependency.node for dependency in graph.nodes[0].dependents] == [last]
+    assert code_of(stream.update_capture_dependencies, [])[:2] == (CudaError, 401)
+
+
+def test_annotated_dependencies(stream: Stream) -> None:
+    assert GraphEdgeData() == GraphEdgeData(0, 0, GraphDependencyType.DEFAULT) != PROGRAMMATIC
+    with stream.capture() as capture:
+        spin(stream, 0)
+        (plain,) = stream.capture_info().dependencies
+        stream.update_capture_dependencies(
+            [GraphDependency(plain.node, PROGRAMMATIC)], mode=DependencyUpdate.SET
+        )
+        assert stream.capture_info().dependencies == (GraphDependency(plain.node, PROGRAMMATIC),)
+        stream.update_capture_dependencies([plain], mode=DependencyUpdate.SET)
+        assert stream.capture_info().dependencies == (plain,)
+        for wrong in (3.5, "node", [None]):
+            with pytest.raises(TypeError):
+                stream.update_capture_dependencies(wrong if isinstance(wrong, list) else [wrong])
+    capture.graph.close()
+
+
+def test_external_events_become_nodes(stream: Stream) -> None:
+    """Waited for at each launch, and not joined to the capture."""
+    other, event = Stream(), Event()
+    with stream.capture_executable() as capture:
+        stream.wait_event(event, WaitEventFlags.EXTERNAL)
+        (dependency,) = stream.capture_info().dependencies
+        assert dependency.node.type is GraphNodeType.WAIT_EVENT
+    with Gate() as gate:
+        gate.hold(other)
+        event.record(other)
+        capture.executable.launch(stream)
+        assert not stream.query()
+        gate.open()
+        stream.synchronize()
+    with pytest.raises(CudaError):
+        stream.wait_event(event, WaitEventFlags.EXTERNAL)  # no capture
+    capture.executable.close()
+    event.close()
+    other.close()
+
+
+# ----------------------------------------------------------------------------- the modes of threads
+
+
+def test_capture_mode_puts_the_mode_back() -> None:
+    with aiostream.capture_mode(CaptureMode.RELAXED) as before:
+        assert before is CaptureMode.GLOBAL
+        with pytest.raises(KeyError), aiostream.capture_mode(CaptureMode.THREAD_LOCAL) as inner:
+            assert inner is CaptureMode.RELAXED
+            raise KeyError
+        assert aiostream.exchange_capture_mode(CaptureMode.RELAXED) is CaptureMode.RELAXED
+    assert aiostream.exchange_capture_mode(CaptureMode.GLOBAL) is CaptureMode.GLOBAL
+    with pytest.raises(ValueError, match=r"mode is one of CaptureMode\.GLOBAL, "):
+        aiostream.exchange_capture_mode(5)  # type: ignore[arg-type]
+
+
+def test_relaxed_thread_may_allocate_during_a_global_capture(stream: Stream) -> None:
+    driver = internals.bindings()
+
+    def allocate() -> int:
+        code, pointer = driver.cuMemAlloc(64)
+        if int(code) == 0:
+            driver.cuMemFree(pointer)
+        return int(code)
+
+    def relaxed() -> int:
+        with aiostream.capture_mode(CaptureMode.RELAXED):
+            return allocate()
+
+    with stream.capture(CaptureMode.GLOBAL) as capture:
+        assert in_thread(relaxed, stream) == 0
+        with stream.context.as_current():
+            assert relaxed() == 0
+        spin(stream, 0)
+    capture.graph.close()
+    with pytest.raises(StreamCaptureError), stream.capture(CaptureMode.GLOBAL):
+        assert in_thread(allocate, stream) == 900
+
+
+# ------------------------------------------------------------------------- a block for each capture
+
+
+def test_a_scope_is_entered_once() -> None:
+    """Entered again, it gave the first block's graph while the second went on, and after that had
+    failed.
+    """
+    stream = Stream()
+    scope = stream.capture()
+    with scope:
+        pass
+    with (
+        pytest.raises(
+            RuntimeError, match=r"entered before: call stream\.capture\(\) for each block"
+        ),
+        scope,
+    ):
+        pass
+    assert stream.capture_status() is CaptureStatus.NONE
+    scope.graph.close()
+    refused = stream.capture()
+    with stream.capture() as outer:
+        with pytest.raises(CudaError, match="The stream is capturing already"), refused:
+            pass
+        assert stream.capture_status() is CaptureStatus.ACTIVE
+    outer.graph.close()
+    with refused:  # one that did not begin may begin now
+        pass
+    refused.graph.close()
+    stream.close()
+
+
+def test_errors_name_what_cannot_be_captured() -> None:
+    stream = Stream()
+    for call in (stream.end_capture, lambda: stream.update_capture_dependencies([])):
+        with pytest.raises(CudaError, match="The stream is not capturing"):
+            call()
+    stream.begin_capture()
+    with Graph() as graph:
+        for call in (stream.begin_capture, lambda: stream.begin_capture_to_graph(graph)):
+            with pytest.raises(CudaError, match="The stream is capturing already"):
+                call()
+    stream.end_capture().close()
+    stream.close()
+
+
+async def test_closing_a_capturing_stream_says_that_the_capture_is_gone() -> None:
+    """It said that the capture goes on."""
+    message = r"The stream was capturing\. It is closed now, and its capture gives no graph"
+    awaited, blocked, entered = Stream(), Stream(), Stream()
+    awaited.begin_capture()
+    with pytest.raises(StreamCaptureError, match=message):
+        await awaited.aclose()
+    blocked.begin_capture()
+    with pytest.raises(StreamCaptureError, match=message):
+        blocked.shutdown()
+    with pytest.raises(StreamCaptureError, match=message):
+        async with entered:
+            entered.begin_capture()
+    assert awaited.closed
+    assert blocked.closed
+    assert entered.closed
+
+
+async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
+    stream = Stream()
+    borrowed = stream.to_borrowed()
+    stream.begin_capture()
+    with pytest.raises(StreamCaptureError, match="the capture goes on"):
+        await borrowed.aclose()
+    assert borrowed.closed
+    assert stream.capture_status() is CaptureStatus.ACTIVE
+    stream.end_capture().close()
+    stream.close()
+
+
+@pytest.mark.leaks(2)
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("wait", STRATEGIES)
+async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: str) -> None:
+    stream = Stream(wait=wait)
+    message = "The function has left the stream capturing.*End the capture in the function"
+    with pytest.raises(StreamCaptureError, match=message):
+        stream.enqueue_async(lambda stream: stream.begin_capture())
+    assert stream.capture_status() is CaptureStatus.ACTIVE
+    stream.end_capture().close()
+    with pytest.raises(StreamCaptureError, match=message):
+        await stream.enqueue_in_thread(lambda stream: stream.begin_capture(CaptureMode.RELAXED))
+    stream.end_capture().close()
+    stream.close()
+
+
+def test_a_scope_keeps_its_stream() -> None:
+    """A stream that only the scope refers to was closed by its finalizer."""
+    begins: list[Callable[[Stream], Any]] = [
+        lambda stream: stream.capture(),
+        lambda stream: stream.capture_executable(),
+    ]
+    for begin in begins:
+        scope = begin(Stream())
+        gc.collect()
+        assert settle(internals.janitor_is_idle)
+        with scope:
+            pass
+    scope.executable.close()
+    del scope
+
+
+BEGINNINGS: list[Callable[[Stream, Graph], object]] = [
+    lambda stream, _: stream.begin_capture(),
+    lambda stream, _: stream.capture().__enter__(),
+    lambda stream, graph: stream.begin_capture_to_graph(graph),
+]
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS, ids=["begin_capture", "capture", "to_graph"])
+def test_interrupt_of_the_beginning_leaves_no_capture(
+    begin: Callable[[Stream, Graph], object],
+) -> None:
+    """The caller knows of none, so nothing would ever end it."""
+    stream = Stream()
+    inside = 0
+    for number in itertools.count(1):
+        with Graph() as graph:
+            try:
+                with Striker(number) as striker:
+                    begin(stream, graph)
+            except KeyboardInterrupt:
+                inside += striker.where.startswith("captures.py")
+                if not striker.where.startswith("capture.py"):  # there it may be about to return
+                    assert stream.capture_status() is CaptureStatus.NONE, striker.where
+                if stream.capture_status() is CaptureStatus.NONE:
+                    begin(stream, graph)
+            # Of the graph of `begin_capture_to_graph` it is the same one.
+            stream.end_capture().close()
+        if not striker.has_struck:
+            break
+    assert inside > 2
+    stream.close()
+
+
+def test_ctrl_c_at_random_moments_of_the_beginning_leaves_no_capture() -> None:
+    """And the death of the interrupt's traceback ends no later one."""
+    stream = Stream()
+    begin_and_end(stream)
+    struck = 0
+    former = signal.signal(signal.SIGALRM, raise_interrupt)
+    try:
+        for _ in range(1500):
+            interrupt: KeyboardInterrupt | None = None
+            has_begun = False
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 60e-6))
+                    stream.begin_capture()
+                    has_begun = True
+                    while True:
+                        pass
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt as error:
+                interrupt = error
+            if has_begun:
+                stream.end_capture().close()
+                continue
+            struck += 1
+            assert stream.capture_status() is CaptureStatus.NONE, traceback.format_exc()
+            stream.begin_capture()
+            del interrupt
+            stream.end_capture().close()
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert struck > 10
+    stream.close()
+
+
+def raise_interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def begin_and_end(stream: Stream) -> None:
+    stream.begin_capture()
+    stream.end_capture().close()

@@ -1,0 +1,599 @@
+"""Metrics: the hook for each wait, the Prometheus collector, and what is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+import aiostream
+import internals
+from aiostream import Event, Stream, StreamPool, metrics
+from aiostream.metrics import Collector, Wait, on_wait
+from aiostream.testing import Gate, spin
+from interrupts import Striker, at_line, sample
+from support import run_on, settle, succeed
+from waiters import wait_for_work
+
+
+@pytest.fixture
+def waits() -> Iterator[list[Wait]]:
+    seen: list[Wait] = []
+    end = on_wait(seen.append)
+    yield seen
+    end()
+
+
+def outcomes(waits: list[Wait]) -> list[tuple[str, str]]:
+    return [(wait.call, wait.outcome) for wait in waits]
+
+
+async def turns(count: int = 5) -> None:
+    import anyio.lowlevel
+
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_each_kind_of_wait_is_reported(waits: list[Wait]) -> None:
+    async with StreamPool(1) as pool, pool.stream() as stream:
+        await wait_for_work(stream, 0.005)
+        await stream.enqueue_async(spin, 0.001)
+        await stream.completion_future()
+        await stream.checked_completion_future()
+        await stream.enqueue_in_thread(spin, 0.001)
+        event = Event()
+        event.record(stream)
+        await event.synchronize_async()
+        event.close()
+        with stream.capture_executable() as capture:
+            spin(stream, 0.001)
+        await capture.executable.launch_async(stream)
+        await capture.executable.launch_and_wait(stream)
+        capture.executable.close()
+        await turns()
+        seen = outcomes(waits)
+    assert seen[:2] == [("StreamPool.acquire", "done"), ("Stream.synchronize_async", "done")]
+    assert sorted(seen[2:]) == [
+        ("Event.synchronize_async", "done"),
+        ("ExecutableGraph.launch_and_wait", "done"),
+        ("ExecutableGraph.launch_async", "done"),
+        ("Stream.checked_completion_future", "done"),
+        ("Stream.completion_future", "done"),
+        ("Stream.enqueue_async", "done"),
+        ("Stream.enqueue_in_thread", "done"),
+    ]
+    assert 0.004 < waits[1].seconds < 5
+    assert all(wait.error is None for wait in waits)
+
+
+def test_waits_that_are_cancelled_are_reported_as_such(waits: list[Wait]) -> None:
+    async def main() -> None:
+        async with Stream() as stream:
+            with Gate() as gate:
+                gate.hold(stream)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        await stream.synchronize_async()
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        await stream.enqueue_async(spin, 0)
+                await turns()
+
+    asyncio.run(main())
+    assert outcomes(waits)[:2] == [
+        ("Stream.synchronize_async", "cancelled"),
+        ("Stream.enqueue_async", "cancelled"),
+    ]
+
+
+@pytest.mark.leaks(1)
+def test_waits_that_fail_are_reported_with_their_error(breakable: Any, waits: list[Wait]) -> None:
+    async def main() -> None:
+        stream = Stream()
+        with Gate() as gate:
+            gate.hold(stream)
+            waiting = asyncio.create_task(stream.synchronize_async())
+            future = stream.completion_future()
+            await asyncio.sleep(0)
+            breakable.break_context(700)
+            for each in (waiting, future):
+                with pytest.raises(aiostream.ContextFailedError):
+                    await each
+            await turns()
+        with pytest.raises(aiostream.CudaError):
+            stream.shutdown()
+
+    run_on("asyncio", main)
+    assert sorted(outcomes(waits)) == [
+        ("Stream.completion_future", "failed"),
+        ("Stream.synchronize_async", "failed"),
+    ]
+    assert all(isinstance(wait.error, aiostream.ContextFailedError) for wait in waits)
+    waits.clear()
+
+
+@pytest.mark.leaks(1)
+def test_an_error_that_no_task_retrieves_is_still_reported_by_asyncio(
+    breakable: Any, waits: list[Wait]
+) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, said: told.append(said["message"])
+        )
+        stream = Stream()
+        with Gate() as gate:
+            gate.hold(stream)
+            future = stream.completion_future()
+            breakable.break_context(700)
+            while not future.done():
+                await asyncio.sleep(0.001)
+            await turns()
+            del future
+            waits.clear()
+            gc.collect()
+        with pytest.raises(aiostream.CudaError):
+            stream.shutdown()
+
+    run_on("asyncio", main)
+    assert [message.endswith("exception was never retrieved") for message in told] == [True]
+
+
+def test_hooks_end() -> None:
+    first: list[Wait] = []
+    second: list[Wait] = []
+    ends = [on_wait(first.append), on_wait(second.append), on_wait(first.append)]
+
+    async def wait() -> None:
+        async with Stream() as stream:
+            await stream.synchronize_async()
+
+    asyncio.run(wait())
+    assert len(first) == 2 * len(second) == 4
+    ends[0]()
+    ends[0]()
+    asyncio.run(wait())
+    assert len(first) == 6
+    for end in ends:
+        end()
+    asyncio.run(wait())
+    assert len(first) == 6
+    assert not internals.observers()
+
+
+async def test_a_method_of_a_subclass_and_one_taken_before_are_reported_once() -> None:
+    class Own(Stream):
+        async def wait_twice(self) -> None:
+            await self.synchronize_async()
+            await super().synchronize_async()
+
+        def enqueue_async(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return super().enqueue_async(fn, *args, **kwargs)
+
+    waits: list[Wait] = []
+    async with Own() as stream:
+        wait = stream.synchronize_async
+        end = on_wait(waits.append)
+        await wait()
+        await stream.wait_twice()
+        await (await stream.enqueue_async(Stream.completion_future))
+        await turns()
+        end()
+    assert Counter(outcomes(waits)) == {
+        ("Stream.synchronize_async", "done"): 3,
+        ("Stream.enqueue_async", "done"): 1,
+        ("Stream.completion_future", "done"): 1,
+    }
+
+
+async def test_a_hook_that_raises_disturbs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda args: reported.append(args.exc_value))
+    end = on_wait(lambda wait: 1 / 0)
+    try:
+        async with Stream() as stream:
+            await stream.synchronize_async()
+    finally:
+        end()
+    assert all(isinstance(error, ZeroDivisionError) for error in reported)
+    assert reported
+
+
+def test_what_is_no_hook_is_refused() -> None:
+    async def coroutine(wait: Wait) -> None: ...
+
+    for wrong in (None, coroutine):
+        with pytest.raises(TypeError, match="on_wait"):
+            on_wait(wrong)  # type: ignore[arg-type]
+
+
+def test_a_wait_that_is_dropped_is_not_reported(waits: list[Wait]) -> None:
+    """The garbage collector may drop it anywhere, also where a hook would meet a held lock."""
+
+    async def main() -> None:
+        async with Stream() as stream:
+            with Gate() as gate:
+                gate.hold(stream)
+                dropped = stream.synchronize_async()
+                dropped.send(None)
+                dropped.close()
+                assert waits == []
+
+    asyncio.run(main())
+
+
+async def test_a_hook_gets_only_waits_that_begin_after_it(waits: list[Wait]) -> None:
+    import anyio
+
+    later: list[Wait] = []
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream.synchronize_async)
+                future = stream.completion_future()
+                await turns()
+                end = on_wait(later.append)
+                gate.open()
+            await future
+            await turns()
+            end()
+            assert (len(waits), later) == (2, [])
+
+
+def test_ctrl_c_in_a_hook_goes_on(report_failed_waits: Callable[[], None]) -> None:
+    def interrupt(wait: Wait) -> None:
+        raise KeyboardInterrupt
+
+    end = on_wait(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            report_failed_waits()
+    finally:
+        end()
+
+
+# ------------------------------------------------------------------------------ interrupts
+
+
+@pytest.fixture
+def report_failed_waits() -> Iterator[Callable[[], None]]:
+    """Has a wait of each class fail and reported, before it returns: no loop runs here."""
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(contextlib.closing(Stream()))
+        event = stack.enter_context(contextlib.closing(Event()))
+        pool = stack.enter_context(contextlib.closing(StreamPool(1)))
+        with stream.capture_executable() as capture:
+            stream.launch_host_func(str)
+        executable = stack.enter_context(capture.executable)
+        waits: list[Callable[[], Any]] = [
+            stream.synchronize_async,
+            event.synchronize_async,
+            partial(executable.launch_and_wait, stream),
+            partial(executable.upload_and_wait, stream),
+            pool.acquire,
+        ]
+
+        def report() -> None:
+            for wait in waits:
+                with pytest.raises(RuntimeError, match="no running event loop"):
+                    wait().send(None)
+
+        yield report
+
+
+def with_a_handler_at_each_line(function: Callable[[], object], handler: Callable[[], Any]) -> None:
+    """Calls a function often, with a signal handler at a line of `metrics` or `observing`."""
+    with at_line(0, handler, "metrics.py", "observing.py") as lines:
+        function()
+    assert len(lines) > 5
+    for number in sample(len(lines), 30, "handlers"):
+        with at_line(number, handler, "metrics.py", "observing.py"):
+            function()
+
+
+def test_a_handler_may_add_a_hook_while_one_is_added_or_removed(
+    report_failed_waits: Callable[[], None],
+) -> None:
+    ends: list[Callable[[], None]] = []
+    seen: list[Wait] = []
+
+    def add() -> None:
+        ends.append(on_wait(seen.append))
+
+    def add_and_remove() -> None:
+        assert not ends
+        on_wait(lambda wait: None)()
+        seen.clear()
+        report_failed_waits()
+        while ends:
+            assert len(seen) == 5, "the handler's hook"
+            ends.pop()()
+        assert not internals.observers()
+
+    with_a_handler_at_each_line(add_and_remove, add)
+
+
+def test_no_hook_is_left_after_ctrl_c_at_any_place() -> None:
+    with Striker(0) as counting:
+        on_wait(lambda wait: None)()
+    assert counting.passed > 10
+    for number in sample(counting.passed, 100, "methods"):
+        first = None
+        with Striker(number) as striker, contextlib.suppress(KeyboardInterrupt):
+            first = on_wait(lambda wait: None)
+            first()
+        assert striker.has_struck
+        if first is not None:
+            first()
+        assert not internals.observers(), striker.where
+
+
+@pytest.mark.slow
+def test_a_wait_may_end_in_a_garbage_collection_in_a_scrape(
+    report_failed_waits: Callable[[], None],
+) -> None:
+    pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
+    collector = Collector()
+
+    def scrape_it() -> None:
+        on_wait(lambda wait: None)()
+        report_failed_waits()
+        scrape(collector)
+
+    with_a_handler_at_each_line(scrape_it, report_failed_waits)
+    collector.close()
+    family = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'
+    counted = scrape(collector)[family]
+    report_failed_waits()
+    assert counted > 10
+    assert scrape(collector)[family] == counted
+
+
+def test_waits_are_counted_also_if_no_scrape_comes(
+    report_failed_waits: Callable[[], None],
+) -> None:
+    collector = Collector()
+    for _ in range(1000):
+        report_failed_waits()
+    collector.close()
+    family = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'
+    assert scrape(collector)[family] == 1000
+
+
+# ------------------------------------------------------------------------------ Prometheus
+
+
+def scrape(collector: Collector) -> dict[str, float]:
+    prometheus = pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
+    registry = prometheus.CollectorRegistry()
+    registry.register(collector)
+    lines = prometheus.generate_latest(registry).decode().splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in samples}
+
+
+async def test_collector_counts_waits_pools_and_handles() -> None:
+    async with StreamPool(3) as pool:
+        collector = Collector(pools={"model": pool}, buckets=(0.005, 10))
+        try:
+            async with pool.stream() as stream:
+                await wait_for_work(stream, 0.02)
+                await stream.synchronize_async()
+                now = scrape(collector)
+        finally:
+            collector.close()
+    waits = 'aiostream_wait_seconds{}{{call="Stream.synchronize_async",{}outcome="done"}}'.format
+    assert now[waits("_count", "")] == 2
+    assert 0.02 <= now[waits("_sum", "")] < 10
+    in_buckets = {
+        name.split('le="')[1].split('"')[0]: value
+        for name, value in now.items()
+        if name.startswith('aiostream_wait_seconds_bucket{call="Stream.synchronize_async"')
+    }
+    assert in_buckets["10.0"] == in_buckets["+Inf"] == 2
+    assert in_buckets["0.005"] <= 1
+    states = {
+        state: now[f'aiostream_pool_streams{{pool="model",state="{state}"}}']
+        for state in ("idle", "busy", "lent")
+    }
+    assert states == {"idle": 2, "busy": 0, "lent": 1}
+    assert now['aiostream_pool_waiting_tasks{pool="model"}'] == 0
+    assert now["aiostream_open_handles"] == aiostream.statistics().handles.open + 3
+    assert now["aiostream_context_lost"] == 0
+    assert now['aiostream_pending{kind="wait"}'] == 0
+    assert now['aiostream_leaked_total{kind="handle"}'] == aiostream.statistics().handles.leaked
+
+
+async def test_collector_shows_who_waits() -> None:
+    import anyio
+
+    async with StreamPool(1) as pool:
+        collector = Collector(pools={"model": pool})
+        with Gate() as gate:
+            async with anyio.create_task_group() as group:
+
+                async def one() -> None:
+                    async with pool.stream() as stream:
+                        gate.hold(stream)
+                        await stream.synchronize_async()
+
+                group.start_soon(one)
+                group.start_soon(one)
+                await turns(10)
+                now = scrape(collector)
+                gate.open()
+        collector.close()
+    assert now['aiostream_pending{kind="wait"}'] == 1
+    assert now['aiostream_pool_waiting_tasks{pool="model"}'] == 1
+    assert now['aiostream_pool_streams{pool="model",state="lent"}'] == 1
+
+
+async def test_collector_counts_as_host_functions_only_those_of_streams() -> None:
+    """Not each wait, and not those that wait in a graph for its launch."""
+    name = 'aiostream_pending{kind="host_function"}'
+    collector = Collector()
+    async with Stream() as stream:
+        with stream.capture_executable() as capture:
+            stream.launch_host_func(print)
+        with Gate() as gate:
+            gate.hold(stream)
+            futures = [stream.enqueue_async(lambda stream: None) for _ in range(2)]
+            waits = scrape(collector)
+            futures.append(stream.completion_future())
+            stream.launch_host_func(lambda: None)
+            host_functions = scrape(collector)
+        for future in futures:
+            await future
+        capture.executable.close()
+    collector.close()
+    assert (waits[name], waits['aiostream_pending{kind="future"}']) == (0, 2)
+    assert host_functions[name] == 2
+
+
+def test_a_registry_takes_one_collector() -> None:
+    """With two, each family would be twice in the page, and no scraper could read it."""
+    prometheus = pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
+    registry = prometheus.CollectorRegistry()
+    first, second = Collector(), Collector()
+    registry.register(first)
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        registry.register(second)
+    registry.unregister(first)
+    registry.register(second)
+    first.close()
+    second.close()
+
+
+def test_collector_shows_a_lost_context(breakable: Any) -> None:
+    stream = Stream()
+    collector = Collector()
+    breakable.break_context(700)
+    now = scrape(collector)
+    collector.close()
+    with pytest.raises(aiostream.CudaError):
+        stream.shutdown()
+    assert now["aiostream_context_lost"] == 1
+
+
+def test_buckets_rise() -> None:
+    infinity, nan = float("inf"), float("nan")
+    many = ((), (1, 1), (2, 1), (-1, 1), (infinity,), (1, infinity, infinity), (infinity, 1))
+    for wrong in (*many, (1, nan), (nan, 1), (-infinity, 1)):
+        with pytest.raises(ValueError, match="buckets"):
+            Collector(buckets=wrong)
+    for no_numbers in ("123", b"123", ("1", "2"), (True, 2), (None,)):
+        with pytest.raises(TypeError, match="buckets"):
+            Collector(buckets=no_numbers)  # type: ignore[arg-type]
+    assert list(metrics.BUCKETS) == sorted(metrics.BUCKETS)
+
+
+async def test_a_last_infinite_bucket_comes_once() -> None:
+    """Twice would be an exposition that Prometheus refuses."""
+    prometheus_client = pytest.importorskip("prometheus_client")
+    exposition = pytest.importorskip("prometheus_client.openmetrics.exposition")
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    registry = prometheus_client.CollectorRegistry()
+    collector = Collector(buckets=prometheus_client.Histogram.DEFAULT_BUCKETS)
+    registry.register(collector)
+    async with Stream() as stream:
+        await stream.synchronize_async()
+    collector.close()
+    text = exposition.generate_latest(registry).decode()
+    assert text.count('le="+Inf"') == 1
+    assert "inf" not in text
+    list(parser.text_string_to_metric_families(text))  # raises if it is not valid
+
+
+def test_pools_of_a_collector_are_checked_at_once() -> None:
+    async def check() -> None:
+        async with StreamPool(1) as pool:
+            for wrong in ({"a": 1}, {"a": None}, {1: pool}, [pool], pool, 5):
+                with pytest.raises(TypeError, match="pool"):
+                    Collector(pools=wrong)  # type: ignore[arg-type]
+            Collector(pools={"a": pool}).close()
+
+    run_on("asyncio", check)
+
+
+def test_importing_it_needs_no_prometheus(driver_kind: str) -> None:
+    succeed(
+        driver_kind,
+        """
+        import sys
+        import aiostream.metrics
+        assert "prometheus_client" not in sys.modules
+        """,
+    )
+
+
+# ------------------------------------------------------------------------------ logging
+
+
+def test_lost_context_is_logged_once_where_logging_is_configured(
+    breakable: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == "aiostream"]
+
+    stream = Stream()
+    breakable.break_context(700)
+    for _ in range(3):
+        assert aiostream.health() is not None
+        with pytest.raises(aiostream.ContextFailedError):
+            stream.query()
+    with pytest.raises(aiostream.CudaError):
+        stream.shutdown()
+    assert settle(lambda: bool(lost()))
+    assert [record.levelname for record in lost()] == ["ERROR"]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in lost()[0].getMessage()
+
+
+def test_a_slow_handler_of_logging_does_not_delay_the_listeners(breakable: Any) -> None:
+    told = threading.Event()
+    came_first: list[bool] = []
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            came_first.append(told.wait(5))
+
+    logger, slow = logging.getLogger("aiostream"), Slow()
+    logger.addHandler(slow)
+    end = aiostream.on_context_failed(lambda error: told.set())
+    try:
+        stream = Stream()
+        breakable.break_context(700)
+        assert aiostream.health() is not None
+        with pytest.raises(aiostream.CudaError):
+            stream.shutdown()
+        assert settle(lambda: bool(came_first))
+    finally:
+        end()
+        logger.removeHandler(slow)
+    assert came_first == [True]
+
+
+def test_nothing_is_printed_where_logging_is_not_configured(driver_kind: str) -> None:
+    if driver_kind != "simulator":
+        pytest.skip("loses a context on command")
+    printed = succeed(
+        driver_kind,
+        """
+        import aiostream
+        from aiostream import simulator
+        stream = aiostream.Stream()
+        simulator.break_context(700)
+        print(aiostream.health().code)
+        """,
+    )
+    assert printed == "700\n"

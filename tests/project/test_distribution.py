@@ -1,0 +1,287 @@
+"""What the distribution says of itself: version, dependencies, commands, floors of coverage."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import runpy
+import sys
+import sysconfig
+import tomllib
+import types
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import aiostream
+from support import succeed
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    path = ROOT / "pyproject.toml"
+    if not path.exists():
+        pytest.skip("pyproject.toml is not beside the tests")
+    return tomllib.loads(path.read_text())
+
+
+def tool(name: str) -> ModuleType:
+    path = ROOT / "tools" / f"{name}.py"
+    if not path.exists():
+        pytest.skip("the tools are not beside the tests")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def check_coverage() -> ModuleType:
+    return tool("check_coverage")
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    return tool("release")
+
+
+def test_version_is_written_once(project: dict[str, Any]) -> None:
+    assert importlib.metadata.version("aiostream-cuda") == aiostream.__version__
+    assert "version" not in project["project"]
+    assert aiostream.__version__ not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_install_commands_agree_with_the_dependencies(project: dict[str, Any]) -> None:
+    needs = project["project"]["dependencies"]
+    assert [re.split(r"[<>=]", need)[0] for need in needs] == ["anyio", "cuda-bindings"]
+    package = Path(aiostream.__file__).parent
+    named = {
+        requirement
+        for path in package.rglob("*.py")
+        for requirement in re.findall(r"pip install '([\w-]+[<>=][^']*)'", path.read_text())
+    }
+    assert named == {need for need in needs if need.startswith("cuda-bindings")}
+
+
+# ------------------------------------------------------------------------- what an index would show
+
+
+def test_extras_are_for_users(project: dict[str, Any]) -> None:
+    """What developers of this library need are dependency groups, which no package index shows."""
+    assert project["project"]["optional-dependencies"].keys() == {
+        *("cuda-python", "engines", "metrics", "trace"),
+        "test",  # the README's second command
+    }
+    assert project["dependency-groups"].keys() == {"bench", "dev", "docs", "wheels"}
+
+
+def test_metadata_has_the_projects_addresses(project: dict[str, Any]) -> None:
+    urls = importlib.metadata.metadata("aiostream-cuda").get_all("Project-URL") or []
+    assert {each.partition(", ")[0] for each in urls} == {
+        *("Repository", "Documentation", "Changelog", "Issues")
+    }
+    root = project["project"]["urls"]["Repository"]
+    assert all(each.partition(", ")[2].startswith(root) for each in urls)
+
+
+def test_index_shows_the_readme_whole(project: dict[str, Any]) -> None:
+    """On a package index a link to a file of the repository leads nowhere."""
+    described = importlib.metadata.metadata("aiostream-cuda")
+    root = project["project"]["urls"]["Repository"]
+    assert described["Description-Content-Type"] == "text/markdown"
+    text = re.sub(r"```.*?```", "", str(described.json["description"]), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", text)
+    assert len(targets) > 20
+    for target in filter(None, (target for pair in targets for target in pair)):
+        assert target.startswith("https://"), target
+        path = target.partition("#")[0].removeprefix(root)
+        kind = re.match(r"/(blob|raw)/main/", path)
+        if kind is not None:
+            assert (ROOT / path[kind.end() :]).exists(), target
+            assert (kind[1] == "raw") == path.endswith((".png", ".svg"))
+
+
+def test_package_is_small() -> None:
+    """A wheel's files are compressed one by one. Debug information made it 975 kB."""
+    package = Path(aiostream.__file__).parent
+    compiled = [path.read_bytes() for path in package.rglob("*.so")]
+    if any(b".debug_info" in binary for binary in compiled) and os.environ.get("AIOSTREAM_DEBUG"):
+        pytest.skip("AIOSTREAM_DEBUG=1 keeps the debug information")
+    assert len(compiled) == 2
+    assert not any(b".symtab" in binary for binary in compiled)
+    others = [path.read_bytes() for path in package.rglob("*.py*") if path.suffix != ".pyc"]
+    assert sum(len(zlib.compress(content)) for content in [*compiled, *others]) < 400 * 1024
+
+
+def test_demo_imports_the_dependencies_alone(driver_kind: str) -> None:
+    """What else lies in the environment, as the rest of cuda-python, is not needed."""
+    script = """
+        import sys
+        def from_elsewhere():
+            return {
+                name for name, module in sys.modules.items()
+                if "site-packages" in (getattr(module, "__file__", None) or "")
+            }
+        before = from_elsewhere()
+        from aiostream.__main__ import main
+        assert main(["demo"]) == 0
+        new = from_elsewhere() - before
+        cuda = {".".join(name.split(".")[:2]) for name in new if name.startswith("cuda.")}
+        assert cuda <= {"cuda.bindings", "cuda.pathfinder"}, cuda
+        others = {name.split(".")[0] for name in new} - {"aiostream", "cuda"}
+        # What anyio needs, and what cython makes for the bindings.
+        allowed = {"anyio", "idna", "sniffio", "typing_extensions"}
+        assert {name for name in others if not name.startswith("_cython")} <= allowed, others
+        """
+    assert "balanced" in succeed(driver_kind, script)
+
+
+def test_a_wheel_is_for_no_older_python_than_the_one_that_builds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 3.12 on, Python.h makes code that breaks the reference counts of 3.11."""
+    setuptools = pytest.importorskip("setuptools")
+    if not (ROOT / "setup.py").exists():
+        pytest.skip("setup.py is not beside the tests")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        pytest.skip("this Python has no limited API")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    minor = sys.version_info.minor
+    assert given["options"]["bdist_wheel"] == {"py_limited_api": f"cp3{minor}"}
+    assert given["ext_modules"][0].define_macros == [("Py_LIMITED_API", f"0x03{minor:02x}0000")]
+
+
+def test_console_script_is_the_command_line(driver_kind: str, project: dict[str, Any]) -> None:
+    (name, target), *others = project["project"]["scripts"].items()
+    assert (name, others) == ("aiostream-cuda", [])
+    module, _, function = target.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    for program, usage in (
+        (f"/usr/bin/{name}", f"usage: {name} "),
+        ("/lib/aiostream/__main__.py", "usage: python -m aiostream "),
+    ):
+        script = f"""
+            import sys
+            sys.argv = [{program!r}, "--help"]
+            from {module} import {function}
+            {function}()
+            """
+        assert succeed(driver_kind, script).startswith(usage)
+
+
+def test_tested_pythons_are_the_ones_that_are_named(project: dict[str, Any]) -> None:
+    workflow = ROOT / ".github" / "workflows" / "ci.yml"
+    if not workflow.exists():
+        pytest.skip("the CI file is not beside the tests")
+    listed = re.search(r"python: \[(.*)\]", workflow.read_text())
+    assert listed is not None
+    tested = set(re.findall(r'"(3\.\d+)"', listed[1]))
+    start = "Programming Language :: Python :: 3."
+    classifiers = project["project"]["classifiers"]
+    named = {f"3.{line.removeprefix(start)}" for line in classifiers if line.startswith(start)}
+    assert named == tested
+    oldest = min(tested, key=lambda version: int(version.partition(".")[2]))
+    assert project["project"]["requires-python"] == f">={oldest}"
+
+
+# ------------------------------------------------------------------------------------------ floors
+
+
+def test_coverage_floors_are_of_modules_that_exist(
+    project: dict[str, Any], check_coverage: ModuleType
+) -> None:
+    package = Path(aiostream.__file__).parent
+    there = {
+        ".".join(path.relative_to(package).with_suffix("").parts) for path in package.rglob("*.py")
+    }
+    floors = project["tool"]["aiostream"]["coverage-floors"]
+    assert floors.keys() - {"default"} <= there
+    assert all(50 <= floor <= 100 for floor in floors.values())
+
+
+def test_module_below_its_floor_is_named(check_coverage: ModuleType) -> None:
+    report = {
+        "files": {
+            f"/anywhere/aiostream/{name}": {"summary": {"percent_covered": percent}}
+            for name, percent in (("pool.py", 94.9), ("_loops/bridge.py", 91.0), ("new.py", 89.9))
+        }
+    }
+    covered = check_coverage.modules(report)
+    assert covered == {"pool": 94.9, "_loops.bridge": 91.0, "new": 89.9}
+    floors = {"default": 90, "pool": 95, "gone": 80}
+    wrong = check_coverage.complaints(covered, floors)
+    assert [line.partition(":")[0] for line in wrong] == ["new", "pool", "gone"]
+    assert check_coverage.complaints(covered, {"default": 89}) == []
+
+
+# ---------------------------------------------------------------------------------------- a release
+
+
+@pytest.fixture
+def releasable(release: ModuleType, tmp_path: Path) -> Path:
+    """A tree of version 1.2.3, in which nothing stands in the way of a release."""
+    for name, text in {
+        "src/aiostream/__init__.py": '__version__ = "1.2.3"\n',
+        "pyproject.toml": 'Repository = "https://github.com/aiostream/aiostream-cuda"\n',
+        "CHANGELOG.md": "## 1.2.3 (2026-12-01)\n",
+        "newsfragments/README.md": "",
+        "dist/aiostream_cuda-1.2.3.tar.gz": "",
+        **{f"dist/aiostream_cuda-1.2.3-{name.replace('*', 'x')}": "" for name in release.WHEELS},
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_nothing_stands_in_the_way_of_a_release(release: ModuleType, releasable: Path) -> None:
+    for tag in ("v1.2.3", None):
+        assert release.complaints(releasable, releasable / "dist", tag) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("src/aiostream/__init__.py", '__version__ = "1.2.4"\n', "the tag is v1.2.3"),
+        ("pyproject.toml", "https://github.example/", "placeholder github.example"),
+        ("CHANGELOG.md", "## 1.2.3 (not yet released)\n", "no heading `## 1.2.3 "),
+        ("newsfragments/7.fixed.md", "", "7.fixed.md"),
+        ("dist/aiostream_cuda-1.2.2.tar.gz", "", "no file of this version"),
+        ("dist/aiostream_cuda-1.2.3.tar.gz", None, "has no aiostream_cuda-1.2.3.tar.gz"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_release_is_named(
+    release: ModuleType, releasable: Path, name: str, text: str | None, complaint: str
+) -> None:
+    if text is None:
+        (releasable / name).unlink()
+    else:
+        (releasable / name).write_text(text)
+    found = release.complaints(releasable, releasable / "dist", "v1.2.3")
+    assert complaint in found[0]
+    assert len(found) == 1 or name.startswith("src/")  # another version needs other files too
+
+
+def test_a_dry_run_warns_where_a_release_fails(
+    release: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(release, "complaints", lambda *_: ["there is a reason"])
+    monkeypatch.setattr(
+        release.subprocess, "run", lambda *_, **__: types.SimpleNamespace(returncode=0)
+    )
+    assert release.main(["v1.2.3"]) == 1
+    assert capsys.readouterr().err == "error: there is a reason\n"
+    assert release.main(["--dist", str(ROOT / "tools")]) == 0
+    assert capsys.readouterr().err == "warning: there is a reason\n"

@@ -1,0 +1,323 @@
+"""Every Python snippet of the documents runs as readers would run it; every link leads somewhere.
+
+A comment before a snippet says how it runs. Without one, it is a program of its own.
+
+    <!-- snippet: continues -->        it goes on from the snippet before it
+    <!-- snippet: file conftest.py --> it is a file; pytest runs all files of the page together
+    <!-- snippet: typed -->            its lines are typed into `python -m asyncio` or a notebook
+    <!-- snippet: with torch -->       the same, with a model, a batch and a pool: see `_WITH_TORCH`
+    <!-- snippet: shown: why -->       it cannot run by itself; it only has to be Python
+
+Snippets that import cupy or numba.cuda need a GPU, because those libraries stand on the CUDA
+runtime. So does torch: on the simulator, `stand_ins/torch.py` takes its place. The page about torch
+has a test of its own, `test_torch_page.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiostream
+from aiostream import simulator
+from support import run_script
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    path
+    for pattern in ("*.md", "docs/*.md", "benchmarks/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
+OF_THE_RUNTIME = ("torch", "cupy", "numba")  # they stand on the CUDA runtime
+# Names of other libraries, and of the past, that look like ours.
+NOT_OURS: dict[str, tuple[str, ...]] = {
+    "design.md": ("Device.sync",),
+    "simulator.md": ("Device.sync",),
+}
+# What the extra `test` brings.
+OPTIONAL = ("fastapi", "httpx", "prometheus_client", "starlette", "trio")
+_SNIPPET = re.compile(
+    r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
+    r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$",
+    re.MULTILINE | re.DOTALL,
+)
+_TYPED = """
+import ast as _ast, asyncio as _asyncio, inspect as _inspect
+async def _type(source):
+    names = {{"__name__": "__main__"}}
+    for line in _ast.parse(source).body:
+        kind = _ast.Interactive([line])
+        code = compile(kind, "<typed>", "single", flags=_ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, names)
+        if _inspect.iscoroutine(result):
+            await result
+_asyncio.run(_type({source!r}))
+"""
+
+_WITH_TORCH = """
+import asyncio, anyio, torch, aiostream
+pool, limiter = aiostream.StreamPool(2), anyio.CapacityLimiter(2)
+model, event = torch.nn.Linear(512, 8).cuda(), torch.cuda.Event()
+batch = torch.randn(32, 512)
+pinned_batch, pinned_scores = batch.pin_memory(), torch.empty((32, 8), pin_memory=True)
+{}
+await pool.aclose()
+"""
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
+
+
+@dataclass
+class Program:
+    """Snippets of one page that run together."""
+
+    name: str
+    line: int
+    how: str
+    code: str
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def imported(self) -> set[str]:
+        """The packages that the snippet imports."""
+        text = self.code + "\n".join(self.files.values())
+        return set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE))
+
+    @property
+    def needs(self) -> list[str]:
+        """Libraries that the snippet imports and that need a GPU."""
+        needed = [name for name in OF_THE_RUNTIME if name in self.imported]
+        return ["torch"] if self.how == "with torch" else needed
+
+
+def programs_of(page: Path) -> list[Program]:
+    found: list[Program] = []
+    text = page.read_text()
+    for match in _SNIPPET.finditer(text):
+        how, code = match["how"] or "", textwrap.dedent(match["code"])
+        line = text.count("\n", 0, match.start("code"))
+        if how == "continues":
+            found[-1].code += "\n\n" + code
+        elif how.startswith("file "):
+            files = next((each for each in found if each.how == "files"), None)
+            if files is None:
+                files = Program(f"{page.name}-files", line, "files", "")
+                found.append(files)
+            files.files[how.removeprefix("file ")] = code
+        else:
+            found.append(Program(f"{page.name}-{line}", line, how, code))
+    return found
+
+
+PROGRAMS = [program for page in PAGES if page.name != "torch.md" for program in programs_of(page)]
+
+
+def test_the_documents_have_snippets() -> None:
+    if not (ROOT / "docs").is_dir():
+        pytest.skip("the documents are not beside the tests")
+    assert len(PROGRAMS) >= 25
+    assert len(programs_of(ROOT / "README.md")) >= 2
+    shown = {program.name.partition(".md")[0] for program in PROGRAMS if "shown" in program.how}
+    assert shown <= {"serving", "simulator"}, "these need what no environment of the tests has"
+
+
+def test_snippets_are_python() -> None:
+    known = ("", "typed", "files", "with torch")
+    for program in PROGRAMS:
+        for code in (program.code, *program.files.values()):
+            compile(code, program.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        is_known = program.how in known or re.fullmatch(r"shown: \w.{4,}", program.how)
+        assert is_known, (program.name, program.how)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [program for program in PROGRAMS if not program.how.startswith("shown")],
+    ids=lambda program: program.name,
+)
+def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> None:
+    has_stand_in = program.needs == ["torch"] and driver_kind != "gpu"
+    if program.needs and driver_kind != "gpu" and not has_stand_in:
+        pytest.skip(f"{' and '.join(program.needs)} needs a GPU")
+    for name in (*OF_THE_RUNTIME, *OPTIONAL):
+        if name in {*program.needs, *program.imported} and not has_stand_in:
+            pytest.importorskip(name)
+    if "numba" in program.needs:
+        # Some pairs of numba-cuda and numpy can be imported, and yet compile no kernel.
+        trial = run_script(
+            driver_kind, "from numba import cuda; cuda.jit(lambda: None)[1, 1]()", warnings="ignore"
+        )
+        if trial.returncode != 0:
+            pytest.skip(f"numba compiles no kernel here: {trial.stderr.splitlines()[-1]}")
+    if program.how == "files":
+        run_files(driver_kind, program, tmp_path)
+        return
+    code = program.code
+    if program.how == "typed":
+        code = code.replace("spin(stream, 10)", "spin(stream, 0.5)")  # readers type more slowly
+    if program.how == "with torch":
+        code = _WITH_TORCH.format(code)
+    if program.how in ("typed", "with torch"):
+        code = _TYPED.format(source=code)
+    if has_stand_in:
+        code = f"import sys; sys.path[:0] = {[str(STAND_INS), str(ROOT)]}\n{code}"
+    warnings = "ignore" if program.needs else "error"
+    done = run_script(driver_kind, code, warnings=warnings, folder=tmp_path, NO_COLOR="1")
+    assert done.returncode == 0, done.stderr
+    assert program.needs or not done.stderr, done.stderr
+    printed = iter(done.stdout.splitlines())
+    for comment in said_to_print(program.code):  # in this order, among other lines
+        assert any(line.endswith(comment) for line in printed), (comment, done.stdout)
+
+
+def said_to_print(code: str) -> list[str]:
+    """The comments after `print(...)`: how the printed line ends."""
+    return re.findall(r"^\s*print\(.*\)  # (.+)$", code, re.MULTILINE)
+
+
+def run_files(driver_kind: str, program: Program, folder: Path) -> None:
+    """Has pytest run the files of a page, in a folder of their own."""
+    for name, code in program.files.items():
+        (folder / name).write_text(code)
+    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
+    variables.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    command += ["-p", "aiostream_pytest", f"--aiostream={driver_kind}"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+# ------------------------------------------------------------------------------- links and pictures
+
+
+def without_code_blocks(text: str) -> str:
+    return re.sub(r"^[ ]*```.*?^[ ]*```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs both make them."""
+    headings = re.findall(r"^#+ +(.*)$", without_code_blocks(page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return {re.sub(r"-+", "-", anchor) for anchor in plain} | set(plain)
+
+
+def test_links_lead_somewhere() -> None:
+    """Links within the repository: the file is there, and the heading too."""
+    wrong = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", without_code_blocks(page.read_text())):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            name, _, anchor = target.partition("#")
+            other = (page.parent / name).resolve() if name else page
+            if not other.exists() or (anchor and anchor not in anchors_of(other)):
+                wrong.append((page.name, target))
+    assert not wrong
+
+
+# ------------------------------------------------------------------------------- what pages name
+
+
+def inline_code(page: Path) -> list[str]:
+    """What stands between backticks outside of code blocks."""
+    return re.findall(r"`([^`\n]+)`", without_code_blocks(page.read_text()))
+
+
+def test_named_files_are_there() -> None:
+    """Files of the repository, by their path or by their name alone."""
+    folders = ("src", "tests", "tools", "docs", "examples", "benchmarks")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    files = "".join(f"/{path.relative_to(ROOT)}\n" for path in [*paths, *ROOT.glob("*.*")])
+    named = [(page.name, code) for page in PAGES for code in inline_code(page)]
+    named = [each for each in named if re.fullmatch(r"[\w./-]+\.(?:py|c|h|sh)", each[1])]
+    assert not [(page, name) for page, name in named if f"/{name}\n" not in files]
+
+
+def test_named_attributes_are_there() -> None:
+    """`Stream.query`, `aiostream.drain` and `simulator.fail` exist, if a page names them."""
+    owners: dict[str, Any] = {
+        name: getattr(aiostream, name) for name in aiostream.__all__ if name[0].isupper()
+    }
+    owners |= {"aiostream": aiostream, "simulator": simulator, "pool": aiostream.StreamPool}
+    missing = [
+        (page.name, f"{owner}.{name}")
+        for page in PAGES
+        for code in inline_code(page)
+        for owner, name in re.findall(r"(?<![\w.])(\w+)\.(\w+)(?![\w/])", code)
+        if owner in owners and not hasattr(owners[owner], name)
+        if not importlib.util.find_spec(f"aiostream.{name}")
+    ]
+    assert not [(page, name) for page, name in missing if name not in NOT_OURS.get(page, ())]
+
+
+def test_pages_of_the_site_are_linked() -> None:
+    """Each page of `docs/` can be reached from the first one."""
+    if not (ROOT / "docs").is_dir():
+        pytest.skip("the documents are not beside the tests")
+    first = (ROOT / "docs" / "index.md").read_text()
+    linked = set(re.findall(r"\]\((\w[\w/-]*\.md)", first))
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert pages - linked == {"index.md"}
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+
+
+def test_the_readme_keeps_its_set_up_commands() -> None:
+    """One installs and runs the demo. `.ci/run` does the other, in a fresh environment."""
+    command = re.compile(r"^python3 -m venv .venv && .*$", re.MULTILINE)
+    commands = command.findall((ROOT / "README.md").read_text())
+    script = ROOT / ".ci" / "run"
+    if script.exists():  # it is not in the sdist
+        assert command.findall(script.read_text()) == commands[1:]
+    assert commands == [
+        "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/python -m aiostream demo",
+        "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest",
+    ]
+
+
+@pytest.mark.parametrize("checker", ["mypy --strict --config-file=", "pyright"])
+def test_type_checkers_accept_the_readme_s_programs(checker: str, tmp_path: Path) -> None:
+    name, *options = checker.split()
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    files = []
+    for number, program in enumerate(programs_of(ROOT / "README.md")):
+        if not program.needs:
+            files.append(tmp_path / f"snippet_{number}.py")
+            files[-1].write_text(program.code)
+    assert files
+    if name == "pyright":
+        settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11"}
+        (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+        options = ["--pythonpath", sys.executable, "--project", str(tmp_path)]
+    else:
+        options += map(str, files)
+    command = [sys.executable, "-m", name, *options]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,357 @@
+"""The order of the house: who imports whom, what is public, what happens at import (nothing), and
+how the tests are built.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aiostream
+import internals
+
+PACKAGE = Path(aiostream.__file__).parent
+TESTS = Path(__file__).parents[1]
+EXAMPLES = TESTS.parent / "examples"
+
+# Public modules whose names are not the package's: `from aiostream.testing import spin`.
+IMPORTED_BY_NAME = {"metrics", "testing", "trace"}
+NATIVE = TESTS.parent / "src" / "aiostream" / "native"
+
+
+def drawing(number: int) -> list[str]:
+    """The rows of one of the two drawings in docs/design.md, "The house": the storeys, then the
+    levels of the native part.
+    """
+    design = TESTS.parent / "docs" / "design.md"
+    if not design.exists():
+        pytest.skip("the documents are not here: the tests run on an installed package alone")
+    house = design.read_text().split("\n## The house\n")[1].split("\n## ")[0]
+    return house.split("```text\n")[number].split("```")[0].splitlines()
+
+
+def rows(number: int) -> dict[str, int]:
+    """The level of each name in a drawing."""
+    levels: dict[str, int] = {}
+    for line in drawing(number):
+        level, *_, names, _ = re.split(r" {2,}", line.strip())
+        assert not levels.keys() & set(names.split()), f"drawn twice: {names}"
+        levels.update(dict.fromkeys(names.split(), int(level)))
+    return levels
+
+
+Imports = dict[str, set[str]]
+
+
+def imports_of(folder: Path, package: str, *, all_of_them: bool) -> Imports:
+    """By module of a package, by its path from there, the modules of it that it imports.
+
+    Args:
+        folder: Where the package lies.
+        package: Its name.
+        all_of_them: Also those that are for type checkers alone, and those within functions.
+    """
+    files = {
+        ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in folder.rglob("*.py")
+    }
+    found: Imports = {name: set() for name in files}
+
+    def add(name: str, base: str, imported: list[str]) -> None:
+        inner = base.removeprefix(package).removeprefix(".")
+        for each in imported:
+            inside = f"{inner}.{each}".removeprefix(".")
+            # A module, or a name of one: of the package itself, if it is neither.
+            found[name].add(
+                inside if inside in files or inside == "_native" else inner or "__init__"
+            )
+
+    def visit(name: str, node: ast.AST) -> None:
+        later = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if (later or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))) and not all_of_them:
+            return
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
+            add(name, node.module or "", [alias.name for alias in node.names])
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith(f"{package}."):
+                    add(name, package, [alias.name.removeprefix(f"{package}.")])
+        for child in ast.iter_child_nodes(node):
+            visit(name, child)
+
+    for name, path in files.items():
+        visit(name, ast.parse(path.read_text()))
+    return found
+
+
+def test_storeys_import_downwards_only() -> None:
+    levels = rows(1)
+    assert len(set(levels.values())) <= 9
+    imports = imports_of(PACKAGE, "aiostream", all_of_them=True)
+    top = {name.split(".")[0] for name in imports} | {"_native"}
+    assert top - {"simulator"} == levels.keys(), "a new module needs its place in docs/design.md"
+    wrong = []
+    for name, imported in imports.items():
+        storey = levels.get(name.split(".")[0], 0)
+        for other in imported:
+            if other.split(".")[0] == "simulator":
+                if storey not in (0, max(levels.values())):
+                    wrong.append(f"{name} imports the simulator")
+            elif levels[other.split(".")[0]] > storey and name.split(".")[0] != "simulator":
+                wrong.append(f"{name} imports {other}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ["aiostream", "benchmarks"])
+def test_no_imports_run_in_a_circle(package: str) -> None:
+    folder = PACKAGE if package == "aiostream" else TESTS.parent / package
+    imports = imports_of(folder, package, all_of_them=False)
+    graphlib.TopologicalSorter({name: found - {name} for name, found in imports.items()}).prepare()
+
+
+def test_tests_lie_in_the_folders_of_the_storeys() -> None:
+    names = [line.split()[1] for line in drawing(1)]
+    folders = {path.parent.name for path in TESTS.rglob("test_*.py")}
+    assert folders == {*names, "simulator", "project"}
+
+
+def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
+    files = {path.stem for path in (PACKAGE / "_runtime/loops").glob("*.py")}
+    kinds = internals.loop_kinds()
+    of_all = {"__init__", "bridge", "unwatched"}
+    assert sorted(files - of_all) == sorted(kinds), "a new kind of loop needs its name there"
+    assert kinds[-1] == "on_asyncio", "it raises the error if no loop runs here"
+
+
+def test_native_files_include_downwards_only() -> None:
+    sources = list(NATIVE.glob("*.[ch]"))
+    if not sources:
+        pytest.skip("the sources are not here: the tests run on an installed package alone")
+    floors = rows(2)
+    drawn = {path.stem for path in sources}
+    assert drawn == floors.keys(), "a new native file needs its floor in docs/design.md"
+    wrong = []
+    for path in sources:
+        for included in re.findall(r'#include "(\w+)\.h"', path.read_text()):
+            if included != path.stem and floors[included] >= floors[path.stem]:
+                wrong.append(f"{path.name} includes {included}.h")
+    assert not wrong
+
+
+def test_drawing_of_the_native_part_is_current() -> None:
+    script = TESTS.parent / "docs" / "make_graphs.py"
+    if not script.exists():
+        pytest.skip("the documents are not beside the tests")
+    made = runpy.run_path(str(script))
+    assert made["PAGE"].read_text() == made["page"](), "run python docs/make_graphs.py"
+    assert "base" in made["native_includes"]()["failures"]
+    assert made["reduced"]({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {
+        "a": {"b"},
+        "b": {"c"},
+        "c": set(),
+    }
+
+
+def test_c_is_formatted() -> None:
+    """By `.clang-format`. Another major version breaks some lines elsewhere, so only one counts."""
+    folders = [TESTS.parent / "src" / "aiostream" / name for name in ("native", "simulator")]
+    files = [path for folder in [*folders, TESTS / "native"] for path in folder.glob("*.[ch]")]
+    if not (TESTS.parent / ".clang-format").exists():
+        pytest.skip("the sources are not here: the tests run on an installed package alone")
+    formatter = shutil.which("clang-format")
+    if formatter is None:
+        pytest.skip("there is no clang-format here: install the group `dev`")
+    version = subprocess.run([formatter, "--version"], capture_output=True, text=True, check=True)
+    if "version 23." not in version.stdout:
+        pytest.skip(f"clang-format 23 is needed: this is {version.stdout.strip()}")
+    checked = subprocess.run(
+        [formatter, "--dry-run", "-Werror", *map(str, files)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_only_the_seams_know_what_lies_behind_them() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name == "simulator":
+            continue
+        lines = path.read_text().splitlines()
+        text = "\n".join(line for line in lines if not line.lstrip().startswith(">>>"))
+        if path.stem != "driver":
+            assert 'import_module("cuda' not in text, path.name
+            assert "from cuda" not in text, path.name
+            assert "import cuda" not in text, path.name
+        if path.parent.name not in {"loops", "_tools"} and path.stem != "turns":
+            assert "import asyncio" not in text, path.name
+            assert "import trio" not in text, path.name
+
+
+def test_every_public_name_is_exported_and_documented() -> None:
+    assert aiostream.__all__ == sorted(aiostream.__all__)
+    for name in aiostream.__all__:
+        public = getattr(aiostream, name)
+        assert public.__doc__, f"{name} has no docstring"
+        for member, value in vars(public).items() if isinstance(public, type) else ():
+            if not member.startswith("_") and (
+                callable(value) or isinstance(value, (property, classmethod, staticmethod))
+            ):
+                assert value.__doc__, f"{name}.{member} has no docstring"
+    exported = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        if path.parent.name != "simulator" and path.stem not in IMPORTED_BY_NAME
+        for name in module_exports(path)
+    }
+    assert exported == set(aiostream.__all__)
+
+
+def module_exports(path: Path) -> list[str]:
+    if path.stem == "__init__":
+        return []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def test_nothing_happens_at_import() -> None:
+    script = """
+import sys, threading
+before = set(sys.modules)
+import aiostream
+new = {name.split(".")[0] for name in set(sys.modules) - before}
+assert not new & {"cuda", "trio", "anyio", "uvloop"}, new
+assert threading.active_count() == 1
+assert "libcuda" not in open("/proc/self/maps").read()
+assert aiostream.statistics().points.armed == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "AIOSTREAM_SIMULATOR": ""},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_three_files_list_the_wait_strategies() -> None:
+    """All other lists derive from these, so a new strategy is known everywhere at once."""
+    root, names = TESTS.parent, list(aiostream.WaitStrategy)
+    page = root / "docs" / "which-wait.md"
+    if not page.exists():
+        pytest.skip("the documents are not here: the tests run on an installed package alone")
+    name = f"[\"'`](?:{'|'.join(names)})[\"'`]|WaitStrategy.(?:{'|'.join(names).upper()})\\b"
+    # All of them close together, but perhaps one: those that record an event are a list too.
+    listing = re.compile(rf"(?:(?:{name})[^`]{{1,12}}){{{len(names) - 2},}}(?:{name})")
+    folders = ("benchmarks", "docs", "examples", "src", "tests", "tools")
+    patterns = ["*.md", *(f"{folder}/**/*.{kind}" for folder in folders for kind in ("md", "py"))]
+    patterns += ["src/aiostream/*.pyi", "src/aiostream/native/*.[ch]"]
+    lists = {
+        f"{path.relative_to(root)}: {found[0]}"
+        for pattern in patterns
+        for path in root.glob(pattern)
+        for found in listing.finditer(path.read_text())
+    }
+    assert not lists, "derive it from WaitStrategy, or from the lists in tests/support.py"
+    table = page.read_text().split("\n## Strategies\n")[1]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(rows) == sorted(names), "each strategy has its row in docs/which-wait.md"
+
+
+def test_modules_stay_small() -> None:
+    files = [
+        path
+        for folder in (PACKAGE, TESTS, TESTS.parent / "benchmarks")
+        for path in folder.rglob("*")
+        if path.suffix in {".py", ".c", ".h"}
+    ]
+    long = {
+        path.name: lines for path in files if (lines := len(path.read_text().splitlines())) > 700
+    }
+    assert not long
+
+
+# ---------------------------------------------------------------------------------------- the tests
+
+
+def test_no_module_assigns_a_name_twice() -> None:
+    """Ruff sees a function that is defined twice, but not a constant: a merge can leave two."""
+    twice = []
+    for path in [*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py"), *EXAMPLES.glob("*.py")]:
+        names = [
+            target.id
+            for statement in ast.parse(path.read_text()).body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name)
+        ]
+        twice += [(path.name, name) for name in set(names) if names.count(name) > 1]
+    assert not twice
+
+
+def test_no_test_imports_a_test_module() -> None:
+    """What tests share lies in modules of its own. Scripts in strings count too."""
+    importing = re.compile(r"^\s*(?:from|import) (?:\w+, )*(?:test_\w+|conftest)\b", re.MULTILINE)
+    wrong = [
+        (path.name, line.strip())
+        for path in TESTS.rglob("*.py")
+        for line in importing.findall(path.read_text())
+    ]
+    assert not wrong
+
+
+def test_only_one_test_module_knows_private_names() -> None:
+    """`tests/internals.py` gives them plain names, so that a rename in the library changes one file
+    of the tests.
+    """
+    wrong = []
+    for path in sorted(TESTS.rglob("*.py")):
+        if path.name != "internals.py":
+            text = path.read_text()
+            wrong += [f"{path.name} names {name}" for name in private_modules(text)]
+            wrong += [f"{path.name} uses {name}" for name in private_attributes(ast.parse(text))]
+    assert not wrong
+
+
+def private_modules(text: str) -> list[str]:
+    """Private modules of the library that a text names, also in scripts in strings."""
+    found = re.findall(r"\baiostream(?:\.\w+)*?\._[a-z]\w*", text)
+    for names in re.findall(
+        r"^\s*from aiostream(?:\.\w+)* import (\([^)]*\)|.*)", text, re.MULTILINE
+    ):
+        found += re.findall(r"\b_[a-z]\w*", re.sub(r" as \w+", "", names))
+    return found
+
+
+def private_attributes(tree: ast.AST) -> list[str]:
+    """Private attributes that code uses of other objects than `self`; a few of the standard
+    library's are allowed.
+    """
+    allowed = {
+        "os._exit",
+        "asyncio._set_running_loop",
+        "task._log_destroy_pending",
+        "sys._getframe",
+    }
+    used = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
+    ]
+    return [
+        name
+        for node in used
+        if (name := ast.unparse(node)) not in allowed and not name.startswith("self.")
+    ]

@@ -1,0 +1,435 @@
+"""The words and the layout of what people read: docstrings, comments, messages and documents.
+
+A failure names each file and line, and what to write instead. The rules hold for `src/`,
+`examples/`, `benchmarks/` and all Markdown.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiostream
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = 100
+
+# Words and constructions that a reader with another first language stumbles on, and what to write
+# instead. Regular expressions, for whole words, in any case.
+STOP_LIST = {
+    # Words.
+    r"nobody": "no task, no caller; or say who does it",
+    r"somebody|someone|anybody": "name the actor: you, a task, another thread",
+    r"whoever|whomever|whosoever": "the task that, the caller that",
+    r"likewise": "also, in the same way; or repeat the words",
+    r"for ever|forevermore": "until the process ends; without end",
+    r"all the same": "nevertheless; or drop it",
+    r"(?:of|than|as) (?:ours|theirs)": "the library's; of the other library",
+    r"beside": "next to, in addition to, at the same time as",
+    r"tells?|told|telling": "say, report, raise, call, notify",
+    r"foretells?|foretold": "predict",
+    r"befalls?|befell": "happen to",
+    r"doz(?:e|es|ed|ing)": "waits on a timer",
+    r"hush(?:es|ed)?": "suppress",
+    r"linger(?:s|ed|ing)?": "stay, remain",
+    r"lend(?:s|ing)?": "give, hand out (`lent` is a word of the glossary)",
+    r"thereof|wherein|whereof|hither|thither|henceforth": "say it with a subject and a verb",
+    # Constructions.
+    r"belongs? into": "belongs in; must be called from",
+    r"the caller's care": "you must; do not",
+    r"harms (?:nobody|nothing|no one)": "is harmless; may be repeated",
+    r"on the spot": "is polling already",
+    r"refuses? company": "fails if both are installed",
+    r"not a touch": "do not use it",
+    r"falls? into step": "avoid phase locking",
+    r"drops itself": "is dropped",
+    r"puts? the task to sleep": "suspends the task",
+    r"the GPU itself wakes": "the loop resumes the task when the GPU is done",
+    r"woken by the GPU itself": "resumed when the GPU is done",
+    r"pass(?:es)? on the duty": "transfers ownership",
+    r"(?:have|has) the watcher look": "the watcher polls",
+    r"(?:stands?|stood) still": "is idle",
+    r"gets? there": "reaches that point",
+    r"is (?:no|none) of (?:its|our|your) business": "does not concern",
+    r"as ever": "as always; or drop it",
+}
+_GAP = r"\s+(?:[#*]\s*)?"  # a construction may be broken over two lines of a comment
+_STOPPED = {
+    re.compile(rf"(?<![\w-])(?:{words.replace(' ', _GAP)})(?![\w-])", re.IGNORECASE): instead
+    for words, instead in STOP_LIST.items()
+}
+
+
+def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
+    found = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(name for path in found if (name := str(path.relative_to(ROOT))) not in but)
+
+
+PYTHON = _files("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/**/*.py")
+NATIVE = _files("src/**/*.c", "src/**/*.h")
+# These two pages are made of the docstrings, and the code of conduct is another's text.
+MARKDOWN = _files(
+    "*.md",
+    "docs/**/*.md",
+    "benchmarks/**/*.md",
+    but=("docs/reference.md", "docs/coverage.md", "CODE_OF_CONDUCT.md"),
+)
+OTHER_PYTHON = _files("*.py", "docs/*.py", "tests/**/*.py")
+
+
+# ------------------------------------------------------------------------------- what is read where
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A text for people, and the line of its file at which it begins."""
+
+    line: int
+    text: str
+
+
+def python_prose(source: str) -> Iterator[Prose]:
+    """Docstrings, comments, and every other string of more than one word."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant):
+            text = node.value
+            if isinstance(text, str) and " " in text:
+                yield Prose(node.lineno, text)
+    comments: list[tuple[int, str]] = [
+        (token.start[0], token.string)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    while comments:  # comments on lines that follow each other are one text
+        line, text = comments.pop(0)
+        while comments and comments[0][0] == line + text.count("\n") + 1:
+            text += "\n" + comments.pop(0)[1]
+        yield Prose(line, text)
+
+
+def native_prose(source: str) -> Iterator[Prose]:
+    """Comments and strings of C."""
+    texts = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+    for found in texts.finditer(source):
+        yield Prose(source.count("\n", 0, found.start()) + 1, found.group())
+
+
+def markdown_lines(source: str) -> list[tuple[int, str]]:
+    """The lines outside of code blocks, with their numbers; a code block is one empty line."""
+    lines, fence = [], ""
+    for number, line in enumerate(source.splitlines(), 1):
+        mark = re.match(r"\s*(```+|~~~+)", line)
+        if fence:
+            if mark and mark[1] == fence:
+                fence = ""
+            continue
+        if mark:
+            fence = mark[1]
+            line = ""
+        lines.append((number, line))
+    return lines
+
+
+def without_code(line: str) -> str:
+    """A line of Markdown, with a letter for each piece of code and for each link's address."""
+    line = re.sub(r"`[^`]*`", "x", line)
+    return re.sub(r"\]\([^)]*\)|https?://\S+", "] ", line)
+
+
+def markdown_prose(source: str) -> Iterator[Prose]:
+    for number, line in markdown_lines(source):
+        yield Prose(number, without_code(line))
+
+
+def stopped(prose: Iterator[Prose]) -> list[str]:
+    """The stop-list's words in a text, with their lines and what to write instead.
+
+    The benchmark's rows keep their names ("126 x 0.5 ms beside 2 x 1.2 s"), because the files of
+    earlier results have them.
+    """
+    found = [
+        (each.line + each.text.count("\n", 0, match.start()), match[0], instead)
+        for each in prose
+        for words, instead in _STOPPED.items()
+        for match in words.finditer(each.text)
+        if not re.search(
+            r"( x |lag in us|loop lag|empty kernels).{0,30}beside|^[; ]*beside",
+            each.text,
+            re.IGNORECASE,
+        )
+    ]
+    return [f"line {line}: {word!r}: write {instead}" for line, word, instead in sorted(found)]
+
+
+READERS: dict[str, Callable[[str], Iterator[Prose]]] = {
+    ".py": python_prose,
+    ".pyi": python_prose,
+    ".c": native_prose,
+    ".h": native_prose,
+    ".md": markdown_prose,
+}
+
+
+def find_faults(names: list[str], faults_of: Callable[[Path], list[str]]) -> list[str]:
+    """The faults of files, each with the name of its file."""
+    return [f"{name}: {fault}" for name in names for fault in faults_of(ROOT / name)]
+
+
+def test_stop_list() -> None:
+    def faults_of(path: Path) -> list[str]:
+        return stopped(READERS[path.suffix](path.read_text()))
+
+    found = find_faults([*PYTHON, *NATIVE, *MARKDOWN], faults_of)
+    assert not found, "\n".join(found)
+
+
+def test_stop_list_finds_what_it_looks_for() -> None:
+    source = '''
+def f():
+    """Nobody waits for ever.
+
+    It belongs
+    into a coroutine.
+    """
+    # The thread tells
+    # all the
+    # same.
+    raise ValueError(f"it is lent to {f} likewise")
+told = beside = None
+'''
+    assert [line.split(":")[0] for line in stopped(python_prose(source))] == [
+        *["line 3"] * 2,
+        "line 5",
+        "line 8",
+        "line 9",
+        "line 11",
+    ]
+    assert len(stopped(native_prose('int told; /* it\n * drops\n * itself */ x = "beside";'))) == 2
+    markdown = "Told `told` [x](told).\n\n```\ntold\n```\n\nlikewise\n"
+    assert [line.split(":")[0] for line in stopped(markdown_prose(markdown))] == [
+        "line 1",
+        "line 7",
+    ]
+
+
+# ------------------------------------------------------------------------------ the layout of files
+
+
+def test_columns() -> None:
+    """Lines with an address may be longer, as in ruff, and a file that ruff lets be long."""
+
+    def faults_of(path: Path) -> list[str]:
+        lines = path.read_text().splitlines()
+        if any(line.startswith("# ruff: noqa: E501") for line in lines):
+            return []
+        return [
+            f"line {number}: {len(line)} columns"
+            for number, line in enumerate(lines, 1)
+            if len(line) > COLUMNS and "://" not in line
+        ]
+
+    long = find_faults([*PYTHON, *OTHER_PYTHON], faults_of)
+    assert not long, "\n".join(long)
+
+
+_ENDS = re.compile(r"""[.!?:]["')*_`\]]*$""")
+_TWO = re.compile(r"""[.!?]["')*_\]]* +(?=["'(*_\[]*[A-Zx])""")
+_NOT_AN_END = re.compile(r"(?:\b(?:e\.g|i\.e|vs|cf|etc|al|No|St)|\d)\.$")
+
+
+def layout_faults(source: str) -> list[str]:
+    """Lines with more than one sentence, and sentences that go on in the next line.
+
+    Tables, headings and HTML are not sentences. The bold words at the start of an item are its
+    title.
+    """
+    lines = [(number, without_code(line)) for number, line in markdown_lines(source)]
+    faults = []
+    for (number, line), (_, following) in zip(lines, [*lines[1:], (0, "")], strict=True):
+        line, following = line.rstrip(), following.strip()
+        if not line or re.match(r"\s*(?:[|#<]|---|!\[)", line):
+            continue
+        text = re.sub(r"^\s*(?:[-*+]|\d+\.) +", "", line)
+        text = re.sub(r"^\*\*[^*]+\*\* ", "", text).lstrip("> ")
+        for match in _TWO.finditer(text):
+            if not _NOT_AN_END.search(text[: match.start() + 1]):
+                faults.append(f"line {number}: a second sentence: {text[match.end() :][:50]!r}")
+        goes_on = following and not re.match(r"(?:[-*+>|#<]|\d+\.) |[|<#]|```|!\[", following)
+        if goes_on and not _ENDS.search(line):
+            faults.append(f"line {number}: the sentence goes on in the next line: {line[-50:]!r}")
+    return faults
+
+
+def test_markdown_has_one_sentence_per_line() -> None:
+    faults = find_faults(MARKDOWN, lambda path: layout_faults(path.read_text()))
+    assert not faults, "\n".join(faults)
+
+
+def test_markdown_has_few_semicolons() -> None:
+    """At most 2 per 1,000 words of a page, outside of tables and code."""
+
+    def faults_of(path: Path) -> list[str]:
+        lines = [
+            (number, without_code(line))
+            for number, line in markdown_lines(path.read_text())
+            if not line.lstrip().startswith("|")
+        ]
+        words = sum(len(line.split()) for _, line in lines)
+        found = [f"line {number}: {line}" for number, line in lines if ";" in line]
+        return found if len(found) > max(1, 2 * words / 1000) else []
+
+    found = find_faults(MARKDOWN, faults_of)
+    assert not found, "\n".join(found)
+
+
+def test_layout_finds_what_it_looks_for() -> None:
+    good = """# A title. Two of them
+
+One sentence, e.g. `a. B`, of version 1. 2 more.
+Another one:
+
+1. **Once.** It is so.
+   And so.
+
+| a. B | c. D |
+|---|---|
+"""
+    assert layout_faults(good) == []
+    bad = "One. Two.\n\nIt is\nbroken.\n\n- Item. Again.\n- (It ends.) It does not.\n"
+    assert [fault.split(":")[0] for fault in layout_faults(bad)] == [
+        "line 1",
+        "line 3",
+        "line 6",
+        "line 7",
+    ]
+
+
+# ------------------------------------------------------------------------------- public docstrings
+
+
+@dataclass(frozen=True)
+class Docstring:
+    """What Python knows of a public name."""
+
+    name: str
+    place: str
+    text: str
+
+    @property
+    def _paragraphs(self) -> list[tuple[str, str]]:
+        """Each paragraph's words, and its example: what follows the first `>>>`."""
+        parts = re.split(r"\n[ \t]*\n", inspect.cleandoc(self.text))
+        return [(words, example) for words, _, example in (part.partition(">>>") for part in parts)]
+
+    @property
+    def examples(self) -> int:
+        """How many paragraphs have lines that begin with `>>>`."""
+        return sum(bool(example) for _, example in self._paragraphs)
+
+    @property
+    def prose(self) -> str:
+        return "\n".join(words for words, _ in self._paragraphs)
+
+    def count(self, pattern: str) -> int:
+        return len(re.findall(pattern, self.prose, re.IGNORECASE))
+
+
+def place_of(thing: Any) -> str:
+    """`file:line` of a class or function."""
+    thing = inspect.unwrap(thing)
+    try:
+        lines = inspect.getsourcelines(thing)[1]
+        return f"{Path(inspect.getsourcefile(thing) or '').name}:{lines}"
+    except (OSError, TypeError):
+        return "?"
+
+
+@functools.cache
+def public_docstrings() -> list[Docstring]:
+    """The names of `aiostream.__all__` and their public members, each docstring once."""
+    found: dict[str, Docstring] = {}
+
+    def add(name: str, thing: Any) -> None:
+        text = getattr(thing, "__doc__", None)
+        if text:
+            found.setdefault(text, Docstring(name, place_of(thing), text))
+
+    for name in aiostream.__all__:
+        public = getattr(aiostream, name)
+        add(name, public)
+        for base in getattr(public, "__mro__", ()):
+            if not base.__module__.startswith("aiostream"):
+                continue
+            for member, value in vars(base).items():
+                value = getattr(value, "__func__", value)
+                value = getattr(value, "fget", value)
+                if not member.startswith("_") and callable(value) and not isinstance(value, type):
+                    add(f"{name}.{member}", value)
+    return list(found.values())
+
+
+def per_thousand_words(docstrings: list[Docstring]) -> dict[str, float]:
+    words = sum(each.count(r"[a-z][\w'.-]*") for each in docstrings)
+    return {
+        "semicolons": 1000 * sum(each.count(";") for each in docstrings) / words,
+        "you": 1000 * sum(each.count(r"\byou(?:r|rs|rself)?\b") for each in docstrings) / words,
+        "examples": 1000 * sum(each.examples for each in docstrings) / words,
+    }
+
+
+@pytest.mark.parametrize(
+    ("figure", "least", "most"),
+    [("semicolons", 0, 2), ("you", 5, 1000), ("examples", 2, 1000)],
+)
+def test_public_docstrings(figure: str, least: float, most: float) -> None:
+    """Per 1,000 words. h11, trio, anyio and httpcore have 0 to 2 semicolons, and examples."""
+    docstrings = public_docstrings()
+    assert len(docstrings) > 150
+    value = per_thousand_words(docstrings)[figure]
+    missing = {
+        "semicolons": [each for each in docstrings if each.count(";")],
+        "you": [each for each in docstrings if not each.count(r"\byou(?:r|rs|rself)?\b")],
+        "examples": [each for each in docstrings if "." not in each.name and not each.examples],
+    }[figure]
+    listed = "\n".join(f"{each.place}: {each.name}" for each in missing)
+    assert least <= value <= most, f"{value:.1f} {figure} per 1,000 words; look at\n{listed}"
+
+
+def test_figures_count_what_they_say() -> None:
+    text = """Does it; you see.
+
+    Example:
+        >>> you = 1; your = 2
+        2
+        >>> you
+
+    Your words.
+    """
+    docstring = Docstring("f", "?", text)
+    assert docstring.examples == 1
+    assert re.sub(r"\s+", " ", docstring.prose).strip() == "Does it; you see. Example: Your words."
+    assert per_thousand_words([docstring]) == {
+        "semicolons": 1000 / 7,
+        "you": 2000 / 7,
+        "examples": 1000 / 7,
+    }
+
+
+def test_public_docstrings_begin_with_one_idea() -> None:
+    """The first line is one sentence, without a semicolon."""
+    wrong = [
+        f"{each.place}: {each.name}: {first}"
+        for each in public_docstrings()
+        if ";" in (first := inspect.cleandoc(each.text).split("\n\n")[0])
+    ]
+    assert not wrong, "\n".join(wrong)

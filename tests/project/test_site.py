@@ -1,0 +1,152 @@
+"""The documentation site: its menu and its API reference name what there is.
+
+The last tests build it, if the group `docs` is installed. The others need no mkdocs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import aiostream
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+MENU = ROOT / "mkdocs.yml"
+# Pages that docs/site_hooks.py makes of files outside of docs/.
+ELSEWHERE = {
+    "benchmarks/index.md": "benchmarks/README.md",
+    "benchmarks/results.md": "benchmarks/results/README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "examples/index.md": "examples",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_beside_the_documents() -> None:
+    if not MENU.exists():
+        pytest.skip("the documents are not beside the tests")
+
+
+def menu() -> list[str]:
+    """The pages that the menu names, in its order."""
+    nav = MENU.read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    lines = [line for line in nav.splitlines() if not line.lstrip().startswith("#")]
+    return re.findall(r"([\w/-]+\.md)$", "\n".join(lines), re.MULTILINE)
+
+
+def test_the_menu_names_each_page_once() -> None:
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    pages |= {f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.py")}
+    assert Counter(menu()) == Counter(pages | ELSEWHERE.keys())
+
+
+def test_files_outside_of_the_documents_are_there() -> None:
+    hooks = (DOCS / "site_hooks.py").read_text()
+    for page, source in ELSEWHERE.items():
+        assert (ROOT / source).exists()
+        assert f'"{source}": "{page}"' in hooks
+
+
+def test_the_api_reference_has_every_public_name_once() -> None:
+    shown = re.findall(
+        r"^::: aiostream\.([\w.]+)$",
+        "\n".join(path.read_text() for path in sorted((DOCS / "api").glob("*.md"))),
+        re.MULTILINE,
+    )
+    public = [*aiostream.__all__]
+    for module in modules_with_names_of_their_own():
+        names = importlib.import_module(f"aiostream.{module}").__all__
+        public += [module]
+        public += [f"{module}.{name}" for name in names if name not in aiostream.__all__]
+    assert Counter(shown) == Counter(public)
+
+
+def modules_with_names_of_their_own() -> list[str]:
+    """Public modules whose names the package does not have, such as `simulator`."""
+    found = []
+    for module in pkgutil.iter_modules(aiostream.__path__):
+        if not module.name.startswith("_") and module.name != "bench":
+            names = getattr(importlib.import_module(f"aiostream.{module.name}"), "__all__", [])
+            if set(names) - set(aiostream.__all__):
+                found.append(module.name)
+    return found
+
+
+def test_the_site_names_no_other_host() -> None:
+    """No address is invented, and no font or script comes from elsewhere."""
+    for path in (MENU, *DOCS.glob("site*")):
+        assert "://" not in path.read_text(), path.name
+    assert re.search(r"^  font: false\b", MENU.read_text(), re.MULTILINE)
+
+
+# ----------------------------------------------------------------------------------- the built site
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built without a warning."""
+    for name in ("mkdocs", "material", "mkdocstrings", "grandalf"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: the group docs brings it")
+    site = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return site
+
+
+def test_each_name_and_member_has_its_place(built: Path) -> None:
+    pages = "".join(path.read_text() for path in (built / "api").rglob("*.html"))
+    there = set(re.findall(r' id="aiostream\.([\w.]+)"', pages))
+    wanted = {*aiostream.__all__}
+    for name in aiostream.__all__:
+        wanted |= {f"{name}.{member}" for member in members(getattr(aiostream, name))}
+    assert not wanted - there
+
+
+def members(public: object) -> Iterator[str]:
+    """The public methods, properties and enumeration members that the library itself defines."""
+    for base in public.__mro__ if isinstance(public, type) else ():
+        if base.__module__.startswith("aiostream"):
+            yield from (name for name in vars(base) if not name.startswith("_"))
+
+
+def test_docstrings_are_read_as_they_are_meant(built: Path) -> None:
+    pages = {path: path.read_text() for path in (built / "api").rglob("*.html")}
+    assert any('<span class="gp">&gt;&gt;&gt; </span>' in page for page in pages.values())
+    wrong = re.compile(r"<blockquote>|<p>::</p>|<details")  # a quote, an RST block, a note
+    assert not [path for path, page in pages.items() if wrong.search(page)]
+
+
+def test_drawings_are_pictures(built: Path) -> None:
+    drawn = sum(path.read_text().count("```mermaid") for path in DOCS.rglob("*.md"))
+    pages = [path.read_text() for path in built.rglob("*.html")]
+    assert sum(page.count('<div class="drawing"><svg ') for page in pages) == drawn
+    assert not [page for page in pages if 'class="mermaid"' in page]
+
+
+def test_pages_load_nothing_from_another_host(built: Path) -> None:
+    loaded = re.compile(r"<(?:script|link|img|iframe|source|object|embed)\b[^>]*://[^>]*>")
+    for path in built.rglob("*.html"):
+        assert not loaded.findall(path.read_text()), path
+    for path in built.rglob("*.css"):
+        assert not re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//", path.read_text()), path

@@ -1,0 +1,62 @@
+"""docs/torch.md: each snippet runs on a GPU with the real torch, and on the simulator.
+
+On the simulator `stand_ins/torch.py` takes torch's place, whose models compute nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support import run_script
+
+PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
+MAIN = re.compile(r"^(?:async )?def (\w+)\(\):", re.MULTILINE)
+RUN = """
+import torch
+from aiostream import drain, statistics
+import gc, inspect
+
+async def main():
+    result = {name}()
+    if inspect.iscoroutine(result):
+        result = await result
+    # The layers of the stand-in keep their input's size.
+    shapes = ((32, 8), (32, 512) if hasattr(torch, "Memory") else None)
+    assert {name} is at_the_start_of_a_server or result.shape in shapes, result
+    del result
+    gc.collect()
+    assert await drain(10)
+
+import asyncio
+asyncio.run(main())
+gc.collect()
+counts = statistics()
+assert counts.balanced and not counts.points.leaked, counts
+print("survived")
+"""
+
+
+def test_snippets_are_python() -> None:
+    assert len(SNIPPETS) >= 8
+    for snippet in SNIPPETS:
+        compile(snippet, str(PAGE), "exec")
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS[1:], ids=lambda snippet: MAIN.findall(snippet)[-1])
+def test_snippet_runs(driver_kind: str, snippet: str) -> None:
+    if driver_kind == "gpu":
+        pytest.importorskip("torch")
+        before = ""
+    else:
+        before = f"import sys; sys.path[:0] = {[str(STAND_INS), str(STAND_INS.parents[1])]}\n"
+    name = MAIN.findall(snippet)[-1]
+    others = "" if name == "at_the_start_of_a_server" else "at_the_start_of_a_server = None\n"
+    script = before + SNIPPETS[0] + snippet + others + RUN.format(name=name)
+    done = run_script(driver_kind, script, timeout=90, warnings="ignore")  # torch's own
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "survived"

@@ -1,0 +1,206 @@
+"""All interleavings of a few native threads: `tests/native/interleavings.c` runs the library's own
+C files, and says how.
+
+The number for each scenario is printed (`pytest -rP tests/runtime/test_interleavings.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from support import LIMIT
+
+TESTS = Path(__file__).parents[1] / "native"
+NATIVE = TESTS.parent.parent / "src" / "aiostream" / "native"
+INTERLEAVED = ["base", "points", "failures", "timer", "waker", "handles", "policy", "interleaved"]
+# Calls of the native files that the program answers itself.
+WRAPPED = "read write eventfd ppoll clock_gettime queue_push queue_open"
+WRAPPED += " pthread_mutex_lock pthread_mutex_unlock pthread_cond_timedwait pthread_cond_broadcast"
+
+
+def gcc(*arguments: object) -> None:
+    # Some systems' gcc fortifies by itself. glibc then ends a program that jumps between stacks,
+    # as this one does from thread to thread.
+    done = subprocess.run(
+        ["gcc", "-std=gnu11", "-g", "-U_FORTIFY_SOURCE", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def compile_native(name: str, folder: Path, *include_first: Path) -> Path:
+    """With calls at each access to memory.
+
+    ThreadSanitizer's runtime is not linked: explore.h has these functions.
+    """
+    directories = [*include_first, NATIVE]
+    source = next(
+        path
+        for path in (directory / f"{name}.c" for directory in (*directories, TESTS))
+        if path.exists()
+    )
+    target = folder / f"{name}.o"
+    gcc(
+        "-O1",
+        "-fsanitize=thread",
+        "-c",
+        source,
+        "-o",
+        target,
+        *(f"-I{directory}" for directory in directories),
+    )
+    return target
+
+
+def link(objects: list[Path], target: Path) -> None:
+    wraps = [f"-Wl,--wrap={name}" for name in WRAPPED.split()]
+    gcc("-no-pie", "-pthread", *objects, "-o", target, *wraps)
+
+
+def explore(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("interleavings")
+    try:
+        compiled = {name: compile_native(name, folder) for name in INTERLEAVED}
+    except FileNotFoundError:
+        pytest.skip("there is no gcc here")
+    compiled["interleavings"] = folder / "interleavings.o"
+    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-no-pie", f"-I{NATIVE}"]
+    gcc(*flags, "-c", TESTS / "interleavings.c", "-o", compiled["interleavings"])
+    return compiled
+
+
+@pytest.mark.timeout(2 * LIMIT)
+@pytest.mark.parametrize(
+    "scenarios",
+    [
+        pytest.param("two firings", id="some"),
+        pytest.param("", id="every", marks=pytest.mark.slow),
+    ],
+)
+def test_all_interleavings(scenarios: str, objects: dict[str, Path], tmp_path: Path) -> None:
+    """Each completion arrives once and where it belongs, no wake-up is lost, and nothing ends
+    before its last use.
+    """
+    program = tmp_path / "interleavings"
+    link(list(objects.values()), program)
+    ran = explore(program, scenarios)
+    assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
+    print(ran.stdout)
+
+
+class Mistake(NamedTuple):
+    """A change of the library that must be found: in a scenario, by a complaint."""
+
+    file: str
+    change: Callable[[str], str]
+    scenario: str
+    complaint: str
+
+
+def replacing(old: str, new: str) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        assert text.count(old) == 1, f"the code has changed: {old!r} occurs {text.count(old)} times"
+        return text.replace(old, new)
+
+    return change
+
+
+def without_own_reference(text: str) -> str:
+    """`points_fail` pushes, and the point's own reference to its queue may be gone before it has
+    pushed.
+    """
+    function = re.search(r"^void points_fail\(.*?^}", text, re.DOTALL | re.MULTILINE)
+    assert function
+    body, changes = re.subn(r"queue_(?:un)?ref\([^;]*\);", "", function[0])
+    assert changes == 2, "points_fail takes no reference of its own while it pushes"
+    return text.replace(function[0], body)
+
+
+TAKE = "    struct queue_entry *entry = reversed(atomic_exchange(&queue->head, NULL));\n"
+MISTAKES = {
+    "no own reference": Mistake(
+        "points",
+        without_own_reference,
+        "fired and failed, the loop closes",
+        "a queue was recycled while a thread pushes to it",
+    ),
+    "the eventfd is read after the take": Mistake(
+        "queues",
+        replacing(TAKE, f"{TAKE}    if (read(queue->eventfd, &ignored, sizeof ignored)) {{}}\n"),
+        "two firings, drained",
+        "a wake-up was lost",
+    ),
+    "a pusher does not read `closed`": Mistake(
+        "queues",
+        replacing("if (atomic_load(&queue->closed)) push_to_orphans(queue);\n    else if", "if"),
+        "two firings, the loop closes",
+        "was never delivered",
+    ),
+    "a queue comes back without the lock": Mistake(
+        "queues",
+        replacing("!= 1) return;\n    pthread_mutex_lock(&table_lock);", "!= 1) return;"),
+        "two firings, the loop closes",
+        "a data race",
+    ),
+    "a slot keeps its generation": Mistake(
+        "points",
+        replacing("(atomic_load(&slot->word) >> 8) + 1", "atomic_load(&slot->word) >> 8"),
+        "one ticket",
+        "after its end",
+    ),
+    "the consumer owes nothing": Mistake(
+        "points",
+        replacing("FIRED | DISARMED, 0, FIRED | OWED", "FIRED | DISARMED, 0, FIRED"),
+        "fired and failed",
+        "did not come back",
+    ),
+    "nobody wakes who awaits a handle": Mistake(
+        "handles",
+        replacing("word | RELEASED | AWAITED", "word | RELEASED"),
+        "given away",
+        "nothing wakes them",
+    ),
+    "arming wakes nobody": Mistake(
+        "waker",
+        replacing("if (atomic_load(&parked)) waker_wake();", "(void)parked;"),
+        "the watcher parks",
+        "nothing wakes them",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(mistake, marks=[] if number < 3 else pytest.mark.slow)
+        for number, mistake in enumerate(MISTAKES)
+    ],
+)
+def test_mistakes_are_found(mistake: str, objects: dict[str, Path], tmp_path: Path) -> None:
+    """The check itself is checked: with these mistakes in the library's code it must complain."""
+    file, change, scenario, complaint = MISTAKES[mistake]
+    (tmp_path / f"{file}.c").write_text(change((NATIVE / f"{file}.c").read_text()))
+    name = file if file in objects else "interleaved"
+    link(
+        [*({**objects, name: compile_native(name, tmp_path, tmp_path)}.values())],
+        tmp_path / "interleavings",
+    )
+    ran = explore(tmp_path / "interleavings", scenario)
+    assert ran.returncode == 1, ran.stdout
+    assert complaint in ran.stderr

@@ -1,0 +1,221 @@
+"""The command line, in processes of its own: `python -m aiostream demo`, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aiostream
+import internals
+from aiostream.trace import Await
+from commands import command, succeed
+
+SOURCE = Path(aiostream.__file__).parents[1]
+ANSI = re.compile(r"\x1b\[")
+
+
+# --------------------------------------------------------------------------------------------- demo
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
+def test_demo_draws_each_stream_and_the_heartbeat_and_balances(driver_kind: str, loop: str) -> None:
+    out = succeed(driver_kind, "demo", "--loop", loop)
+    lines = out.splitlines()
+    assert lines[0].startswith("On the GPU" if driver_kind == "gpu" else "On the simulator")
+    assert f"in one {loop} loop" in lines[2]
+    assert sum(" GPU  " in line and "█" in line for line in lines) == 6
+    assert len(re.findall(r"^ +task +▲", out, re.MULTILINE)) == 6
+    assert re.search(r"^heartbeat: every 5 ms, \d+ beats, worst gap \d+\.\d ms$", out, re.MULTILINE)
+    assert re.search(
+        r"^from the work's end to resumption: median -?\d+ us, worst -?\d+ us, \d+ of 29 awaits$",
+        out,
+        re.MULTILINE,
+    )
+    assert re.search(r"^ledger: .* 0 pending, 0 leaked; .* balanced$", out, re.MULTILINE)
+    assert max(len(line) for line in lines) <= 100
+    assert not ANSI.search(out), "colours, although this is no terminal"
+
+
+def awaited(began: int, ended: int | None, resumed: int) -> Await:
+    """An await of a load's task, as a recording has it."""
+    load, done = "5 10 20 40 ms", ("done", (), None)
+    return Await("Stream.enqueue_async", "", load, "", began, began, ended, ended, resumed, *done)
+
+
+def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    ms = 1_000_000
+    monkeypatch.setenv("COLUMNS", "100")
+    record = internals.DemoRecord(
+        started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000
+    )
+    record.awaits = [
+        awaited(5 * ms, 25 * ms, 25 * ms + ms // 4),
+        awaited(25 * ms, 45 * ms, 46 * ms + ms // 2),
+        awaited(45 * ms, None, 55 * ms),
+    ]
+    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = internals.demo_drawing(record)
+    start, width = 19, 80  # a column for each millisecond
+    assert axis == f"{'':{start}}0{'':19}20{'':18}40{'':18}60 ms"
+    assert gpu == f"{'5 10 20 40 ms GPU':{start}}{'█' * 20}{'▒' * 21}"
+    assert task == f"{'':14}task {'':20}▲{'':20}▲"
+    assert heartbeat == f"{'heartbeat':{start}}•{'':19}•{'':49}•"
+    assert max(map(len, (axis, gpu, task, heartbeat))) <= start + width
+    assert beats == "heartbeat: every 5 ms, 3 beats, worst gap 50.0 ms"
+    assert (
+        latency == "from the work's end to resumption: median 875 us, worst 1500 us, 2 of 3 awaits"
+    )
+    assert clocks == "(the GPU's clock is mapped to the host's to within 2 us)"
+
+
+def test_demo_needs_no_unicode_and_no_wide_terminal(driver_kind: str) -> None:
+    out = succeed(driver_kind, "demo", PYTHONIOENCODING="ascii", COLUMNS="70")
+    assert out.isascii()
+    assert sum(" GPU  " in line and "#" in line for line in out.splitlines()) == 6
+
+
+def test_demo_colours_a_terminal_unless_asked_not_to(driver_kind: str) -> None:
+    assert ANSI.search(on_a_terminal(driver_kind, TERM="xterm"))
+    assert not ANSI.search(on_a_terminal(driver_kind, TERM="xterm", NO_COLOR="1"))
+    assert not ANSI.search(on_a_terminal(driver_kind, TERM="dumb"))
+
+
+def on_a_terminal(driver_kind: str, **environment: str) -> str:
+    """What the demo writes when its standard output is a terminal."""
+    outer, inner = os.openpty()
+    variables = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    variables |= {"AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "", **environment}
+    with subprocess.Popen(
+        [sys.executable, "-m", "aiostream", "demo"], stdout=inner, env=variables
+    ) as process:
+        os.close(inner)
+        pieces = []
+        while True:
+            try:
+                piece = os.read(outer, 4096)
+            except OSError:  # the other end is closed: how Linux ends a pseudo-terminal
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+        os.close(outer)
+    assert process.returncode == 0
+    return b"".join(pieces).decode()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_demo_writes_the_same_as_a_timeline(driver_kind: str, loop: str, tmp_path: Path) -> None:
+    page = tmp_path / "demo.html"
+    out = succeed(driver_kind, "demo", "--loop", loop, "--html", str(page))
+    assert str(page) in out
+    assert "balanced" in out
+    found = re.search(r"^const data = (\{.*\});$", page.read_text(), re.MULTILINE)
+    assert found is not None
+    data = json.loads(found[1])
+    assert len(data["awaits"]) == 29
+    assert {data["names"][row[2]] for row in data["awaits"]} >= {"5 ms x 10", "bursts"}
+
+
+def test_demo_names_a_timeline_that_it_cannot_write(driver_kind: str, tmp_path: Path) -> None:
+    assert command(driver_kind, "demo", "--html", "demo.txt").returncode == 2
+    wrong = command(driver_kind, "demo", "--html", str(tmp_path / "none" / "demo.html"))
+    assert wrong.returncode == 1
+    assert "No such file or directory" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", ["demo", "bench", "doctor"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("AIOSTREAM_SIMULATOR", "maybe"),
+        ("AIOSTREAM_TRACE", "trace.txt"),
+        ("AIOSTREAM_TRACE", "/nowhere/trace.json"),
+        ("AIOSTREAM_WAIT", "bogus"),
+    ],
+)
+def test_a_wrong_variable_is_said_without_a_traceback(
+    driver_kind: str, name: str, variable: str, value: str
+) -> None:
+    quick = ["--quick"] * (name == "bench")
+    done = command(driver_kind, name, *quick, **{variable: value})
+    assert done.returncode == 1
+    said = " ".join((done.stdout if name == "doctor" else done.stderr).split())
+    assert f"the environment variable {variable} " in said.replace("that the", "the")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_library_of_the_simulator_is_said_without_a_traceback() -> None:
+    done = command("simulator", "demo", AIOSTREAM_SIMULATOR_LIBRARY="/nowhere.so")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("python -m aiostream demo: /nowhere.so: ")
+
+
+@pytest.mark.parametrize(("full", "said"), [(True, "No space left on device"), (False, "")])
+def test_a_stdout_that_takes_no_more_ends_a_command(
+    driver_kind: str, full: bool, said: str
+) -> None:
+    """A full disk is said. The end of a pipe, as in `demo | head -1`, is not."""
+    if full:
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, out = os.pipe()
+        os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "aiostream", "doctor"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""},
+            check=False,
+        )
+    finally:
+        os.close(out)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == bool(said)
+    assert said in done.stderr
+
+
+def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:
+    # Hidden from CUDA: as good as none.
+    out = succeed("none", "demo", CUDA_VISIBLE_DEVICES="-1")
+    assert out.splitlines()[0].startswith("No GPU here, so this runs on the simulator")
+
+
+# ----------------------------------------------------------------------------------------- the rest
+
+
+def test_version_and_usage(driver_kind: str) -> None:
+    assert succeed(driver_kind, "--version") == f"aiostream-cuda {aiostream.__version__}\n"
+    assert command(driver_kind).returncode == 2
+    assert command(driver_kind, "demo", "--loop", "curio").returncode == 2
+
+
+def test_with_the_other_aiostream_on_top_the_command_still_says_so(tmp_path: Path) -> None:
+    # Installed last, their __init__ replaces ours, and everything else of ours stays where it was.
+    package = tmp_path / "aiostream"
+    (package / "_base").mkdir(parents=True)
+    (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
+    for name in ("__main__.py", "_base/__init__.py", "_base/clash.py"):
+        (package / name).write_bytes((SOURCE / "aiostream" / name).read_bytes())
+    (package / "__init__.py").write_text(
+        "'''Generator-based operators for asynchronous iteration.'''\n__version__ = '0.8.1'\n"
+    )
+    done = command("none", "doctor", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip uninstall aiostream aiostream-cuda" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_with_ours_on_top_the_command_says_so_too(tmp_path: Path) -> None:
+    (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
+    ours = Path(aiostream.__file__).parents[1]
+    done = command("none", "doctor", PYTHONPATH=os.pathsep.join([str(tmp_path), str(ours)]))
+    assert done.returncode == 1
+    assert "pip uninstall aiostream aiostream-cuda" in done.stderr

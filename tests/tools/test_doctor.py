@@ -1,0 +1,221 @@
+"""`python -m aiostream doctor`, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiostream
+import internals
+from commands import command, succeed
+
+SOURCE = Path(aiostream.__file__).parents[1]
+
+
+def as_json(driver_kind: str, **environment: str) -> dict[str, Any]:
+    """What `doctor --json` prints. It must end with 1 if there are problems."""
+    done = command(driver_kind, "doctor", "--json", **environment)
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (1 if found["problems"] else 0, "")
+    return found
+
+
+def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
+    out = succeed(driver_kind, "doctor")
+    assert f"aiostream-cuda              {aiostream.__version__}" in out
+    assert (
+        "the simulator, as AIOSTREAM_SIMULATOR asks" in out
+        if driver_kind == "simulator"
+        else "(the GPU's)" in out
+    )
+    for words in (
+        "cuda-bindings",
+        "native part",
+        "other libraries",
+        "MIG",
+        "MPS",
+        "uvloop",
+        "trio",
+        aiostream.Device(0).name,
+        "No problems.",
+    ):
+        assert words in out
+    assert max(len(line) for line in out.splitlines() if "/" not in line) <= 100
+    assert re.search(r"measured await +-?\d+ us from the end of a 1 ms kernel to resumption", out)
+
+
+def test_doctor_without_a_driver_says_how_to_get_the_simulator() -> None:
+    done = command("none", "doctor", CUDA_VISIBLE_DEVICES="-1")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "CUDA driver                 PROBLEM: no driver, or no GPU that" in done.stdout
+    assert "AIOSTREAM_SIMULATOR=1" in done.stdout.split("What to do:")[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "code"),
+    [
+        ("16", "16 hardware queues", 0),
+        ("many", "PROBLEM: 'many' is not a number from 1 to 32", 1),
+        ("64", "PROBLEM: '64' is not a number from 1 to 32", 1),
+    ],
+)
+def test_doctor_explains_the_hardware_queues(
+    driver_kind: str, value: str, words: str, code: int
+) -> None:
+    done = command(driver_kind, "doctor", CUDA_DEVICE_MAX_CONNECTIONS=value)
+    assert done.returncode == code
+    assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "code"),
+    [("spin", "spin, unless", 0), ("fast", "PROBLEM: the environment", 1)],
+)
+def test_doctor_says_how_streams_wait(driver_kind: str, value: str, words: str, code: int) -> None:
+    done = command(driver_kind, "doctor", AIOSTREAM_WAIT=value)
+    assert done.returncode == code
+    assert words in done.stdout
+
+
+# ------------------------------------------------------------------------------------------ as data
+
+
+def test_doctor_gives_one_json_object(driver_kind: str) -> None:
+    found = as_json(driver_kind)
+    assert found["problems"] == []
+    assert found["aiostream"]["version"] == aiostream.__version__
+    assert found["driver"]["simulator"] == (driver_kind == "simulator")
+    assert found["devices"][0]["name"] == aiostream.Device(0).name
+    assert found["devices"][0]["mps"] in (0, 1)
+    assert found["await"]["awaits"] == 20
+    assert found["await"]["median_us"] <= found["await"]["worst_us"]
+    assert found["packages"]["cuda.bindings"]
+    assert found["packages"].keys() >= {"torch", "cupy", "cuda.core", "trio", "uvloop", "anyio"}
+
+
+def test_doctor_gives_the_variables_that_the_documents_name(driver_kind: str) -> None:
+    page = Path(__file__).parents[2] / "docs" / "environment.md"
+    if not page.exists():
+        pytest.skip("the documents are not beside the tests")
+    named = set(re.findall(r"^\| `(\w+)` ", page.read_text(), re.MULTILINE))
+    assert "AIOSTREAM_TRACE" in named
+    assert as_json(driver_kind)["environment"].keys() >= named
+
+
+def test_doctor_gives_the_same_keys_without_a_driver(driver_kind: str) -> None:
+    found = as_json("none", CUDA_VISIBLE_DEVICES="-1")
+    assert found.keys() == as_json(driver_kind).keys()
+    assert (found["driver"], found["devices"], found["await"]) == (None, [], None)
+    (problem,) = found["problems"]
+    assert problem["what"] == "CUDA driver"
+    assert "AIOSTREAM_SIMULATOR=1" in problem["remedy"]
+
+
+# --------------------------------------------------------------------------------- what it looks at
+
+
+def test_doctor_names_other_libraries_without_importing_them(
+    driver_kind: str, tmp_path: Path
+) -> None:
+    # On a machine with a GPU a real one may be installed, under any name but the first.
+    cupy = "cupy" if driver_kind == "gpu" else "cupy-cuda12x"
+    installed = {"torch": "9.1.0", cupy: "15.0.0", "cuda_core": "7.7.0"}
+    for name, version in installed.items():
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+    for module in ("torch", "cupy"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('it was imported')")
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(SOURCE)])}
+    packages = as_json(driver_kind, **paths)["packages"]
+    assert (packages["torch"], packages["cupy"], packages["cuda.core"]) == (
+        "9.1.0",
+        "15.0.0",
+        "7.7.0",
+    )
+    assert "torch 9.1.0, cupy 15.0.0" in succeed(driver_kind, "doctor", **paths)
+
+
+@pytest.mark.parametrize(("value", "words"), [("0", "'0': CUDA sees these"), (None, "not set")])
+def test_doctor_says_which_devices_cuda_sees(
+    driver_kind: str, value: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert f"CUDA_VISIBLE_DEVICES        {words}" in succeed(driver_kind, "doctor", **environment)
+    assert as_json(driver_kind, **environment)["environment"]["CUDA_VISIBLE_DEVICES"] == value
+
+
+def test_doctor_says_that_no_device_is_visible() -> None:
+    done = command("simulator", "doctor", CUDA_VISIBLE_DEVICES="-1")
+    assert done.returncode == 1
+    assert "CUDA_VISIBLE_DEVICES        '-1' hides all GPUs" in done.stdout
+    assert "CUDA_VISIBLE_DEVICES" in done.stdout.split("What to do:")[1]
+
+
+def test_doctor_says_that_a_device_is_named_twice() -> None:
+    done = command("simulator", "doctor", CUDA_VISIBLE_DEVICES="0,0")
+    assert done.returncode == 1
+    assert "CUDA driver                 PROBLEM: no driver, or no GPU that" in done.stdout
+    remedy = done.stdout.split("What to do:")[1]
+    assert "name each GPU once" in remedy
+    assert "AIOSTREAM_SIMULATOR=1" not in remedy
+
+
+def test_doctor_warns_of_launches_that_block(driver_kind: str) -> None:
+    (problem,) = as_json(driver_kind, CUDA_LAUNCH_BLOCKING="1")["problems"]
+    assert problem["what"] == "CUDA_LAUNCH_BLOCKING"
+
+
+@pytest.mark.simulator_only("a GPU's driver would look for the daemon, too")
+def test_doctor_sees_the_daemon_of_mps(driver_kind: str, tmp_path: Path) -> None:
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert as_json(driver_kind, **environment)["mps"] == {"control_daemon": None}
+    (tmp_path / "control").touch()
+    assert as_json(driver_kind, **environment)["mps"] == {"control_daemon": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_mig"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", True),
+        ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", True),
+        ("NVIDIA H200", False),
+        ("aiostream simulator", False),
+    ],
+)
+def test_parts_of_gpus_are_known_by_their_names(name: str, is_mig: bool) -> None:
+    assert internals.is_mig(name) is is_mig
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({"mig": True}, "MIG +device 0: a part of a GPU"),
+        ({"mps": 1}, "MPS +in use: other processes run on device 0, too"),
+        ({"compute_mode": 3}, "compute mode +device 0: exclusive: one process at a time"),
+    ],
+)
+def test_doctor_says_how_a_device_is_shared(
+    device: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = {"ordinal": 0, "mig": False, "mps": 0, "compute_mode": 0}
+    internals.report_sharing([{**plain, **device}])
+    assert re.search(f"^{words}", capsys.readouterr().out, re.MULTILINE)
+    internals.report_sharing([plain])
+    assert not re.search(f"^{words}", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_commands_in_remedies_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "`pip install 'one>=1' 'another>=2'`"
+    internals.report_problem("thing", "is missing", "a word " * 12 + command)
+    printed = capsys.readouterr().out
+    assert command in printed
+    assert max(map(len, printed.splitlines())) <= 100
