@@ -13,20 +13,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles import interop
-from aiostream._handles.reference import (
-    LEGACY,
-    PER_THREAD,
-    Reference,
-    call_on,
-    context_of,
-    current_or_default_context,
-    keep_retired,
-    name_of,
-    new_handle,
-    pinned,
-    reuse_retired,
-)
+from aiostream._handles import interop, reference
+from aiostream._handles.reference import Reference, context_of, current_or_default_context
 from aiostream._objects import captures
 from aiostream._objects.attributes import AttributeMethods
 from aiostream._objects.memory import MemoryMethods
@@ -135,7 +123,7 @@ class Stream(
         context = current_or_default_context(device)
         with driver.unless_owned("cuStreamDestroy") as made:
             with context._pushed():
-                handle = reuse_retired(context, (flags, urgency))
+                handle = reference.reuse_retired(context, (flags, urgency))
                 if handle is None:
                     driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
             value = driver.handle_in(made) if handle is None else handle.value
@@ -160,11 +148,11 @@ class Stream(
         self._owned = owned
         self._constants = {}
         self._source = source
-        self._name = name_of(value, context)
+        self._name = reference.name_of(value, context)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         # Counted as open from here on. No other thread can use it before this object is complete.
-        handle = handle or new_handle(value, context, owned, parent, made)
+        handle = handle or reference.new_handle(value, context, owned, parent, made)
         try:
             self._reference = Reference(handle, context, self._name)
             if source is not None:
@@ -248,7 +236,7 @@ class Stream(
             True
         """
         value = interop.raw_handle(handle, "a CUDA stream")
-        if value <= PER_THREAD:
+        if value <= reference.PER_THREAD:
             raise ValueError(
                 f"handle {value} is a special stream without an owner: use Stream.legacy(), "
                 "per_thread() or borrow()"
@@ -266,12 +254,14 @@ class Stream(
     @classmethod
     def legacy(cls, device: DeviceLike | None = None) -> Self:
         """The legacy default stream of a device, with which every blocking stream synchronizes."""
-        return cls._from_handle(LEGACY, current_or_default_context(device), owned=False)
+        context = current_or_default_context(device)
+        return cls._from_handle(reference.LEGACY, context, owned=False)
 
     @classmethod
     def per_thread(cls, device: DeviceLike | None = None) -> Self:
         """The per-thread default stream. Each call on it uses the stream of the calling thread."""
-        return cls._from_handle(PER_THREAD, current_or_default_context(device), owned=False)
+        context = current_or_default_context(device)
+        return cls._from_handle(reference.PER_THREAD, context, owned=False)
 
     def to_borrowed(self) -> Self:
         """Returns a second `Stream` on the same handle, which does not own it.
@@ -293,12 +283,12 @@ class Stream(
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
         borrowed._name = self._name
-        borrowed._handle = handle = new_handle(owner.value, context, False, owner)
+        borrowed._handle = handle = reference.new_handle(owner.value, context, False, owner)
         borrowed._wait = self._wait
         borrowed._mode = self._mode
-        reference = self._reference
+        own = self._reference
         borrowed._reference = Reference(
-            handle, context, self._name, reference.wait_list, common=reference.common
+            handle, context, self._name, own.wait_list, common=own.common
         )
         return borrowed
 
@@ -367,7 +357,8 @@ class Stream(
             # would note it again.
             if self._owned:
                 captures.forget(self._reference)
-                keep_retired(self._reference)  # last, because a new `Stream` may now capture
+                # Last, because a new `Stream` may now capture.
+                reference.keep_retired(self._reference)
 
     def shutdown(self) -> None:
         """Blocks until the work is done, destroys the stream, and raises what went wrong.
@@ -427,9 +418,9 @@ class Stream(
         # A finalizer may run in any thread, under any lock, so this only chooses. The janitor calls
         # what it returns. The defaults bind the functions, because at the interpreter's end the
         # module's names may be gone.
-        reference = self._reference
-        if handle.is_shared or is_noted(reference):
-            return lambda: retire(reference)
+        own = self._reference
+        if handle.is_shared or is_noted(own):
+            return lambda: retire(own)
         return handle.drop
 
     def _warn_dropped(
@@ -486,7 +477,8 @@ class Stream(
             if not handle and interop.is_unmade(event):
                 self._require_open()
                 return
-            call_on(self._reference, "cuStreamWaitEvent", driver.bindings().CUevent(handle), bits)
+            raw = driver.bindings().CUevent(handle)
+            reference.call_on(self._reference, "cuStreamWaitEvent", raw, bits)
         finally:
             if owner is not None and held:
                 owner.unpin()
@@ -688,4 +680,4 @@ class Stream(
         return driver.error(error.code, error.call, self._name, hint)
 
     def _pinned(self) -> contextlib.AbstractContextManager[int]:
-        return pinned(self._reference)
+        return reference.pinned(self._reference)

@@ -205,12 +205,7 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 # The modules that call the functions which users give to `enqueue_async` and `enqueue_in_thread`.
 _CALLERS = tuple(
     f"aiostream.{name}"
-    for name in (
-        "_handles.reference",
-        "_objects.threads",
-        "_waits.arming",
-        "_waits.waiting",
-    )
+    for name in ("_handles.reference", "_objects.threads", "_waits.arming", "_waits.waiting")
 )
 
 

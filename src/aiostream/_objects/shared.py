@@ -201,11 +201,7 @@ class SharingMethods(Transferable):
         """
         reference = self._reference
         held, mark = reference.common.held, object()
-        with (
-            pinned(reference),
-            reference.context.as_current(),
-            current_in_libraries(reference),
-        ):
+        with pinned(reference), reference.context.as_current(), current_in_libraries(reference):
             try:
                 # `into_raw` refuses while this is there. It must not wait for the end of the block,
                 # because it may be called in it.

@@ -8,14 +8,8 @@ from functools import partial
 from typing import Any
 
 from aiostream import _native
-from aiostream._runtime import points, process
-from aiostream._runtime.completion import (
-    EventCompletion,
-    Orders,
-    PolledFuture,
-    SettledFuture,
-    set_result,
-)
+from aiostream._runtime import completion, points, process
+from aiostream._runtime.completion import PolledFuture, SettledFuture
 
 
 class Bridge:
@@ -51,7 +45,7 @@ class Bridge:
         self.queue = self._unclosed[0]
         # Stands for the drain that the loop will do in its next turn, or None. The loop's thread.
         self._polling: object = None
-        self.orders = Orders()
+        self.orders = completion.Orders()
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
@@ -107,7 +101,7 @@ class Bridge:
         raise NotImplementedError
 
     def settle_polled(
-        self, future: PolledFuture, point: EventCompletion, refusal: int | None
+        self, future: PolledFuture, point: completion.EventCompletion, refusal: int | None
     ) -> None:
         """Settles a future after its own task has seen the end, when its ticket is in the queue.
 
@@ -118,7 +112,7 @@ class Bridge:
         # in its order, and the drain keeps that order.
         if not refusal and point.is_first() and not future.done():
             self.poll_soon()
-            set_result(future, point.result)
+            completion.set_result(future, point.result)
         else:
             self.drain()
 
