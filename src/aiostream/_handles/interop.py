@@ -38,13 +38,11 @@ def stream_handle(stream: Any) -> int:
         return _from_protocol(type(stream).__name__, protocol() if callable(protocol) else protocol)
     _refuse_other_kind(stream, "stream", what)
     # torch; cupy; numba, rmm and others
-    handle = _find_handle(stream, ("cuda_stream", "ptr", "handle"), _STREAM_NAMES, what)
-    if handle is None:
-        raise TypeError(
-            "a CUDA stream is needed (an object with __cuda_stream__, a torch, cupy or numba "
-            f"stream, or a handle as an int), not {type(stream).__name__}"
-        )
-    return handle
+    attributes = ("cuda_stream", "ptr", "handle")
+    accepted = (
+        "an object with __cuda_stream__, a torch, cupy or numba stream, or a handle as an int"
+    )
+    return _find_handle(stream, attributes, _STREAM_NAMES, what, accepted)
 
 
 def _from_protocol(name: str, answer: Any) -> int:
@@ -78,13 +76,9 @@ def event_handle(event: Any) -> int:
         return checks.handle(event, what)
     _refuse_other_kind(event, "event", what)
     # torch; cupy; cuda.core and numba
-    handle = _find_handle(event, ("cuda_event", "ptr", "handle"), _EVENT_NAMES, what)
-    if handle is None:
-        raise TypeError(
-            "a CUDA event is needed (an aiostream, cuda.core, torch or cupy event, or a handle), "
-            f"not {type(event).__name__}"
-        )
-    return handle
+    attributes = ("cuda_event", "ptr", "handle")
+    accepted = "an aiostream, cuda.core, torch or cupy event, or a handle"
+    return _find_handle(event, attributes, _EVENT_NAMES, what, accepted)
 
 
 def is_unmade(event: Any) -> bool:
@@ -96,8 +90,8 @@ def is_unmade(event: Any) -> bool:
 
 
 def _find_handle(
-    thing: Any, attributes: tuple[str, ...], types: frozenset[str], what: str
-) -> int | None:
+    thing: Any, attributes: tuple[str, ...], types: frozenset[str], what: str, accepted: str
+) -> int:
     # The object has the handle as one of these attributes, or is a handle of the bindings itself.
     for attribute in attributes:
         found = getattr(thing, attribute, None)
@@ -108,7 +102,7 @@ def _find_handle(
     if type(found).__name__ in types:
         return checks.handle(int(found), what)
     if found is thing:
-        return None
+        raise TypeError(f"{what} is needed ({accepted}), not {type(thing).__name__}")
     number = found.value or 0 if isinstance(found, ctypes._SimpleCData) else found
     if not checks.is_integer(number):
         raise TypeError(

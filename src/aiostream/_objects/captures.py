@@ -152,10 +152,7 @@ def _note_begun(stream: Reference) -> int | None:
 
 def _began_on(identity: int) -> _Origin | None:
     """The stream on which this library has begun a capture. `None` if other code has."""
-    for origin, begun in list(_begun.items()):
-        if begun == identity:
-            return origin
-    return None
+    return next((origin for origin, begun in list(_begun.items()) if begun == identity), None)
 
 
 def end_left(stream: Reference) -> None:
@@ -270,13 +267,8 @@ def query(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
     name = driver.annotated("cuStreamGetCaptureInfo")
     status, identity, graph, nodes, edges, _ = call_on(stream, name)
     status = CaptureStatus(int(status))
-    return (
-        status,
-        int(identity) if status is CaptureStatus.ACTIVE else None,
-        int(graph),
-        nodes,
-        edges,
-    )
+    identity = int(identity) if status is CaptureStatus.ACTIVE else None
+    return status, identity, int(graph), nodes, edges
 
 
 def status(stream: Reference) -> CaptureStatus:

@@ -390,10 +390,9 @@ class PoolCore:
 
     def _count_busy(self) -> int:
         """How many streams may still work for a task that no longer holds them."""
-        if self._closed:
-            return len(self._busy)
         busy = len(self._busy)
-        if not self._dropped:  # for each refusal, which must not look at all lent streams
+        # Each refusal asks this, and must not look at all lent streams.
+        if self._closed or not self._dropped:
             return busy
         # With those that were dropped, which the pool has yet to look at. In this order, so that
         # one that moves meanwhile is not counted twice.
