@@ -126,16 +126,13 @@ def run(*, as_json: bool = False) -> int:
 
 
 def _installation(report: Report) -> None:
-    folder, native = os.path.dirname(aiostream.__file__), str(_native.__file__)
-    report.line("aiostream-cuda", f"{aiostream.__version__}, at {folder}")
+    version, folder = aiostream.__version__, os.path.dirname(aiostream.__file__)
+    native = str(_native.__file__)
+    report.line("aiostream-cuda", f"{version}, at {folder}")
     report.line("native part", native)
+    report.data["aiostream"] = {"version": version, "path": folder, "native_part": native}
     version, system, machine = platform.python_version(), platform.system(), platform.machine()
     report.line("Python", f"{version} on {system} {machine}")
-    report.data["aiostream"] = {
-        "version": aiostream.__version__,
-        "path": folder,
-        "native_part": native,
-    }
     report.data["python"] = {"version": version, "system": system, "machine": machine}
 
 
@@ -203,25 +200,19 @@ def _environment(report: Report) -> None:
 def _hardware_queues(report: Report) -> None:
     """The hardware queues of a device, which pending host functions hold."""
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    value = os.environ.get(name)
-    report.data["hardware_queues"] = None
-    if value is None:
-        count = 8
-        finding = "not set: each device has the default of 8 hardware queues."
-    elif value.isdecimal() and 1 <= int(value) <= 32:
-        count = int(value)
-        finding = f"{value} hardware queues for each device."
-    else:
-        report.problem(
-            name,
-            f"{value!r} is not a number from 1 to 32",
-            f"unset {name}, or set it before the process starts",
-        )
+    value = os.environ.get(name, "8")
+    is_valid = value.isdecimal() and 1 <= int(value) <= 32
+    report.data["hardware_queues"] = count = int(value) if is_valid else None
+    if not is_valid:
+        remedy = f"unset {name}, or set it before the process starts"
+        report.problem(name, f"{value!r} is not a number from 1 to 32", remedy)
         return
-    report.data["hardware_queues"] = count
+    finding = f"{value} hardware queues for each device"
+    if name not in os.environ:
+        finding = "not set: each device has the default of 8 hardware queues"
     report.line(
         name,
-        f"{finding} A stream with a pending completion_future() or host function holds one. If "
+        f"{finding}. A stream with a pending completion_future() or host function holds one. If "
         f"more than {count} streams have one, the others wait. You can set up to 32, before the "
         "process starts. synchronize_async() holds none.",
     )
@@ -347,13 +338,8 @@ def _measure(report: Report) -> None:
             "see that `nvidia-smi` works and that the GPU is not in exclusive use",
         )
     else:
-        microseconds = [1e6 * latency for latency in latencies]
-        median, worst = statistics.median(microseconds), max(microseconds)
-        report.data["await"] = {
-            "awaits": AWAITS,
-            "median_us": round(median, 1),
-            "worst_us": round(worst, 1),
-        }
+        median, worst = round(statistics.median(latencies), 1), round(max(latencies), 1)
+        report.data["await"] = {"awaits": AWAITS, "median_us": median, "worst_us": worst}
         report.line(
             "measured await",
             f"{median:.0f} us from the end of a 1 ms kernel to resumption (median of {AWAITS}, "
@@ -363,6 +349,7 @@ def _measure(report: Report) -> None:
 
 
 async def _awaits() -> list[float]:
+    """How many microseconds after the end of its kernel each await was over."""
     latencies = []
     with anyio.fail_after(PATIENCE):
         async with Stream(wait="auto") as stream:
@@ -372,5 +359,5 @@ async def _awaits() -> list[float]:
                 began = time.perf_counter()
                 kernels.spin(stream, SPIN)
                 await stream.synchronize_async()
-                latencies.append(time.perf_counter() - began - SPIN)
+                latencies.append(1e6 * (time.perf_counter() - began - SPIN))
     return latencies
