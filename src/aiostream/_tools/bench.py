@@ -15,9 +15,8 @@ import importlib
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiostream._base import driver
 from aiostream._tools import kernels
@@ -85,8 +84,7 @@ WAYS: dict[str, Callable[[Stream], Wait]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Size:
+class _Size(NamedTuple):
     """How much is measured."""
 
     waits: int
@@ -109,9 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(loop: str, *, quick: bool) -> int:
     """Compares the ways, and returns the exit code."""
-    factory: Any = None
-    if loop == "uvloop":
-        factory = importlib.import_module("uvloop").new_event_loop
+    factory = importlib.import_module("uvloop").new_event_loop if loop == "uvloop" else None
     size = _Size(4, 4, 0.05) if quick else _Size(WAITS, STREAMS, WINDOW)
     try:
         _print_head(loop, size)

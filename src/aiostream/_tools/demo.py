@@ -22,6 +22,7 @@ import aiostream
 from aiostream import CudaError, Device, NoDriverError, Stream, trace
 from aiostream._base import driver
 from aiostream._tools import kernels as _kernels
+from aiostream.testing import settle
 
 HEARTBEAT = 0.005  # seconds
 
@@ -213,9 +214,7 @@ def _summary(record: Record, bars: str, arrow: str) -> list[str]:
 
 def _print_ledger() -> bool:
     """Prints the ledger. Returns whether everything that the demo began has ended."""
-    deadline = time.monotonic() + 5
-    while not (ended := _everything_ended()) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    ended = settle(_everything_ended, 5)
     now = aiostream.statistics()
     points, futures, handles = now.points, now.futures, now.handles
     print(
