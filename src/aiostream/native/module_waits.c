@@ -81,11 +81,12 @@ static PyObject *end_iteration(const struct wait_result *result) {
     return NULL;
 }
 
-/* The C side of the seam to asyncio (see `_runtime/loops`): one step of `await wait`. It yields None, as a
- * bare `yield` does, which asks asyncio for one turn of the loop, and then polls with turns in
- * between. The await ends with poll()'s last answer. Only
- * `_runtime/loops/on_asyncio.py` awaits a Wait, because trio would refuse what is yielded here. A future's
- * wait that was dropped meanwhile (the future was cancelled) has been left to the watcher. */
+/* The C side of the seam to asyncio (see `_runtime/loops`): one step of `await wait`. It yields
+ * None, as a bare `yield` does, which asks asyncio for one turn of the loop, and then polls with
+ * turns in between. The await ends with poll()'s last answer. Only
+ * `_runtime/loops/on_asyncio.py` awaits a Wait, because trio would refuse what is yielded here. A
+ * future's wait that was dropped meanwhile (the future was cancelled) has been left to the watcher.
+ */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     struct wait_result result = {.ticket = self->ticket};
