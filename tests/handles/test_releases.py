@@ -148,7 +148,7 @@ def test_a_listener_that_blocks_delays_other_listeners_alone(breakable: Any, stu
     assert len(listeners()) == 1
     late = aiostream.on_context_failed(lambda _: heard.append(4))
     stuck.go.set()
-    assert settle(lambda: heard == [1, 2, 3, 4])
+    assert settle(lambda: heard == [1, 2, 3, 4]), heard
     assert settle(lambda: not listeners()), "the thread ends when there is no more to do"
     for end in (*quiet, late):
         end()
