@@ -34,7 +34,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def full(session: nox.Session) -> None:
-    """Runs all tests in their large form, which takes hours. `full -- 1/4` runs the first quarter.
+    """Runs all tests in their large form: half an hour on two cores. `full -- 1/4` runs a quarter.
 
     What follows the part is for pytest.
     """

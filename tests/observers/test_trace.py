@@ -130,7 +130,8 @@ async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str) -> None:
     assert 0.019e9 < enqueued.gpu_ended - enqueued.gpu_began < 2e9
     assert waited.gpu_began is None, "work that others enqueued may have begun at any time"
     assert waited.gpu_ended is not None
-    assert waited.gpu_ended - waited.launched > 0.019e9
+    # Not from its launch, because this thread may have had no core in between.
+    assert waited.gpu_ended - enqueued.gpu_ended > 0.019e9
     # The simulator's threads share their cores with other programs, a GPU does not.
     assert recording.gpu_uncertainty < (5e6 if driver_kind == "gpu" else 50e6)
 

@@ -50,9 +50,8 @@ def test_each_load_has_rows_of_every_peer(
         assert shortest < row["p50_us"] <= row["p99_us"] <= row["max_us"] < 10e6
         assert -100 < row["beyond"]["p50_us"] <= row["beyond"]["p99_us"]
         assert row["samples"] > 0
-        assert (
-            0 <= row["low"] <= row["per_second"] <= row["high"] > 0
-        )  # a window of --quick may be too short for a busy machine
+        # 0, if the machine is busy: a window of --quick may be too short then.
+        assert 0 <= row["low"] <= row["per_second"] <= row["high"]
         assert row["cpu_us"] is None or row["cpu_us"] > 0
         assert row["peer"] == "blocking" or row["ping"]["samples"] > 0
         assert (row["client_late"] is None) == name.startswith("closed")
