@@ -165,7 +165,12 @@ def _steps(inner: Any, observations: Observations) -> Generator[Any, Any, Any]:
     # yielded says how the task waits: by turns of the loop, or until it is woken.
     step, value = inner.send, None
     while True:
-        _each(observations, "enters")
+        # A KeyboardInterrupt in an observer goes through `inner`, which may be suspended. Otherwise
+        # its wait would stay pending, and wake a task on trio that is over, which ends the run.
+        try:
+            _each(observations, "enters")
+        except BaseException as error:
+            step, value = inner.throw, error
         before, _here.observations = _here.observations, observations
         try:
             yielded = step(value)
@@ -174,8 +179,8 @@ def _steps(inner: Any, observations: Observations) -> Generator[Any, Any, Any]:
         finally:
             _here.observations = before
             value = None  # an error that refers to this frame would keep itself alive
-        _each(observations, "leaves", yielded)
         try:
+            _each(observations, "leaves", yielded)
             value = yield yielded
             step = inner.send
         except GeneratorExit:
