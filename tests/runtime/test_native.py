@@ -160,6 +160,7 @@ def test_policy_in_virtual_time(tmp_path: Path) -> None:
 VIRTUAL = ["now_ns", "waker_wake_before", "waker_oversleep", "read", "write", "timerfd_settime"]
 
 
+@pytest.mark.timeout(2 * LIMIT)
 def test_model_of_one_list_in_virtual_time(tmp_path: Path) -> None:
     """Promise 16 for each of several waits on a stream, after each step of random schedules."""
     program = tmp_path / "one_list"

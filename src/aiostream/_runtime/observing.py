@@ -176,6 +176,9 @@ def _steps(inner: Any, observations: Observations) -> Generator[Any, Any, Any]:
             yielded = step(value)
         except StopIteration as stop:
             return stop.value
+        except BaseException:
+            inner.close()  # it is suspended if a KeyboardInterrupt came right behind the step
+            raise
         finally:
             _here.observations = before
             value = None  # an error that refers to this frame would keep itself alive

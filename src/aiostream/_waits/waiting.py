@@ -112,15 +112,16 @@ class _Watched(Completion):
         """
         # In the drain of the loop's thread, or in the janitor's (`orphaned`) once the loop is gone.
         # There no task can take the wait.
+        future = self.future
         if (
             self.state is State.PENDING
             and not orphaned
-            and self.future is not None
-            and not self.future.cancelled()
+            and future is not None
+            and not future.cancelled()
         ):
             self.spinning = wait
             if observers:
-                future_handed_back(self.future)
+                future_handed_back(future)
         self._settle(0, orphaned)
 
     def cancel(self) -> None:
