@@ -27,7 +27,7 @@ from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
 from installed import installed
 from interrupts import at_line, sample
-from support import PLAIN_LOOPS, run_on, run_together, settle, succeed
+from support import PLAIN_LOOPS, run_on, run_together, succeed
 from waiters import until, wait_for_work, waiter_in
 
 
@@ -344,7 +344,8 @@ def test_ctrl_c_in_a_step_ends_the_wait(kind: str, moment: str, number: int) -> 
                 ):
                     await stream.synchronize_async()
                 # While the traceback keeps the frames of the wait.
-                assert settle(lambda: statistics().waits.pending == 0), interrupt
+                await until(lambda: statistics().waits.pending == 0)
+                assert interrupt.value
             await stream.synchronize_async()
 
     run_on(kind, wait)
