@@ -668,30 +668,6 @@ def observers() -> list[observing.Observer]:
     return list(observing.observers)
 
 
-@contextlib.contextmanager
-def interrupted_observer(moment: str, number: int) -> Iterator[None]:
-    """Has an observer raise KeyboardInterrupt when it is told of such a moment the n-th time."""
-    calls = iter(range(1, number + 1))
-
-    class Interrupted(observing.Observation):
-        sees_steps = True
-
-    def interrupt(*_: Any) -> None:
-        if next(calls, 0) == number:
-            raise KeyboardInterrupt
-
-    setattr(Interrupted, moment, interrupt)
-
-    def observer(*_: Any) -> observing.Observation:
-        return Interrupted()
-
-    observing.observers[observer] = None
-    try:
-        yield
-    finally:
-        del observing.observers[observer]
-
-
 def perfetto(awaits: list[Await]) -> str:
     """What a trace of these awaits is in Chrome's format."""
     return trace_files.perfetto(trace_files.Trace(awaits, 0, 0.0, 0, 0.0, 100_000))

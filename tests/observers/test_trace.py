@@ -27,7 +27,7 @@ from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
 from installed import installed
 from interrupts import at_line, sample
-from support import PLAIN_LOOPS, run_on, run_together, succeed
+from support import run_on, run_together, succeed
 from waiters import until, wait_for_work, waiter_in
 
 
@@ -329,26 +329,6 @@ def test_nothing_observes_without_a_recording(tmp_path: Path) -> None:
     assert not internals.observers()
     with pytest.raises(RuntimeError, match="begun before"):
         first.__enter__()
-
-
-@pytest.mark.parametrize("kind", PLAIN_LOOPS)
-@pytest.mark.parametrize(("moment", "number"), [("enters", 1), ("leaves", 1)])
-def test_ctrl_c_in_a_step_ends_the_wait(kind: str, moment: str, number: int) -> None:
-    async def wait() -> None:
-        async with Stream() as stream:
-            with Gate() as gate:
-                gate.hold(stream)
-                with (
-                    internals.interrupted_observer(moment, number),
-                    pytest.raises(KeyboardInterrupt) as interrupt,
-                ):
-                    await stream.synchronize_async()
-                # While the traceback keeps the frames of the wait.
-                await until(lambda: statistics().waits.pending == 0)
-                assert interrupt.value
-            await stream.synchronize_async()
-
-    run_on(kind, wait)
 
 
 @pytest.mark.parametrize("trace_ends_first", [True, False])
