@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from aiostream._base import checks
 from aiostream._runtime import loops
@@ -18,6 +18,9 @@ from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
 __all__ = ["StreamPool"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # After so many streams that were free at once, the pool checks whether the loop needs a turn. Not
 # after each, because the check costs a tenth of a turn.
@@ -218,8 +221,49 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         """
         return _Lending(self)
 
-    async def acquire(self) -> Stream:
+    async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Does `Stream.run(fn, *args, **kwargs)` on the next free stream. It is a whole request.
+
+        The stream is current in `fn`, and back in the pool afterwards, also after a cancellation or
+        an error. Cancellation, threads and errors are those of `acquire` and of `Stream.run`.
+
+        Raises:
+            PoolFullError: `max_waiting` tasks wait already. A server answers with 503.
+
+        Example:
+            >>> async with aiostream.StreamPool(2, max_waiting=64) as pool:
+            ...     await asyncio.gather(*(pool.run(lambda n: n * n, n) for n in range(3)))
+            [0, 1, 4]
+        """
+        stream = await self._acquire()
+        try:
+            return await stream.run(fn, *args, **kwargs)
+        finally:
+            self.release(stream)
+
+    async def run_in_thread(
+        self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any
+    ) -> T:
+        """Does `Stream.run_in_thread` on the next free stream: `run`, with `fn` in a worker thread.
+
+        If it is cancelled while `fn` runs, the stream comes back when its work is done.
+
+        Example:
+            >>> async with aiostream.StreamPool(2) as pool:
+            ...     await pool.run_in_thread(lambda batch: batch * 2, 21)
+            42
+        """
+        stream = await self._acquire()
+        try:
+            return await stream.run_in_thread(fn, *args, limiter=limiter, **kwargs)
+        finally:
+            self.release(stream)
+
+    def acquire(self) -> _Acquiring:
         """Waits until a stream is free, and gives it to you. Give it back with `release`.
+
+        `stream = await pool.acquire()` is yours until you release it. A block `async with
+        pool.acquire() as stream:` releases it at its end, as one of `stream()` does.
 
         Cancellation: raises at once. You hold no stream then.
 
@@ -238,8 +282,11 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
         """
+        return _Acquiring(self)
+
+    async def _acquire(self) -> Stream:
         if observers and not is_observed():
-            return await observed("StreamPool.acquire", StreamPool.acquire, self)
+            return await observed("StreamPool.acquire", StreamPool._acquire, self)
         bridge = self._enter()
         take_turn = bridge.checkpoint
         if take_turn is not None:
@@ -404,7 +451,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 class _Lending(checks.AsyncBlock):
     """What `async with pool.stream()` enters."""
 
-    __slots__ = ("_lent", "_pool")
+    __slots__ = ("_acquiring", "_lent", "_pool")
     _block = "pool.stream()"
     _or_else = ", because it may have to wait for a stream"
 
@@ -418,22 +465,23 @@ class _Lending(checks.AsyncBlock):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"pool.stream() is a block and has no {name}: write `async with pool.stream() as "
+                f"{self._block} is a block and has no {name}: write `async with {self._block} as "
                 "stream:`, and use the stream"
             )
 
     def __init__(self, pool: StreamPool) -> None:
         self._pool = pool
         self._lent: Stream | None = None
+        self._acquiring: Coroutine[Any, Any, Stream] | None = None
 
     async def __aenter__(self) -> Stream:
         if self._lent is not None:
             raise RuntimeError(
-                "this block has its stream already: call pool.stream() for each block"
+                f"this block has its stream already: call {self._block} for each block"
             )
         # If an interrupt comes before the assignment, the `Stream` dies with this frame. The pool
         # notices that, because it refers to the `Stream` weakly.
-        self._lent = lent = await self._pool.acquire()
+        self._lent = lent = await (self._acquiring or self._pool._acquire())
         return lent
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -448,6 +496,31 @@ class _Lending(checks.AsyncBlock):
             # pool has noticed before that the stream is gone.
             if kind is not GeneratorExit:
                 raise
+
+
+class _Acquiring(_Lending, Coroutine[Any, Any, Stream]):
+    """What `pool.acquire()` returns: a coroutine that has an `async with` block too."""
+
+    __slots__ = ()
+    _block = "pool.acquire()"
+    _acquiring: Coroutine[Any, Any, Stream]
+
+    def __init__(self, pool: StreamPool) -> None:
+        super().__init__(pool)
+        # Made here, so that Python warns if it is never awaited.
+        self._acquiring = pool._acquire()
+
+    def __await__(self) -> Generator[Any, Any, Stream]:
+        return self._acquiring.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._acquiring.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._acquiring.throw(*error)
+
+    def close(self) -> None:
+        self._acquiring.close()
 
 
 def _require_limit(max_waiting: int | None) -> None:

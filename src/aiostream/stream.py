@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from types import FunctionType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
@@ -18,6 +16,7 @@ from aiostream._handles.reference import Reference, context_of, current_or_defau
 from aiostream._objects import captures
 from aiostream._objects.attributes import AttributeMethods
 from aiostream._objects.memory import MemoryMethods
+from aiostream._objects.runs import RunMethods
 from aiostream._objects.shared import SharingMethods
 from aiostream._objects.threads import ThreadStream
 from aiostream._runtime import process
@@ -38,13 +37,13 @@ T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
 
 _NOT_READY = 600
-_NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class Stream(
     CaptureMethods,
     AttributeMethods,
     MemoryMethods,
+    RunMethods,
     HostFunctionMethods,
     SharingMethods,
     ThreadStream,
@@ -634,8 +633,7 @@ class Stream(
         if observers and not is_observed():
             name, method = "Stream.enqueue_async", Stream.enqueue_async
             return observed_future(name, method, self, fn, *args, **kwargs)
-        if type(fn) is not FunctionType or fn.__code__.co_flags & _NOT_PLAIN or fn.__dict__:
-            checks.plain_function(fn, "enqueue_async")
+        checks.plain_function(fn, "enqueue_async")
         # Pinned until the event behind the work is recorded, because `fn` or another thread may
         # close the stream, and the work would then have no completion.
         handle, held = self._handle, list[bool]()

@@ -53,8 +53,8 @@ Counts = dict[str, str]
 Work = Callable[[Stream], None]
 
 
-def nothing(_: Stream) -> None:
-    """What `enqueue_async` calls: the work is on the stream already."""
+def nothing(*_: Stream) -> None:
+    """What `run` and `enqueue_async` call: the work is on the stream already."""
 
 
 class Ways:
@@ -66,9 +66,10 @@ class Ways:
         with self.stream.capture_executable() as capture:
             spin(self.stream, 0)
         self.executable = capture.executable
+        self.shared = StreamPool.borrow([self.stream])
 
     def close(self) -> None:
-        for thing in (self.executable, self.pool, self.event, self.stream):
+        for thing in (self.executable, self.pool, self.shared, self.event, self.stream):
             thing.close()
 
     async def synchronize(self, work: Work) -> None:
@@ -78,6 +79,10 @@ class Ways:
     async def wait_for_event(self, work: Work) -> None:
         work(self.stream)
         await self.event.synchronize_async()
+
+    async def run(self, work: Work) -> None:
+        work(self.stream)
+        await self.stream.run(nothing)
 
     async def enqueue(self, work: Work) -> None:
         work(self.stream)
@@ -100,6 +105,9 @@ class Ways:
             work(stream)
             await stream.synchronize_async()
 
+    async def pool_run(self, work: Work) -> None:
+        await self.shared.run(work, self.stream)
+
     async def pool_enqueue(self, work: Work) -> None:
         async with self.pool.stream() as stream:
             work(stream)
@@ -115,12 +123,16 @@ CASES = [
     "asyncio synchronize event",
     "asyncio synchronize auto",
     "asyncio wait_for_event event",
+    "asyncio run ready",
+    "asyncio run event",
+    "asyncio run auto",
     "asyncio enqueue event",
     "asyncio enqueue auto",
     "asyncio enqueue_in_thread event",
     "asyncio completion_future hostfunc",
     "asyncio launch_and_wait event",
     "asyncio pool_synchronize auto",
+    "asyncio pool_run auto",
     "asyncio pool_enqueue auto",
     "trio synchronize ready",
     "trio synchronize event",

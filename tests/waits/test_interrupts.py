@@ -41,6 +41,30 @@ class Scene:
     async def wait_for_event(self) -> None:
         await self.event.synchronize_async()
 
+    async def await_the_stream(self) -> None:
+        await self.stream
+
+    async def run(self) -> None:
+        assert await self.stream.run(lambda kept: spin(self.stream, 0.0001) or kept, 7) == 7
+
+    async def run_what_fails(self) -> None:
+        def fail(kept: Any) -> None:
+            spin(self.stream, 0.0001)
+            raise ValueError
+
+        try:
+            await self.stream.run(fail, bytearray(9))
+        except ValueError:
+            pass
+
+    async def leave_a_run(self) -> None:
+        """The wait is cancelled when it has begun, and what it uses is handed over."""
+        with anyio.move_on_after(0):
+            await self.stream.run(spin, self.stream, 0.001)
+
+    async def run_in_pool(self) -> None:
+        assert await self.pool.run(lambda kept: kept, 7) == 7
+
     async def completion(self) -> None:
         await self.stream.completion_future()
 
@@ -78,6 +102,10 @@ class Scene:
 
     async def aclose(self) -> None:
         await self.stream.aclose()
+
+    async def acquire_block(self) -> None:
+        async with self.pool.acquire() as stream:
+            await stream
 
     async def block(self) -> None:
         async with self.stream as stream:
@@ -127,6 +155,7 @@ class Scene:
                 await stream.synchronize_async()
                 await stream.completion_future()
                 assert await stream.enqueue_async(lambda given: 5) == 5
+                assert await stream.run(int, 7) == 7
                 assert await stream.enqueue_in_thread(lambda given: 6) == 6
             except StreamClosedError:
                 assert stream is self.stream
@@ -147,6 +176,11 @@ AWAITS: dict[str, tuple[str, Callable[[Scene], Any]]] = {
     **{f"wait, {strategy}": (strategy, Scene.wait) for strategy in STRATEGIES},
     **{f"event, {strategy}": (strategy, Scene.wait_for_event) for strategy in ("auto", "event")},
     **{f"enqueue, {strategy}": (strategy, Scene.enqueue) for strategy in STRATEGIES},
+    "await stream": ("auto", Scene.await_the_stream),
+    **{f"run, {strategy}": (strategy, Scene.run) for strategy in STRATEGIES},
+    "run, fails": ("auto", Scene.run_what_fails),
+    "run, cancelled": ("auto", Scene.leave_a_run),
+    "pool, run": ("auto", Scene.run_in_pool),
     "completion": ("auto", Scene.completion),
     "checked completion": ("auto", Scene.checked_completion),
     "event on stream": ("auto", Scene.event_on_stream),
@@ -157,6 +191,7 @@ AWAITS: dict[str, tuple[str, Callable[[Scene], Any]]] = {
     "aclose": ("auto", Scene.aclose),
     "async with": ("auto", Scene.block),
     "pool": ("auto", Scene.use_pool),
+    "pool, acquire block": ("auto", Scene.acquire_block),
     "pool, idle": ("auto", Scene.release_idle),
     "pool, two tasks": ("auto", Scene.release_to_a_waiting_task),
     "close pool": ("auto", Scene.close_pool),

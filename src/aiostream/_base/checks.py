@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from enum import Enum
 from numbers import Integral
+from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
 from aiostream._base import clash
@@ -184,6 +185,17 @@ def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
     Raises:
         TypeError: It is not callable, or is such a function.
     """
+    # First what nearly all are, because the rest takes longer than a wait: a function, a method, or
+    # an object whose class has a `__call__`, such as a model of torch.
+    function = getattr(fn, "__func__", fn)
+    if type(function) is not FunctionType:
+        function = getattr(type(fn), "__call__", None)  # noqa: B004
+    if type(function) is FunctionType and not (
+        function.__code__.co_flags & _NOT_PLAIN
+        or function.__dict__
+        or _MARK in getattr(fn, "__dict__", ())
+    ):
+        return
     if not callable(fn):
         raise TypeError(f"{name} takes a callable, not {type(fn).__name__}")
     for function in (fn, getattr(fn, "__call__", None)):  # noqa: B004
@@ -195,6 +207,8 @@ def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
                 )
 
 
+_NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_MARK = "_is_coroutine_marker"  # of `inspect.markcoroutinefunction`
 _UNPLAIN: dict[str, Callable[[Any], bool]] = {
     "a coroutine function": inspect.iscoroutinefunction,
     "a generator function": inspect.isgeneratorfunction,
@@ -202,7 +216,7 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 }
 
 
-# The modules that call the functions which users give to `enqueue_async` and `enqueue_in_thread`.
+# The modules that call the functions which users give to `run`, `enqueue_async` and their like.
 _CALLERS = tuple(
     f"aiostream.{name}"
     for name in ("_handles.reference", "_objects.threads", "_waits.arming", "_waits.waiting")
@@ -210,7 +224,7 @@ _CALLERS = tuple(
 
 
 def explain_call(problem: BaseException, name: str) -> None:
-    """Adds a note to the TypeError of a function that does not take a stream as its first argument.
+    """Adds a note to the TypeError of a function that does not take what `name` calls it with.
 
     If the function has begun, its frame is the traceback's last, and the error is its own.
     """
@@ -220,7 +234,12 @@ def explain_call(problem: BaseException, name: str) -> None:
     while last.tb_next is not None:
         last = last.tb_next
     if last.tb_frame.f_globals.get("__name__") in _CALLERS:
-        problem.add_note(f"{name} calls fn(stream, *args): the stream is fn's first argument")
+        problem.add_note(
+            f"{name} calls fn(*args), without the stream: pass it as an argument if fn needs it"
+            if name.startswith("run")
+            else f"{name} calls fn(stream, *args): the stream is fn's first argument. "
+            f"{'run_in_thread' if 'thread' in name else 'run'} calls fn(*args), without it"
+        )
 
 
 class NotCopied:

@@ -243,7 +243,7 @@ class ThreadStream:
 
     _reference: Reference  # set by `Stream`
 
-    async def enqueue_in_thread(
+    async def run_in_thread(
         self,
         fn: Callable[..., T],  # a lambda has no inferred type if its first parameter is given
         /,
@@ -251,11 +251,11 @@ class ThreadStream:
         limiter: Any = None,
         **kwargs: Any,
     ) -> T:
-        """Calls `fn(stream, *args, **kwargs)` in a worker thread, and waits until its work is done.
+        """Calls `fn(*args, **kwargs)` in a worker thread, and waits until its work is done.
 
         Use it for a function whose Python takes milliseconds, such as the forward of an eager
-        model. The loop runs other tasks meanwhile. As with `enqueue_async`, `fn` enqueues work and
-        returns. `enqueue_async` costs less if `fn` is quick.
+        model. The loop runs other tasks meanwhile. As with `run`, `fn` enqueues work and returns.
+        `run` costs less if `fn` is quick.
 
         `fn` runs in one of anyio's threads. The stream's context is current there, and the stream
         is torch's or cupy's current one if they know it (see `torch()`). Make other settings of a
@@ -275,7 +275,7 @@ class ThreadStream:
 
         Args:
             fn: A plain function that enqueues work.
-            *args: More arguments for `fn`, after the stream.
+            *args: Arguments for `fn`.
             limiter: An `anyio.CapacityLimiter` or a trio one that bounds the number of threads. The
                 default is anyio's own, with 40 threads. Use a limiter in one loop. If you close a
                 loop while threads of it run, their tokens stay taken.
@@ -295,26 +295,40 @@ class ThreadStream:
                 enqueued before.
 
         Example:
-            >>> def forward(stream, batch):
+            >>> def forward(batch):
             ...     # the slow Python that launches your kernels
             ...     return batch * 2
             >>> async with aiostream.Stream() as stream:
-            ...     await stream.enqueue_in_thread(forward, 21)
+            ...     await stream.run_in_thread(forward, 21)
             42
         """
         if observers and not is_observed():
+            name, method = "Stream.run_in_thread", ThreadStream.run_in_thread
+            return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
+        checks.plain_function(fn, "run_in_thread")
+        return await self._call_in_thread("run_in_thread", partial(fn, *args, **kwargs), limiter)
+
+    async def enqueue_in_thread(
+        self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any
+    ) -> T:
+        """Equals `run_in_thread(fn, stream, *args, **kwargs)`: `fn` gets the stream first."""
+        if observers and not is_observed():
             name, method = "Stream.enqueue_in_thread", ThreadStream.enqueue_in_thread
             return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
+        checks.plain_function(fn, "enqueue_in_thread")
+        call = partial(fn, self, *args, **kwargs)
+        return await self._call_in_thread("enqueue_in_thread", call, limiter)
+
+    async def _call_in_thread(self, name: str, function: Callable[[], T], limiter: Any) -> T:
         import anyio.to_thread  # here, because importing aiostream must not import anyio
 
-        checks.plain_function(fn, "enqueue_in_thread")
         reference = self._reference
         arming.require_ready(reference)
         if limiter is None:
             limiter = anyio.to_thread.current_default_thread_limiter()
         elif not hasattr(limiter, "acquire_on_behalf_of_nowait"):
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        call = _ThreadCall(reference, partial(fn, self, *args, **kwargs), limiter)
+        call = _ThreadCall(reference, function, limiter)
         future: Any = call.future
         try:
             call.expect()
@@ -341,7 +355,7 @@ class ThreadStream:
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None
-            checks.explain_call(raised, "enqueue_in_thread")
+            checks.explain_call(raised, name)
             try:
                 raise raised
             finally:

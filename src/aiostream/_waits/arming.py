@@ -12,11 +12,17 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import driver
-from aiostream._handles.reference import Reference, call_with, order_key
+from aiostream._handles.reference import (
+    LEGACY,
+    Reference,
+    call_with,
+    order_key,
+    wait_list_of,
+)
 from aiostream._runtime import loops, points, process
 from aiostream._runtime.completion import Completion, KeepAlive, OrderedCompletion, State, leak
-from aiostream.device import Context
 
+_BY_WATCHER = _native.WAIT_STRATEGIES.index("event")
 CALLS = {
     _native.KIND_HOST_FUNCTION: "cuLaunchHostFunc",
     _native.KIND_CALLBACK: "cuStreamAddCallback",
@@ -152,7 +158,7 @@ def arm_completion(
             if isinstance(problem, Exception):  # the driver refused, and would refuse again
                 leak((keepalive, result))
             else:
-                keep_until_passed(handle, reference.context, stream, (keepalive, result))
+                keep_until_passed(reference, (keepalive, result))
         raise
     return completion
 
@@ -185,29 +191,31 @@ def enqueue(reference: Reference, call: Callable[[], Any], keepalive: Any = None
         # An error of `call`, or an interrupt. What `call` has enqueued may be in flight, so the
         # objects must live until the GPU has passed it.
         if refusal == 0 and not answered_for:
-            keep_until_passed(
-                reference.handle, reference.context, reference.name, (keepalive, results)
-            )
+            keep_until_passed(reference, (keepalive, results))
         raise
 
 
-def keep_until_passed(
-    handle: _native.Handle, context: Context, stream: str, keepalive: Any
-) -> bool:
+def keep_until_passed(reference: Reference, keepalive: Any) -> None:
     """Keeps objects alive until the GPU has passed the current end of a pinned stream.
 
-    No task waits for that.
+    No task waits for that. If the driver refuses, the objects live as long as the process, and are
+    counted as leaked.
 
-    Returns:
-        `False` if the driver refused. The objects then live as long as the process, and are counted
-        as leaked.
+    Threads: any, but for the per-thread stream the one that has used it.
     """
-    context_id = context._ensure_monitored()
+    handle = reference.handle
+    # An event, because its record never blocks, not even on a full stream. Only on the legacy
+    # stream a record may harm a capture, so there the reservation looks for one.
+    looked_at = (handle,) if handle.value <= LEGACY else ()
     # On the janitor's queue, because this loop may end before the GPU has passed.
-    reserved = _native.reserve(process.ORPHANS, context_id, _native.KIND_HOST_FUNCTION)
-    ticket = reserved.number
-    # Pinned by the caller, so a close in another thread does not destroy the stream meanwhile.
-    result = arm(handle, ticket, KeepAlive(keepalive, context_id), pinned=True)
-    if result not in (0, _native.RESULT_QUARANTINED):
+    reserved = wait_list_of(reference).reserve(process.ORPHANS, _BY_WATCHER, *looked_at)
+    if isinstance(reserved, int):
         leak(keepalive)
-    return result == 0
+        return
+    points.registry[reserved.ticket] = KeepAlive(keepalive, reference.context._ensure_monitored())
+    try:
+        reserved.record(handle)
+    finally:
+        if not reserved.is_recorded:
+            points.registry.pop(reserved.ticket, None)
+            leak(keepalive)

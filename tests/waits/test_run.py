@@ -1,0 +1,428 @@
+"""`run`, `run_in_thread` and `await stream`: one call for the common case, on streams and pools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any, assert_type
+
+import anyio
+import pytest
+
+from aiostream import (
+    Context,
+    Event,
+    PoolFullError,
+    Stream,
+    StreamCaptureError,
+    StreamClosedError,
+    StreamPool,
+    statistics,
+)
+from foreign import current_handles, install_libraries
+from internals import driver_call
+from interrupts import Striker, ends, run_interrupted, sample
+from support import ASYNCIO_LOOPS, PLAIN_LOOPS, STRATEGIES, Gate, held_stream, settle, spin
+from waiters import until
+
+
+class Held:
+    """An object that is watched: what keeps it alive?"""
+
+
+def double(numbers: list[int], *, factor: int = 2) -> list[int]:
+    return [factor * number for number in numbers]
+
+
+# ----------------------------------------------------------- five programs, with guessed names
+
+
+async def test_program_with_a_timeout() -> None:
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            with pytest.raises(TimeoutError):
+                with anyio.fail_after(0.01):
+                    await stream.run(spin, stream, 0.001)
+            with pytest.raises(TimeoutError):
+                with anyio.fail_after(0.01):
+                    await stream
+        await stream
+        assert stream.query()
+
+
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
+async def test_program_with_a_timeout_of_asyncio(loop_kind: str) -> None:
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(stream.run(spin, stream, 0.001), 0.01)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(stream, 0.01)
+        await asyncio.wait_for(stream, 10)
+        nothing, doubled = await asyncio.gather(stream, stream.run(double, [1]))
+        assert (nothing, doubled) == (None, [2])
+        assert stream.query()
+
+
+async def test_program_that_serves_by_a_dependency() -> None:
+    pool = StreamPool(1, max_waiting=0)
+
+    @contextlib.asynccontextmanager
+    async def dependency() -> AsyncIterator[Stream]:  # FastAPI's `Depends` enters such a generator
+        async with pool.acquire() as stream:
+            yield stream
+
+    async with pool:
+        async with dependency() as stream:
+            assert await stream.run(double, [1, 2]) == [2, 4]
+            with pytest.raises(PoolFullError):  # a server answers with 503
+                await pool.run(double, [1])
+        assert await pool.run(double, [1], factor=5) == [5]
+        assert pool.lent == 0
+
+
+@pytest.mark.parametrize("count", [20])
+async def test_program_of_copies_and_kernels(count: int) -> None:
+    size = 256
+    async with Stream() as copies, Stream() as kernels:
+        with copies.context.as_current():
+            memory = int(driver_call("cuMemAlloc", size))
+        answers = []
+        for number in range(count):
+            batch, answer = bytearray([number]) * size, bytearray(size)
+
+            def enqueue(
+                stream: Stream, batch: bytearray, answer: bytearray, copied: Event
+            ) -> bytearray:
+                driver_call("cuMemcpyHtoDAsync", memory, bytes(batch), size, copies.handle)
+                copied.record(copies)
+                stream.wait_event(copied)
+                driver_call("cuMemcpyDtoHAsync", answer, memory, size, stream.handle)
+                return answer
+
+            with Event() as copied:
+                answers.append(await kernels.run(enqueue, kernels, batch, answer, copied))
+        assert [set(answer) for answer in answers] == [{number} for number in range(count)]
+        with copies.context.as_current():
+            driver_call("cuMemFree", memory)
+
+
+async def test_program_of_eight_streams_in_a_task_group() -> None:
+    begun = set()
+
+    def work(number: int) -> None:
+        begun.add(number)
+        if number in (2, 5, 7):
+            raise ValueError(number)
+
+    with contextlib.ExitStack() as streams:
+        chosen = [streams.enter_context(contextlib.closing(Stream())) for _ in range(8)]
+        with pytest.RaisesGroup(*[ValueError] * 3):
+            async with anyio.create_task_group() as group:
+                for number, stream in enumerate(chosen):
+                    group.start_soon(stream.run, work, number)
+    assert begun == set(range(8))
+
+
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
+async def test_program_of_tasks(loop_kind: str) -> None:
+    async with Stream() as stream, StreamPool(2) as pool, asyncio.TaskGroup() as group:
+        of_stream = group.create_task(stream.run(double, [1], factor=3))
+        of_pool = group.create_task(pool.run(double, [2]))
+        in_thread = group.create_task(pool.run_in_thread(double, [3]))
+        lent = await asyncio.create_task(pool.acquire())
+        pool.release(lent)
+    assert [each.result() for each in (of_stream, of_pool, in_thread)] == [[3], [4], [6]]
+
+
+async def test_program_of_a_nursery() -> None:
+    done: list[int] = []
+    async with Stream() as stream, anyio.create_task_group() as nursery:
+        nursery.start_soon(stream.synchronize_async)
+        nursery.start_soon(stream.run, done.append, 1)
+        nursery.start_soon(stream.run_in_thread, done.append, 2)
+    assert sorted(done) == [1, 2]
+
+
+# ------------------------------------------------------------------------------ what they promise
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_run_returns_the_result_when_the_gpu_has_passed(strategy: str) -> None:
+    async with Stream(wait=strategy) as stream:
+
+        def launch(first: int, *, second: int) -> tuple[int, int]:
+            assert Context.get_current() == stream.context
+            spin(stream, 0.002)
+            assert not stream.query()
+            return first, second
+
+        answer = await stream.run(launch, 1, second=2)
+        assert stream.query() or strategy == "hostfunc"
+        assert answer == (1, 2)
+        await stream  # HOSTFUNC: the driver's thread may not have returned yet
+    before = Context.get_current()
+    assert before is None
+
+
+async def test_types_are_inferred() -> None:
+    async with Stream() as stream, StreamPool(1) as pool:
+        assert_type(await stream.run(double, [1]), list[int])
+        assert_type(await pool.run(double, [1], factor=3), list[int])
+        assert_type(await stream.run_in_thread(double, [1]), list[int])
+        assert_type(await pool.run_in_thread(double, [1]), list[int])
+        async with pool.acquire() as lent:
+            assert_type(lent, Stream)
+        lent = await pool.acquire()
+        assert_type(lent, Stream)
+        pool.release(lent)
+        with pytest.raises(TypeError):
+            await stream.run(double, "no", faktor=2)  # type: ignore[call-arg, arg-type]
+
+
+async def test_a_stream_that_the_function_returns_is_not_awaited() -> None:
+    async with Stream() as stream, StreamPool(1) as pool:
+        with Gate() as gate:
+            held = held_stream(gate)
+            assert await stream.run(lambda: held) is held
+            assert await stream.enqueue_async(lambda _: held) is held
+            assert await stream.run_in_thread(lambda: held) is held
+            assert await pool.run(lambda: held) is held
+        await held
+        held.close()
+
+
+async def test_the_stream_is_current_in_the_libraries_that_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install_libraries(monkeypatch)
+    async with Stream() as stream:
+        stream.torch()
+        stream.cupy()
+        outside = current_handles()
+        assert await stream.run(current_handles) == dict.fromkeys(current_handles(), stream.handle)
+        assert current_handles() == outside
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["cancelled", "fails"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_what_it_uses_lives_until_the_gpu_has_passed(strategy: str, fails: bool) -> None:
+    before = statistics().points.leaked
+    argument, result = Held(), Held()
+    watched = weakref.ref(argument), weakref.ref(result)
+    async with Stream(wait=strategy) as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+
+            def launch(argument: Held, made: list[Held]) -> Held:
+                if fails:
+                    raise ValueError
+                return made.pop()
+
+            made = [result]
+            del result
+            with contextlib.suppress(ValueError), anyio.move_on_after(0.01):
+                await stream.run(launch, argument, made)
+                raise AssertionError("it has not waited for the gate")
+            made.clear()
+            del argument
+            gc.collect()
+            assert watched[0]() is not None
+            assert fails or watched[1]() is not None
+        # Awaited, because the loop's turn still holds the cancellation.
+        await until(lambda: watched[0]() is watched[1]() is None)
+    assert statistics().points.leaked == before
+
+
+async def test_what_it_uses_dies_at_its_end() -> None:
+    async with Stream() as stream:
+        argument = Held()
+        watched = weakref.ref(argument)
+        await stream.run(id, argument)
+        del argument
+        assert watched() is None
+
+
+async def test_close_while_it_waits_leaves_the_wait_and_its_objects() -> None:
+    before = statistics().points.leaked
+    argument = Held()
+    watched = weakref.ref(argument)
+    stream = Stream()
+    with Gate() as gate:
+        gate.hold(stream)
+        with anyio.move_on_after(0.05):
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream.run, id, argument)
+                await anyio.sleep(0.01)
+                with pytest.raises(RuntimeError, match="in use"):
+                    stream.into_raw()
+                stream.close()
+                del argument
+        gc.collect()
+        assert watched() is not None
+    assert settle(lambda: watched() is None)
+    assert statistics().points.leaked == before
+
+
+async def test_refusals_come_before_the_function() -> None:
+    called: list[int] = []
+
+    async def coroutine_function() -> None: ...
+
+    stream = Stream()
+    for wrong, message in ((3, "callable"), (coroutine_function, "coroutine function")):
+        for method in (stream.run, stream.run_in_thread):
+            with pytest.raises(TypeError, match=message):
+                await method(wrong)  # type: ignore[arg-type, unused-coroutine]
+    stream.begin_capture()
+    with pytest.raises(StreamCaptureError):
+        await stream.run(called.append, 1)
+    with pytest.raises(StreamCaptureError):
+        await stream
+    stream.end_capture()
+    stream.close()
+    with pytest.raises(StreamClosedError):
+        await stream.run(called.append, 1)
+    with pytest.raises(StreamClosedError):
+        await stream
+    assert not called
+
+
+async def test_a_wrong_call_says_what_run_passes() -> None:
+    async with Stream() as stream:
+        for method in (stream.run, stream.run_in_thread):
+            with pytest.raises(TypeError) as caught:
+                await method(lambda stream, numbers: None, [1])
+            assert "without the stream" in caught.value.__notes__[0]
+
+
+@pytest.mark.leaks(1)  # no event can be recorded during a capture
+async def test_function_that_closes_or_captures_gets_an_error() -> None:
+    before = statistics().points.leaked
+    stream = Stream()
+    with pytest.raises(StreamClosedError):
+        await stream.run(stream.close)
+    assert statistics().points.leaked == before
+    async with Stream() as stream:
+        with pytest.raises(StreamCaptureError):
+            await stream.run(stream.begin_capture)
+        stream.end_capture()
+
+
+async def test_pool_takes_the_stream_back_after_an_error_and_a_cancellation() -> None:
+    async with StreamPool(1) as pool:
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(lambda: 1 // 0)
+        with anyio.move_on_after(0.005):
+            await pool.run_in_thread(lambda: None)
+        with Gate() as gate:
+
+            def hold() -> None:
+                stream = Stream.legacy()
+                stream.close()
+
+            with anyio.move_on_after(0):
+                await pool.run(hold)
+        assert gate is not None
+        assert await pool.run(double, [1]) == [2]
+        assert (pool.idle, pool.lent) == (1, 0)
+
+
+async def test_acquire_is_awaited_or_entered() -> None:
+    async with StreamPool(1) as pool:
+        async with pool.acquire() as stream:
+            assert pool.lent == 1
+            await stream
+        assert pool.lent == 0
+        stream = await pool.acquire()
+        pool.release(stream)
+        block: Any = pool.acquire()
+        with pytest.raises(TypeError, match="async with"), block:
+            pass
+        with pytest.raises(AttributeError, match=r"pool.acquire\(\)"):
+            block.query()
+        block.close()
+
+
+# --------------------------------------------------------------------- interrupts and dead loops
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fails", [False, True], ids=["cancelled", "fails"])
+@pytest.mark.parametrize("kind", PLAIN_LOOPS)
+def test_interrupt_at_any_place_frees_nothing_early(kind: str, fails: bool) -> None:
+    def strike(number: int) -> Striker:
+        stream, leaked = Stream(), statistics().points.leaked
+        watched: list[weakref.ref[Held]] = []
+        kept: list[bool] = []
+
+        def launch(argument: Held) -> Held:
+            result = Held()
+            watched.extend((weakref.ref(argument), weakref.ref(result)))
+            if fails:
+                raise ValueError
+            return result
+
+        async def leave() -> None:
+            with contextlib.suppress(ValueError), anyio.move_on_after(0):
+                await stream.run(launch, Held())
+
+        async def look() -> None:
+            gc.collect()
+            # The result of a function that fails dies with its frame.
+            kept.extend(each() is not None for each in watched[: 1 if fails else 2])
+            gate.open()
+            await stream
+
+        with Gate() as gate:
+            gate.hold(stream)
+            struck = run_interrupted(kind, number, leave, look, cancels=True)
+        assert all(kept), struck.where
+        assert ends(lambda: all(each() is None for each in watched)), struck.where
+        assert statistics().points.leaked == leaked, struck.where
+        stream.close()
+        return struck
+
+    count = strike(0).passed
+    assert count > 10
+    for number in sample(count, 12, f"{kind} {fails}"):
+        strike(number)
+
+
+@pytest.mark.parametrize("collects", [False, True], ids=["closed", "collected"])
+def test_coroutine_that_ends_without_its_loop_frees_nothing_early(collects: bool) -> None:
+    leaked = statistics().points.leaked
+    argument = Held()
+    watched = weakref.ref(argument)
+    stream = Stream()
+    with Gate() as gate:
+        gate.hold(stream)
+        loop = asyncio.new_event_loop()
+        task: Any = None
+        if collects:
+            task = loop.create_task(stream.run(id, argument))
+            loop.run_until_complete(asyncio.sleep(0.01))
+            task._log_destroy_pending = False
+        else:
+            coroutine = stream.run(id, argument)
+
+            async def step() -> None:
+                with contextlib.suppress(StopIteration):
+                    coroutine.send(None)
+
+            loop.run_until_complete(step())
+            coroutine.close()
+            del coroutine
+        loop.close()
+        del argument, task
+        gc.collect()
+        assert watched() is not None
+    assert ends(lambda: watched() is None)
+    assert statistics().points.leaked == leaked
+    stream.close()
