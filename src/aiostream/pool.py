@@ -207,7 +207,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     # ------------------------------------------------------------------------------------------ use
 
     def stream(self) -> _Lending:
-        """Gives you a stream for an `async with` block. Equals `acquire` and `release`.
+        """Gives you a stream for an `async with` block. `acquire` is another name of it.
 
         The end of the block does not wait for the stream's work. Await what must be done inside the
         block. Cancellation, threads and errors are those of `acquire`.
@@ -253,13 +253,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await pool.run_in_thread(lambda batch: batch * 2, 21)
             42
         """
-        stream = await self._acquire()
-        try:
+        async with self.stream() as stream:
             return await stream.run_in_thread(fn, *args, limiter=limiter, **kwargs)
-        finally:
-            self.release(stream)
 
-    def acquire(self) -> _Acquiring:
+    def acquire(self) -> _Lending:
         """Waits until a stream is free, and gives it to you. Give it back with `release`.
 
         `stream = await pool.acquire()` is yours until you release it. A block `async with
@@ -282,7 +279,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
         """
-        return _Acquiring(self)
+        return _Lending(self)
 
     async def _acquire(self) -> Stream:
         if observers and not is_observed():
@@ -448,8 +445,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self.close()
 
 
-class _Lending(checks.AsyncBlock):
-    """What `async with pool.stream()` enters."""
+class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
+    """A coroutine that returns a stream of a pool, and a block that gives it back."""
 
     __slots__ = ("_acquiring", "_lent", "_pool")
     _block = "pool.stream()"
@@ -457,16 +454,10 @@ class _Lending(checks.AsyncBlock):
 
     if not TYPE_CHECKING:  # type checkers say it without this
 
-        def __await__(self) -> NoReturn:
-            raise TypeError(
-                "pool.stream() is a block and cannot be awaited: write `async with pool.stream() "
-                "as stream:`, or `stream = await pool.acquire()`"
-            )
-
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"{self._block} is a block and has no {name}: write `async with {self._block} as "
-                "stream:`, and use the stream"
+                f"this is not yet a stream and has no {name}: write `async with pool.stream() as "
+                "stream:` or `stream = await pool.acquire()`, and use the stream"
             )
 
     def __init__(self, pool: StreamPool) -> None:
@@ -474,14 +465,27 @@ class _Lending(checks.AsyncBlock):
         self._lent: Stream | None = None
         self._acquiring: Coroutine[Any, Any, Stream] | None = None
 
+    def _begin(self) -> Coroutine[Any, Any, Stream]:
+        # Once, so that a block which is entered twice is refused.
+        self._acquiring = self._acquiring or self._pool._acquire()
+        return self._acquiring
+
+    def __await__(self) -> Generator[Any, Any, Stream]:
+        return self._begin().__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._begin().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._begin().throw(*error)
+
+    def close(self) -> None:
+        self._begin().close()
+
     async def __aenter__(self) -> Stream:
-        if self._lent is not None:
-            raise RuntimeError(
-                f"this block has its stream already: call {self._block} for each block"
-            )
         # If an interrupt comes before the assignment, the `Stream` dies with this frame. The pool
         # notices that, because it refers to the `Stream` weakly.
-        self._lent = lent = await (self._acquiring or self._pool._acquire())
+        self._lent = lent = await self._begin()
         return lent
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -496,31 +500,6 @@ class _Lending(checks.AsyncBlock):
             # pool has noticed before that the stream is gone.
             if kind is not GeneratorExit:
                 raise
-
-
-class _Acquiring(_Lending, Coroutine[Any, Any, Stream]):
-    """What `pool.acquire()` returns: a coroutine that has an `async with` block too."""
-
-    __slots__ = ()
-    _block = "pool.acquire()"
-    _acquiring: Coroutine[Any, Any, Stream]
-
-    def __init__(self, pool: StreamPool) -> None:
-        super().__init__(pool)
-        # Made here, so that Python warns if it is never awaited.
-        self._acquiring = pool._acquire()
-
-    def __await__(self) -> Generator[Any, Any, Stream]:
-        return self._acquiring.__await__()
-
-    def send(self, value: Any) -> Any:
-        return self._acquiring.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._acquiring.throw(*error)
-
-    def close(self) -> None:
-        self._acquiring.close()
 
 
 def _require_limit(max_waiting: int | None) -> None:

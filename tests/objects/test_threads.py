@@ -168,7 +168,7 @@ async def test_what_is_refused_is_refused_before_fn_is_called() -> None:
     )
     for wrong, says in refused:
         with pytest.raises(
-            TypeError, match=f"enqueue_in_thread takes a .*{says}" if wrong is not None else says
+            TypeError, match=f"run_in_thread takes a .*{says}" if wrong is not None else says
         ):
             await stream.enqueue_in_thread(wrong)
     with pytest.raises(TypeError, match=r"an anyio\.CapacityLimiter, not int"):

@@ -79,7 +79,7 @@ EXPECTED = Counter(
         "ExecutableGraph.upload_async": 1,
         "ExecutableGraph.launch_and_wait": 1,
         "ExecutableGraph.upload_and_wait": 1,
-        "Stream.enqueue_in_thread": 1,
+        "Stream.run_in_thread": 1,
         "Event.synchronize_async": 1,
         "Stream.synchronize_async": 2,  # and the pool's own, at its end
     }

@@ -413,7 +413,7 @@ async def test_each_block_calls_stream_again() -> None:
     async with StreamPool(2) as pool:
         lending = pool.stream()
         async with lending:
-            with pytest.raises(RuntimeError, match="for each block"):
+            with pytest.raises(RuntimeError, match="already awaited"):
                 await lending.__aenter__()
         assert pool.idle == 2
         with pytest.raises(ValueError, match="was not lent"):

@@ -344,9 +344,8 @@ async def test_acquire_is_awaited_or_entered() -> None:
         block: Any = pool.acquire()
         with pytest.raises(TypeError, match="async with"), block:
             pass
-        with pytest.raises(AttributeError, match=r"pool.acquire\(\)"):
+        with pytest.raises(AttributeError, match=r"await pool.acquire\(\)"):
             block.query()
-        block.close()
 
 
 # --------------------------------------------------------------------- interrupts and dead loops

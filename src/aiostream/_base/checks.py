@@ -219,7 +219,13 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 # The modules that call the functions which users give to `run`, `enqueue_async` and their like.
 _CALLERS = tuple(
     f"aiostream.{name}"
-    for name in ("_handles.reference", "_objects.threads", "_waits.arming", "_waits.waiting")
+    for name in (
+        "_handles.reference",
+        "_objects.runs",
+        "_objects.threads",
+        "_waits.arming",
+        "_waits.waiting",
+    )
 )
 
 
@@ -234,12 +240,8 @@ def explain_call(problem: BaseException, name: str) -> None:
     while last.tb_next is not None:
         last = last.tb_next
     if last.tb_frame.f_globals.get("__name__") in _CALLERS:
-        problem.add_note(
-            f"{name} calls fn(*args), without the stream: pass it as an argument if fn needs it"
-            if name.startswith("run")
-            else f"{name} calls fn(stream, *args): the stream is fn's first argument. "
-            f"{'run_in_thread' if 'thread' in name else 'run'} calls fn(*args), without it"
-        )
+        passes = "*args), without the stream" if name.startswith("run") else "stream, *args)"
+        problem.add_note(f"{name} calls fn({passes}. Names with `enqueue` pass it, others do not")
 
 
 class NotCopied:

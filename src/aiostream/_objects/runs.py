@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
+from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import PER_THREAD, Reference, call_with
+from aiostream._handles.reference import PER_THREAD, Reference, current_in_libraries, wait_list_of
 from aiostream._runtime import process
 from aiostream._runtime.completion import leak
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import arming, waiting
-from aiostream.errors import closed
 
 __all__: list[str] = []
 
@@ -61,18 +61,21 @@ class Work:
             CudaError: The driver refused, or the context has failed.
         """
         reference, frame = self.reference, Frame()
-        arming.require_healthy(reference, recent=True)
+        call = reference.handle, self.call, self.results, wait_list_of(reference), self.pins
         _begun.add(self)
         self.frame = weakref.ref(frame, self.gone)
         # It is there before the pin, because `into_raw` would otherwise wait for this task.
         reference.common.held.append(self)
-        if not reference.handle.hold(self.pins):
-            self.end()
-            raise closed(reference.name)
-        refusal = call_with(reference, self.call, self.results)
+        if reference.common.currents:
+            with reference.context._pushed(), current_in_libraries(reference):
+                refusal = _native.call_in_context(*call)
+        else:
+            refusal = _native.call_in_context(*call)
         if refusal:
             self.end()
-            driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
+            captures = refusal <= _native.RESULT_CAPTURING
+            refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
+            driver.raise_for(refusal, refused, reference.name)
         return frame
 
     def end(self) -> Any:

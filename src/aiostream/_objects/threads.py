@@ -305,30 +305,16 @@ class ThreadStream:
         if observers and not is_observed():
             name, method = "Stream.run_in_thread", ThreadStream.run_in_thread
             return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
-        checks.plain_function(fn, "run_in_thread")
-        return await self._call_in_thread("run_in_thread", partial(fn, *args, **kwargs), limiter)
-
-    async def enqueue_in_thread(
-        self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any
-    ) -> T:
-        """Equals `run_in_thread(fn, stream, *args, **kwargs)`: `fn` gets the stream first."""
-        if observers and not is_observed():
-            name, method = "Stream.enqueue_in_thread", ThreadStream.enqueue_in_thread
-            return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
-        checks.plain_function(fn, "enqueue_in_thread")
-        call = partial(fn, self, *args, **kwargs)
-        return await self._call_in_thread("enqueue_in_thread", call, limiter)
-
-    async def _call_in_thread(self, name: str, function: Callable[[], T], limiter: Any) -> T:
         import anyio.to_thread  # here, because importing aiostream must not import anyio
 
+        checks.plain_function(fn, "run_in_thread")
         reference = self._reference
         arming.require_ready(reference)
         if limiter is None:
             limiter = anyio.to_thread.current_default_thread_limiter()
         elif not hasattr(limiter, "acquire_on_behalf_of_nowait"):
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        call = _ThreadCall(reference, function, limiter)
+        call = _ThreadCall(reference, partial(fn, *args, **kwargs), limiter)
         future: Any = call.future
         try:
             call.expect()
@@ -355,7 +341,7 @@ class ThreadStream:
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None
-            checks.explain_call(raised, name)
+            checks.explain_call(raised, "run_in_thread")
             try:
                 raise raised
             finally:
@@ -363,3 +349,9 @@ class ThreadStream:
                 # keep each other alive, and all that the frames hold.
                 del raised, call
         return results[0]
+
+    async def enqueue_in_thread(
+        self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any
+    ) -> T:
+        """Equals `run_in_thread(fn, stream, *args, **kwargs)`: `fn` gets the stream first."""
+        return await self.run_in_thread(fn, self, *args, limiter=limiter, **kwargs)

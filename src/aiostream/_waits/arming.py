@@ -12,13 +12,7 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import driver
-from aiostream._handles.reference import (
-    LEGACY,
-    Reference,
-    call_with,
-    order_key,
-    wait_list_of,
-)
+from aiostream._handles.reference import LEGACY, Reference, call_with, order_key, wait_list_of
 from aiostream._runtime import loops, points, process
 from aiostream._runtime.completion import Completion, KeepAlive, OrderedCompletion, State, leak
 

@@ -13,6 +13,7 @@ bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
 struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
 struct context *as_context(int index);
+struct wait_list *as_wait_list(PyObject *);
 /* appends the number and releases it; false: with an exception set */
 bool append_number(PyObject *list, PyObject *number);
 

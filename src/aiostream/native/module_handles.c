@@ -461,26 +461,45 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
     return failed ? NULL : PyLong_FromLong(result);
 }
 
-/* Calls a function with a stream's context current, and appends its result to a list. It is one
- * step, because a KeyboardInterrupt may come between any two of Python. Then the context would stay
- * current, or the result would be freed while the GPU uses it. (Python raises it only in its own
- * code, and so not where this gives up the GIL.) */
-static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
+/* Pins a stream, if it is healthy and does not capture. 0, or why it is not pinned. */
+static int pin_healthy(struct handle *handle, const struct wait_list *list) {
+    failed_forget();
+    int status = failed_in("cuStreamQuery", wait_list_health(list));
+    if (status != CUDA_SUCCESS) return status;
+    if (!handle_pin(handle)) return RESULT_CLOSED;
+    status = operate_pinned_as_is(handle, do_capture_refusal, NULL);
+    if (status) handle_unpin(handle);
+    return status;
+}
+
+/* call_in_context(handle, function, results, wait list, held): calls a function with a stream's
+ * context current, and appends its result to a list. It is one step, because a KeyboardInterrupt
+ * may come between any two of Python. Then the context would stay current, or the result would be
+ * freed while the GPU uses it. (Python raises it only in its own code, and so not where this gives
+ * up the GIL.) Without the last two, the caller has pinned the stream and read its context's
+ * health. With them, this does both, and `held` says that it is pinned, as after Handle.hold. */
+static PyObject *native_call_in_context(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    PyObject *stream, *function, *results;
-    if (!PyArg_ParseTuple(args, "OOO!", &stream, &function, &PyList_Type, &results)) return NULL;
-    struct handle *handle = as_handle(stream);
-    if (!handle) return NULL;
-    /* the caller has read the context's health */
+    if (count != 3 && count != 5) return PyErr_Format(PyExc_TypeError, "3 or 5 arguments");
+    struct handle *handle = as_handle(args[0]);
+    struct wait_list *list = handle && count == 5 ? as_wait_list(args[3]) : NULL;
+    if (!handle || (count == 5 && !list) || refuse_in_child()) return NULL;
+    if (list && PyList_Append(args[4], Py_True) < 0) return NULL;
     int status;
     /* Without the GIL, because a driver may hold a lock while a host function runs. If that is a
      * Python function, it waits for the GIL, and the two threads would wait for each other. */
     Py_BEGIN_ALLOW_THREADS
-    status = driver.ctx_push(handle_context(handle));
+    status = list ? pin_healthy(handle, list) : CUDA_SUCCESS;
+    bool pinned = list && status == CUDA_SUCCESS;
+    if (!status) status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(handle)));
+    if (status && pinned) handle_unpin(handle);
     Py_END_ALLOW_THREADS
-    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
-    PyObject *result = PyObject_CallNoArgs(function);
-    bool kept = result && PyList_Append(results, result) == 0;
+    if (status != CUDA_SUCCESS) {
+        if (list) PyList_SetSlice(args[4], 0, 1, NULL);
+        return PyLong_FromLong(status);
+    }
+    PyObject *result = PyObject_CallNoArgs(args[1]);
+    bool kept = result && PyList_Append(args[2], result) == 0;
     Py_XDECREF(result);
     if (!is_child()) {
         void *popped;
@@ -494,7 +513,7 @@ static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
 static PyMethodDef handle_functions[] = {
     {"drop_abandoned", native_drop_abandoned, METH_NOARGS,
      "Destroys what no object has got, because an interrupt came. The janitor's."},
-    {"call_in_context", native_call_in_context, METH_VARARGS,
+    {"call_in_context", (PyCFunction)(void (*)(void))native_call_in_context, METH_FASTCALL,
      "Calls f() in a stream's context, appends its result: the driver's code."},
     {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
     {"stream_synchronize", native_stream_synchronize, METH_O,

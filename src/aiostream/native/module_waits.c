@@ -317,6 +317,14 @@ typedef struct {
     struct wait_list *list;
 } WaitListObject;
 
+static PyTypeObject *wait_list_type;
+
+struct wait_list *as_wait_list(PyObject *object) {
+    if (PyObject_TypeCheck(object, wait_list_type)) return ((WaitListObject *)object)->list;
+    PyErr_SetString(PyExc_TypeError, "a WaitList is needed");
+    return NULL;
+}
+
 static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"context_id", "history", NULL};
     int number;
@@ -604,7 +612,6 @@ static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
 }
 
 int add_wait_types(PyObject *module) {
-    static PyTypeObject *wait_list_type;
     if (!wait_list_type) wait_list_type = (PyTypeObject *)PyType_FromSpec(&wait_list_spec);
     if (!wait_list_type ||
         PyModule_AddObjectRef(module, "WaitList", (PyObject *)wait_list_type) < 0)
