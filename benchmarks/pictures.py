@@ -20,6 +20,7 @@ NAMES = {
     "enqueue_async": "aiostream, enqueue_async",
     "pool": "aiostream, StreamPool",
     "pool enqueue_async": "aiostream, StreamPool and enqueue_async",
+    "pool run": "aiostream, StreamPool and run",
     "polling": "query() and sleep(0)",
     "sleep 1 ms": "query() and sleep(0.001)",
     "to_thread": "to_thread(synchronize), torch",

@@ -139,6 +139,21 @@ def _pool_enqueue_async(kit: Kit) -> Wait:
     return way
 
 
+def _pool_run(kit: Kit) -> Wait:
+    pool, known = kit.pool(), dict[int, Lane]()
+
+    def launch(stream: Any, length: int) -> None:
+        handle = stream.handle
+        lane = known.get(handle) or known.setdefault(handle, kit.lane(stream))
+        lane.spin(length)
+
+    async def way(length: int) -> None:
+        async with pool.stream() as stream:
+            await stream.run(launch, stream, length)
+
+    return way
+
+
 def _polling(pause: float) -> Callable[[Kit], Wait]:
     def new_way(kit: Kit) -> Wait:
         query = lanes.bindings().cuStreamQuery
@@ -170,6 +185,7 @@ WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
     "enqueue_async": ("enqueue_async of raw streams", _enqueue_async),
     "pool": ("StreamPool and synchronize_async", _pool),
     "pool enqueue_async": ("StreamPool and enqueue_async", _pool_enqueue_async),
+    "pool run": ("StreamPool and run", _pool_run),
     "aiostream event": ('Stream(wait="event")', _ours("event")),
     "aiostream hostfunc": ('Stream(wait="hostfunc")', _ours("hostfunc")),
     "polling": ("cuStreamQuery and sleep(0)", _polling(0)),

@@ -183,6 +183,8 @@ BEYOND = [
     row("", "exit_on_context_failed"),
     row("", "as_completed"),
     row("", "wait"),
+    row("", "Stream.run, StreamPool.run"),
+    row("", "Stream.run_in_thread, StreamPool.run_in_thread"),
     row("", "StreamPool, StreamPool.stream"),
     row("", "Stream.legacy, Stream.per_thread"),
     row("", "Graph.borrow, ExecutableGraph.borrow"),

@@ -75,7 +75,7 @@ class Model:
         streams = [await self.pool.acquire() for _ in range(self.pool.size)]
         for number, stream in enumerate(streams):
             self._blocks[stream.handle] = Block(self._memory + number * BLOCK)
-            await stream.enqueue_async(self.enqueue, 0.0, [0.0], [0.0], 0.0)
+            await stream.run(self.enqueue, stream, 0.0, [0.0], [0.0], 0.0)
             self.pool.release(stream)
 
     def enqueue(
@@ -92,7 +92,7 @@ class Model:
     async def infer(self, a: float, x: list[Any], y: list[Any], milliseconds: float) -> list[float]:
         """Computes `a * x + y`."""
         async with self.pool.stream() as stream:
-            block = await stream.enqueue_async(self.enqueue, a, x, y, milliseconds)
+            block = await stream.run(self.enqueue, stream, a, x, y, milliseconds)
             return block.y[: len(x)]  # copied while the stream, and so the block, is still ours
 
     def close(self) -> None:

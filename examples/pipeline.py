@@ -88,7 +88,7 @@ class Pipeline:
             free.put_nowait(buffer)
 
         async def finish(buffer: Buffer, number: int) -> None:
-            await buffer.downloaded.synchronize_async()  # other batches go on meanwhile
+            await buffer.downloaded  # other batches go on meanwhile
             if (
                 buffer.output[0] != 2 * number
                 or buffer.output[buffer.numbers - 1] != 2 * number + 2

@@ -57,15 +57,14 @@ async def main() -> None:
     async with aiostream.Stream() as stream:
         # One await: the loop is free meanwhile.
         began = time.perf_counter()
-        launch(kernel, stream, 20)
-        await stream.synchronize_async()
+        await stream.run(launch, kernel, stream, 20)
         print(f"one kernel of 20 ms: {(time.perf_counter() - began) * 1000:.1f} ms")
 
         # A timeout stops the waiting and not the GPU: the kernel runs to its end.
         launch(kernel, stream, 200)
         try:
             async with asyncio.timeout(0.02):
-                await stream.synchronize_async()
+                await stream
         except TimeoutError:
             print(f"timed out after 20 ms; is the GPU done? {stream.query()}")
 

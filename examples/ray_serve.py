@@ -51,7 +51,7 @@ class Model:
     async def double(self, numbers: list[float]) -> list[dict[str, Any]]:
         """Computes a whole batch in one launch. Several batches run at once, each on its stream."""
         async with self._pool.stream() as stream:
-            await stream.enqueue_async(spin, self._seconds)
+            await stream.run(spin, stream, self._seconds)
         return [{"y": 2 * n, "pid": os.getpid(), "batch": len(numbers)} for n in numbers]
 
     async def __call__(self, request: Request) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Service:
     async def answer(self, number: int) -> int:
         """Waits for 1 ms of work."""
         async with self.pool.stream() as stream:
-            await stream.enqueue_async(spin, 0.001)
+            await stream.run(spin, stream, 0.001)
         return 2 * number
 
 

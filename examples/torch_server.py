@@ -104,8 +104,8 @@ class Captured(Buffers):
                 self._scores_on_gpu = model(self._rows_on_gpu)
         torch.cuda.synchronize()
 
-    def launch(self, _: aiostream.Stream, items: list[int]) -> None:
-        """Enqueues copy, graph, copy. `enqueue_async` has made the stream torch's current one."""
+    def launch(self, items: list[int]) -> None:
+        """Enqueues copy, graph, copy. `run` has made the stream torch's current one."""
         with torch.inference_mode():
             self._model.gather(items, self.rows)
             self._rows_on_gpu.copy_(self.rows, non_blocking=True)
@@ -155,7 +155,7 @@ class Batches:
             graph = graphs[size]
             try:
                 # Awaited also if all requests give up: so the buffers are free for the next batch.
-                await stream.enqueue_async(graph.launch, items + [0] * (size - len(items)))
+                await stream.run(graph.launch, items + [0] * (size - len(items)))
                 scores: list[list[float]] = graph.scores.tolist()
             except Exception as error:
                 for _, future in batch:
@@ -190,11 +190,7 @@ class Eager:
         """Launches in the thread, and awaits in the loop."""
         async with self.pool.stream() as stream:
             buffers = self._buffers[stream.handle]
-
-            def launch(_: aiostream.Stream) -> None:
-                self._launch(buffers, item)
-
-            await stream.enqueue_in_thread(launch, limiter=self._one_thread)
+            await stream.run_in_thread(self._launch, buffers, item, limiter=self._one_thread)
             score: float = buffers.scores.tolist()[0][0]
             return score
 

@@ -99,7 +99,7 @@ async def infer(request: Request) -> JSONResponse:
     ordinal, pool = state.devices.least_loaded()
     try:
         async with pool.stream() as stream:
-            await stream.enqueue_async(spin, milliseconds / 1000)
+            await stream.run(spin, stream, milliseconds / 1000)
     except aiostream.PoolFullError:
         return JSONResponse({"error": "too many requests wait"}, status_code=503)
     return JSONResponse({"pid": os.getpid(), "gpu": state.gpu or str(ordinal)})
