@@ -2,7 +2,7 @@
 
 Example:
     >>> async with aiostream.Stream() as stream:
-    ...     await stream.enqueue_async(lambda stream: "launched, and done")
+    ...     await stream.run(lambda: "launched, and done")
     'launched, and done'
 """
 

@@ -72,7 +72,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     Example:
         >>> async def serve(pool, request):
         ...     async with pool.stream() as stream:
-        ...         return await stream.enqueue_async(lambda stream: f"answer {request}")
+        ...         return await stream.run(lambda: f"answer {request}")
         >>> async with aiostream.StreamPool(2, max_waiting=64) as pool:
         ...     await asyncio.gather(*(serve(pool, request) for request in range(3)))
         ['answer 0', 'answer 1', 'answer 2']
@@ -419,7 +419,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     async def aclose(self) -> None:
         """Waits for the work of all streams that no task holds, and then does what `close` does.
 
-        It does not wait for a thread that a cancelled `enqueue_in_thread` has left. `drain` does.
+        It does not wait for a thread that a cancelled `run_in_thread` has left. `drain` does.
 
         Cancellation: destroys the streams at once, and raises.
 

@@ -181,7 +181,7 @@ class Stream(
         """Returns a `Stream` on another library's stream, so that you can await it.
 
         It keeps that stream alive and never destroys it. If you borrow a stream of torch or cupy,
-        it is their current stream in the functions that `enqueue_async` and `enqueue_in_thread`
+        it is their current stream in the functions that `run`, `run_in_thread` and `enqueue_async`
         call, and in a block of `as_current()`.
 
         Args:
@@ -198,7 +198,7 @@ class Stream(
             ::
 
                 stream = aiostream.Stream.borrow(torch.cuda.Stream())
-                output = await stream.enqueue_async(lambda _: model(batch))
+                output = await stream.run(model, batch)
         """
         if isinstance(stream, Stream):
             borrowed = stream._borrowed_as(cls)
@@ -383,8 +383,7 @@ class Stream(
     async def aclose(self) -> None:
         """Waits for the work, then destroys the stream. You may call this again.
 
-        It does not wait for a thread that a cancelled `enqueue_in_thread` has left behind: `drain`
-        does.
+        It does not wait for a thread that a cancelled `run_in_thread` has left: `drain` does.
 
         Cancellation: destroys the stream at once, and raises. The work goes on, and its futures
             still settle.
@@ -593,6 +592,9 @@ class Stream(
         self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> CompletionFuture[T]:
         """Calls `fn(stream, *args, **kwargs)` now, and returns a future of its result.
+
+        Use it if you need a future, such as to have several in flight. `run` is for the common
+        case: it calls, waits, and returns the result.
 
         `fn` enqueues work and returns. The future settles when the GPU has passed that work. Until
         then the callable, its arguments and its result stay alive, even if you drop the future or

@@ -75,16 +75,16 @@ class SharingMethods(Transferable):
         Raises:
             StreamClosedError: It was closed before.
             ValueError: It is borrowed, so it is not yours to give.
-            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or
-                this thread itself is in a call on it: the function that `enqueue_async` calls has
-                called this.
+            RuntimeError: A block of `as_current`, or a call of `run` or `run_in_thread`, uses it.
+                Or this thread itself is in a call on it: the function that `enqueue_async` calls
+                has called this.
         """
         # Refused and not awaited, because this thread may be in the block. It would then wait
         # for itself. A block that begins after this check pins the handle, and is awaited.
         if self._owned and self._reference.common.held:
             raise RuntimeError(
-                f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give "
-                "it away after that"
+                f"{self._name} is in use, in a block of as_current(), or in a call of run or "
+                "run_in_thread: give it away after that"
             )
         if self._owned and self._handle.is_shared:
             self._reference.context._given_away.add(self._handle.value)
@@ -117,7 +117,7 @@ class SharingMethods(Transferable):
         """Returns a `torch.cuda.ExternalStream` on the same handle.
 
         At its end this stream is retired, as `core()` says. From now on this stream is torch's
-        current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in a
+        current one in the functions that `run`, `run_in_thread` and `enqueue_async` call, and in a
         block of `as_current()`.
 
         `torch.cuda.ExternalStream(stream.handle)` is safe too, because that read of `handle` shares
@@ -149,7 +149,7 @@ class SharingMethods(Transferable):
         """Returns a `cupy.cuda.ExternalStream` on the same handle.
 
         At its end this stream is retired, as `core()` says. From now on this stream is cupy's
-        current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in a
+        current one in the functions that `run`, `run_in_thread` and `enqueue_async` call, and in a
         block of `as_current()`.
 
         Raises:
