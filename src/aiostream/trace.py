@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from aiostream import _native
@@ -78,6 +78,9 @@ class Await:
     """The error's type and text, if it failed."""
 
 
+_CALLS = ("Stream.enqueue", "Stream.run")  # what calls a function of the user
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class _Record(Observation):
     """One await while it is recorded. All fields belong to the thread of its loop."""
@@ -110,7 +113,7 @@ class _Record(Observation):
             self.range = nvtx.start_range(message=text, domain="aiostream")
         self.entered = self.launched = _now()
         clock, stream = self.clock, self.stream
-        if clock is None or stream is None or self.call.startswith("Stream.enqueue"):
+        if clock is None or stream is None or self.call.startswith(_CALLS):
             return
         if self.is_launch:
             self.first = clock.mark(stream)
@@ -127,13 +130,11 @@ class _Record(Observation):
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts marks before and behind what the function enqueues."""
         clock, stream = self.clock, self.stream
-        if clock is None or stream is None or not self.call.startswith("Stream.enqueue"):
+        if clock is None or stream is None or not self.call.startswith(_CALLS):
             return args
         fn, *others = args
         try:
-            # First the quick check of what most pass. 0x2A0: a coroutine or a generator function.
-            if type(fn) is not FunctionType or fn.__code__.co_flags & 0x2A0:
-                checks.plain_function(fn, self.call)
+            checks.plain_function(fn, self.call)
         except TypeError:  # the call itself raises the error
             return args
 

@@ -50,6 +50,7 @@ async def test_each_kind_of_wait_is_reported(waits: list[Wait]) -> None:
         await stream.completion_future()
         await stream.checked_completion_future()
         await stream.enqueue_in_thread(spin, 0.001)
+        await stream.run(spin, stream, 0.001)
         event = Event()
         event.record(stream)
         await event.synchronize_async()
@@ -69,6 +70,7 @@ async def test_each_kind_of_wait_is_reported(waits: list[Wait]) -> None:
         ("Stream.checked_completion_future", "done"),
         ("Stream.completion_future", "done"),
         ("Stream.enqueue_async", "done"),
+        ("Stream.run", "done"),
         ("Stream.run_in_thread", "done"),
     ]
     assert 0.004 < waits[1].seconds < 5

@@ -62,6 +62,7 @@ async def program() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(graphs, name="the graphs")
         await stream.enqueue_in_thread(spin, 0.002)
+        await stream.run(spin, stream, 0.002)
         with Event() as event:
             event.record(stream)
             await event.synchronize_async()
@@ -79,6 +80,7 @@ EXPECTED = Counter(
         "ExecutableGraph.upload_async": 1,
         "ExecutableGraph.launch_and_wait": 1,
         "ExecutableGraph.upload_and_wait": 1,
+        "Stream.run": 1,
         "Stream.run_in_thread": 1,
         "Event.synchronize_async": 1,
         "Stream.synchronize_async": 2,  # and the pool's own, at its end
@@ -119,10 +121,14 @@ async def test_wait_that_is_handed_back_ends_when_its_task_goes_on() -> None:
 
 
 @pytest.mark.alone
-async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str) -> None:
+@pytest.mark.parametrize("runs", [False, True], ids=["enqueue_async", "run"])
+async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str, runs: bool) -> None:
     with trace.record() as recording:
         async with Stream() as stream:
-            await stream.enqueue_async(spin, 0.02)
+            if runs:
+                await stream.run(spin, stream, 0.02)
+            else:
+                await stream.enqueue_async(spin, 0.02)
             await wait_for_work(stream, 0.02)
     enqueued, waited = recording.awaits[:2]
     assert enqueued.gpu_began is not None

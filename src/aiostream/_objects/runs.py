@@ -32,7 +32,7 @@ class Frame:
 _begun: set[Work] = set()
 
 
-class Work:
+class Work(waiting.Target):
     """A call on a stream, with all that it uses, until its task has seen the end of the work.
 
     If the task leaves before, the GPU may still use all of it. `keep` then hands it over.
@@ -40,10 +40,10 @@ class Work:
     Threads: the loop's, and the janitor's if the call's frame is gone before it could do so.
     """
 
-    __slots__ = ("call", "frame", "pins", "reference", "results")
+    __slots__ = ("call", "frame", "pins", "results")
 
-    def __init__(self, reference: Reference, call: Callable[[], Any]) -> None:
-        self.reference = reference
+    def __init__(self, reference: Reference, mode: int, call: Callable[[], Any]) -> None:
+        super().__init__(reference, mode)
         self.call = call
         self.results: list[Any] = []
         # One item while it pins the stream, so that a close does not destroy what `keep` needs.
@@ -60,7 +60,7 @@ class Work:
             StreamCaptureError: The stream is capturing.
             CudaError: The driver refused, or the context has failed.
         """
-        reference, frame = self.reference, Frame()
+        reference, frame = self._reference, Frame()
         call = reference.handle, self.call, self.results, wait_list_of(reference), self.pins
         _begun.add(self)
         self.frame = weakref.ref(frame, self.gone)
@@ -80,13 +80,13 @@ class Work:
 
     def end(self) -> Any:
         """Lets go of the stream. Returns what the function has returned, in a list."""
-        held = self.reference.common.held
+        held = self._reference.common.held
         if self in held:
             held.remove(self)
         # No call lies between the two, so no interrupt comes in between.
         pins, self.pins = self.pins, []
         if pins:
-            self.reference.handle.let_go()
+            self._reference.handle.let_go()
         self.frame = None
         _begun.discard(self)
         return self.results
@@ -94,7 +94,7 @@ class Work:
     def keep(self) -> None:
         """Keeps everything until the GPU has passed the stream's present end. Repeatable."""
         if self.pins:
-            arming.keep_until_passed(self.reference, (self.call, self.results))
+            arming.keep_until_passed(self._reference, (self.call, self.results))
         self.end()
 
     def gone(self, _: object) -> None:
@@ -102,7 +102,7 @@ class Work:
 
         Threads: any, in a finalizer.
         """
-        if self.reference.handle.value == PER_THREAD:  # another stream in the janitor's thread
+        if self._reference.handle.value == PER_THREAD:  # another stream in the janitor's thread
             leak((self.call, self.results))
             self.pins.clear()  # which pin nothing
         process.run_in_janitor(self.keep)
@@ -161,10 +161,10 @@ class RunMethods:
             result: T = await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
             return result
         checks.plain_function(fn, "run")
-        work = Work(self._reference, partial(fn, *args, **kwargs))
+        work = Work(self._reference, self._mode, partial(fn, *args, **kwargs))
         try:
             frame = work.begin()  # noqa: F841, because it dies with this one
-            await waiting.synchronize_async(self)
+            await waiting.synchronize_async(work)
         except BaseException as problem:
             work.keep()
             checks.explain_call(problem, "run")

@@ -157,7 +157,9 @@ class Awaitable(Protocol):
 
 
 class Target:
-    """What a wait needs of another library's stream."""
+    """What a wait needs of a stream. No observer sees a wait for it."""
+
+    __slots__ = ("_mode", "_reference")
 
     def __init__(self, reference: Reference, mode: int) -> None:
         self._reference = reference
