@@ -8,6 +8,7 @@ KIND is `none` (paths that need no loop), a kind of loop, or `start` (the first 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from typing import Any
 
@@ -52,6 +53,8 @@ def explore(kind: str, most: int, seed: int, wanted: str) -> fault_engine.Findin
 
 def main(kind: str, most: str, seed: str, wanted: str = "") -> int:
     fault_engine.watch_allocations()
+    gc.collect()
+    gc.freeze()  # what the imports have made: the collections after each fault need not see it
     if kind == "start":
         findings = fault_engine.explore_starts(
             {name: use for name, use in fault_loops.FIRST_USES.items() if wanted in name},

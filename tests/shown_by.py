@@ -28,7 +28,7 @@ DRIVER: dict[str, list[str]] = {
     "cuStreamAddCallback": ["hostfunc: host_functions_run_in_order_with_their_arguments"],
     "cuLaunchHostFunc": [
         "hostfunc: host_functions_run_in_order_with_their_arguments",
-        "graph_hostfunc: ten_thousand_replays",
+        "graph_hostfunc: thousands_of_replays",
         "hostfunc: native_functions_are_called_with_their_data",
     ],
     "cuLaunchHostFunc_v2": ["attributes: functions_of_newer_drivers"],

@@ -24,7 +24,7 @@ from aiostream import (
     statistics,
 )
 from internals import bindings, native_call_replaced
-from support import Gate, settle, spin, succeed
+from support import FULL, Gate, cases_on_loops, settle, spin, succeed
 
 
 class Owner:
@@ -82,12 +82,12 @@ def calls_of(owner: weakref.ref[Owner]) -> int:
     return living.calls
 
 
-async def test_ten_thousand_replays(stream: Stream) -> None:
+async def test_thousands_of_replays(stream: Stream) -> None:
     """Replayed in flights of 100, each launch awaited with those before it."""
     graph, owner = captured_owner(stream, "argument", 5)
     executable = graph.instantiate()
     graph.close()
-    for flight in range(100):
+    for flight in range(100 if FULL else 20):
         for _ in range(100):
             executable.launch(stream)
         await stream.synchronize_async()
@@ -476,8 +476,8 @@ class Completions:
             self.arrived += len(futures)
 
 
-@pytest.mark.parametrize("where", ["here", "elsewhere"])
-async def test_two_hundred_global_captures_beside_ten_thousand_completions(where: str) -> None:
+@cases_on_loops("where", [("here",), ("elsewhere",)])
+async def test_global_captures_beside_thousands_of_completions(where: str) -> None:
     """None is invalidated and none is lost, while the janitor destroys graphs and streams in the
     background.
     """
@@ -488,7 +488,7 @@ async def test_two_hundred_global_captures_beside_ten_thousand_completions(where
         spin(each, 0)
     calls: list[int] = []
     failures: list[BaseException] = []
-    enough = 10_000
+    captures, enough = (200, 10_000) if FULL else (60, 3_000)
 
     def capture_once(number: int) -> None:
         with stream.capture(CaptureMode.GLOBAL) as capture:
@@ -505,7 +505,7 @@ async def test_two_hundred_global_captures_beside_ten_thousand_completions(where
         )  # both dropped here: the janitor destroys them during the next captures
 
     async def capture_here() -> None:
-        for number in range(200):
+        for number in range(captures):
             with stream.capture(CaptureMode.GLOBAL) as capture:
                 spin(stream, 0)
                 stream.launch_host_func(calls.append, number)
@@ -521,7 +521,7 @@ async def test_two_hundred_global_captures_beside_ten_thousand_completions(where
     def in_thread() -> None:
         try:
             with stream.context.as_current():
-                for number in range(200):
+                for number in range(captures):
                     capture_once(number)
             assert settle(lambda: traffic.arrived >= enough, 60)
         except BaseException as error:
@@ -542,6 +542,6 @@ async def test_two_hundred_global_captures_beside_ten_thousand_completions(where
     assert not failures, failures
     assert traffic.arrived >= enough
     await stream.synchronize_async()
-    assert calls == list(range(200))
+    assert calls == list(range(captures))
     for each in (stream, *traffic.streams):
         each.close()

@@ -15,7 +15,7 @@ import pytest
 
 import soak
 from aiostream import Device, Event, Stream, statistics
-from support import Gate, held_stream, settle, spin
+from support import BACKENDS, Gate, held_stream, settle, spin
 from waiters import until
 
 SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "20"))
@@ -58,7 +58,7 @@ def test_soak_sees_what_grows(name: str) -> None:
     assert soak.growth([grown] * 3 + [flat] * 6) == {}
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 async def test_ten_thousand_waits_pending_at_once(loop_kind: str) -> None:
     count, ended = 10_000, 0
     with Gate() as gate:

@@ -222,60 +222,75 @@ def test_a_forked_child_does_not_hang() -> None:
     assert done.stdout == "0\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("visible", "answer"),
-    [
-        (None, "0 [0, 1, 2]"),
-        ("1", "0 [1]"),
-        ("2,0", "0 [2, 0]"),
-        (" 1 , 0 ", "0 [1, 0]"),
-        ("0,5,1", "0 [0]"),
-        ("0,-1,1", "0 [0]"),
-        ("0,,1", "0 [0]"),
-        (",0", "100 []"),
-        ("0abc", "0 [0]"),
-        ("1.5", "0 [1]"),
-        ("0x1", "0 [0]"),
-        ("1,0,1", "101 []"),
-        (
-            "GPU-61696f73-7472-6561-6d20-73696d200001,GPU-61696f73-7472-6561-6d20-73696d200001",
-            "101 []",
-        ),
-        ("1,GPU-61696f73-7472-6561-6d20-73696d200001,2", "0 [1]"),
-        ("GPU-61696f73-7472-6561-6d20-73696d200002,0", "0 [2, 0]"),
-        ("GPU-61696f73-7472-6561-6d20-73696d200001", "0 [1]"),
-        ("GPU-61696f73,0", "100 []"),  # fits all of them
-        ("GPU-00000000", "100 []"),
-        ("", "100 []"),
-        ("-1", "100 []"),
-        ("none", "100 []"),
-    ],
-)
-def test_visible_devices(visible: Any, answer: Any) -> None:
-    """CUDA_VISIBLE_DEVICES is read at cuInit, hides devices and gives them another order."""
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+VISIBLE: list[tuple[str | None, str]] = [
+    (None, "0 [0, 1, 2]"),
+    ("1", "0 [1]"),
+    ("2,0", "0 [2, 0]"),
+    (" 1 , 0 ", "0 [1, 0]"),
+    ("0,5,1", "0 [0]"),
+    ("0,-1,1", "0 [0]"),
+    ("0,,1", "0 [0]"),
+    (",0", "100 []"),
+    ("0abc", "0 [0]"),
+    ("1.5", "0 [1]"),
+    ("0x1", "0 [0]"),
+    ("1,0,1", "101 []"),
+    (
+        "GPU-61696f73-7472-6561-6d20-73696d200001,GPU-61696f73-7472-6561-6d20-73696d200001",
+        "101 []",
+    ),
+    ("1,GPU-61696f73-7472-6561-6d20-73696d200001,2", "0 [1]"),
+    ("GPU-61696f73-7472-6561-6d20-73696d200002,0", "0 [2, 0]"),
+    ("GPU-61696f73-7472-6561-6d20-73696d200001", "0 [1]"),
+    ("GPU-61696f73,0", "100 []"),  # fits all of them
+    ("GPU-00000000", "100 []"),
+    ("", "100 []"),
+    ("-1", "100 []"),
+    ("none", "100 []"),
+]
+
+
+def test_visible_devices() -> None:
+    """CUDA_VISIBLE_DEVICES is read at cuInit, hides devices and gives them another order.
+
+    Each value has a process of its own, forked before the first call of the driver.
+    """
     program = f"""
-        import os
+        import os, sys, traceback
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         from aiostream import simulator
         simulator.install(devices=3)
         from simdriver import *
-        os.environ |= {environment!r}
-        answer, found = code(cu.cuInit(0)), []
-        assert code(cu.cuInit(0)) == answer
-        assert answer == 0 or (code(cu.cuDeviceGetCount()), code(cu.cuDeviceGet(0))) == (3, 3)
-        for device in range(ok(cu.cuDeviceGetCount()) if answer == 0 else 0):
-            number = ok(cu.cuDeviceGetUuid(device)).bytes[15]
-            bus = ok(cu.cuDeviceGetPCIBusId(13, device))
-            assert bus.startswith(b"0000:%02x" % (number + 1)), bus
-            assert int(ok(cu.cuDeviceGetByPCIBusId(bus))) == device
-            found.append(number)
-        print(answer, found)
-        assert code(cu.cuDevicePrimaryCtxRetain(len(found))) == (101 if found else 3)
+
+        def look(visible):
+            if visible is not None:
+                os.environ["CUDA_VISIBLE_DEVICES"] = visible
+            answer, found = code(cu.cuInit(0)), []
+            assert code(cu.cuInit(0)) == answer
+            assert answer == 0 or (code(cu.cuDeviceGetCount()), code(cu.cuDeviceGet(0))) == (3, 3)
+            for device in range(ok(cu.cuDeviceGetCount()) if answer == 0 else 0):
+                number = ok(cu.cuDeviceGetUuid(device)).bytes[15]
+                bus = ok(cu.cuDeviceGetPCIBusId(13, device))
+                assert bus.startswith(b"0000:%02x" % (number + 1)), bus
+                assert int(ok(cu.cuDeviceGetByPCIBusId(bus))) == device
+                found.append(number)
+            assert code(cu.cuDevicePrimaryCtxRetain(len(found))) == (101 if found else 3)
+            print((visible, f"{{answer}} {{found}}"), flush=True)
+
+        for visible, _ in {VISIBLE!r}:
+            child = os.fork()
+            if child == 0:
+                try:
+                    look(visible)
+                    os._exit(0)
+                finally:
+                    traceback.print_exc()
+                    os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0, visible
     """
     done = run_python(program)
-    assert done.stdout == answer + "\n", done.stderr
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(pair) for pair in VISIBLE]
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_what_a_test_leaves_has_some_seconds_to_end(tmp_path: Path) -> None:
     def test_opens():
         gate.open()
     """
-    done = pytest_of(tmp_path, suite, "--aiostream=simulator", "-o", "aiostream_patience=2")
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator", "-o", "aiostream_patience=1")
     errors = [line for line in done.stdout.splitlines() if line.startswith(("ERROR", "FAILED"))]
     assert len(errors) == 1, done.stdout
     assert "test_leaves_a_future_that_does_not_end" in errors[0]
@@ -475,9 +475,6 @@ def test_a_rerun_is_checked(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         textwrap.dedent("""
         from _pytest.runner import runtestprotocol
-        import aiostream_pytest
-
-        aiostream_pytest.ENDS_WITHIN = 0.1
 
         def pytest_runtest_protocol(item, nextitem):
             runtestprotocol(item, nextitem=None, log=False)
@@ -496,6 +493,6 @@ def test_a_rerun_is_checked(tmp_path: Path) -> None:
             assert len(attempts) > 1
             kept.append(aiostream.Stream())
     """
-    out = pytest_of(tmp_path, suite, "--aiostream=simulator").stdout
+    out = pytest_of(tmp_path, suite, "--aiostream=simulator", *IMPATIENT).stdout
     assert "LedgerError: 1 more streams, events or graphs are open" in out
     assert "1 passed, 1 error" in out
