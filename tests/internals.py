@@ -11,9 +11,7 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 import aiostream.event as event_module
 import aiostream.stream as stream_module
@@ -31,6 +29,9 @@ from aiostream._servers import pool_waiters
 from aiostream._tools import bench, demo, doctor
 from aiostream._waits import arming, waiting
 from aiostream.trace import Await
+
+if TYPE_CHECKING:
+    import pytest  # not in the scripts that import this module, because it takes 0.15 s
 
 # --------------------------------------------------------------------------------------- the driver
 
@@ -424,6 +425,8 @@ def current_bridge() -> Any:
 def schedules_drain_by(token: Any) -> bool:
     """Has the running trio loop's bridge ask for a drain by another `TrioToken`."""
     bridge = loops.current_bridge()
+    import pytest
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bridge, "_token", token)
         return bridge.schedule_drain()
@@ -443,6 +446,7 @@ def loop_kind() -> str:
 @contextlib.contextmanager
 def trio_without_its_name() -> Iterator[None]:
     """Trio does not say where it is at work, as a later release may not."""
+    import pytest
     import trio
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,14 +11,15 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from aiostream import Stream, WaitStrategy
 from aiostream.testing import Gate, recover, settle, spin
 from installed import missing_of
 from internals import is_drain
+
+if TYPE_CHECKING:
+    import pytest  # not in the scripts that import this module, because it takes 0.15 s
 
 __all__ = [
     "ASYNCIO_LOOPS",
@@ -89,6 +90,8 @@ def cases_on_loops(names: str, cases: Iterable[Any]) -> pytest.MarkDecorator:
         names: The names of the arguments, with commas between them.
         cases: The values of the arguments, or a `pytest.param` of them.
     """
+    import pytest
+
     more = [kind for kind in LOOPS if kind not in PLAIN_LOOPS]
     chosen = []
     for number, case in enumerate(cases):
@@ -196,6 +199,8 @@ def run_script(
     `tests/` can be imported there. The test is skipped if the text imports a loop that is not
     installed.
     """
+    import pytest
+
     for line in re.findall(r"^ *import .*", script, re.MULTILINE):
         for name in missing_of(line):
             pytest.skip(f"{name} is not installed")
@@ -228,6 +233,8 @@ def succeed(driver_kind: str, script: str, **options: Any) -> str:
 
 def faulty_libc(folder: Path) -> Path:
     """Compiles what makes allocations, descriptors and threads fail. It is to be preloaded."""
+    import pytest
+
     library = folder / "faulty_libc.so"
     options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     source = Path(__file__).parent / "native" / "faulty_libc.c"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import internals
-from support import LIMIT, chosen_seconds, chosen_seed
+from support import FULL, LIMIT, chosen_seconds, chosen_seed
 
 TESTS = Path(__file__).parents[1]
 NATIVE = TESTS.parent / "src" / "aiostream" / "native"
@@ -152,7 +152,7 @@ def test_policy_in_virtual_time(tmp_path: Path) -> None:
     except FileNotFoundError:
         pytest.skip("there is no gcc here")
     assert compiled.returncode == 0, compiled.stderr
-    ran = run_command([str(program), "2000"])
+    ran = run_command([str(program), "2000" if FULL else "500"])
     assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
 
 
@@ -171,7 +171,7 @@ def test_model_of_one_list_in_virtual_time(tmp_path: Path) -> None:
     except FileNotFoundError:
         pytest.skip("there is no gcc here")
     assert compiled.returncode == 0, compiled.stderr
-    ran = run_command([str(program), str(chosen_seconds(0.5)), str(chosen_seed())])
+    ran = run_command([str(program), str(chosen_seconds(0.25)), str(chosen_seed())])
     assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
     print(ran.stdout)
 

@@ -241,7 +241,7 @@ def test_interrupt_at_any_place_of_an_await_loses_nothing(kind: str, name: str) 
     count = interrupt(kind, name, 0, cancels=False).passed
     assert count > 30, "the striker does not see the library's code"
     struck = 0
-    for number in sample(count, 12, f"{kind} {name}"):
+    for number in sample(count, 8, f"{kind} {name}"):
         for cancels in (True, False) if PLACES == "all" else (number % 2 == 0,):
             # An interrupt in a done callback loses the callback: a task that goes on waits for
             # ever, as in `asyncio.wait`.
