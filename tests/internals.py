@@ -672,6 +672,26 @@ def observers() -> list[observing.Observer]:
     return list(observing.observers)
 
 
+@contextlib.contextmanager
+def observer_that_acts(moment: str, number: int, act: Callable[[], object]) -> Iterator[None]:
+    """Has an observer call `act` when it is called for such a moment the n-th time."""
+    calls = iter([*[int] * (number - 1), act])
+
+    class Acting(observing.Observation):
+        sees_steps = True
+
+    setattr(Acting, moment, lambda *_: next(calls, int)())
+
+    def observer(*_: Any) -> observing.Observation:
+        return Acting()
+
+    observing.observers[observer] = None
+    try:
+        yield
+    finally:
+        del observing.observers[observer]
+
+
 def perfetto(awaits: list[Await]) -> str:
     """What a trace of these awaits is in Chrome's format."""
     return trace_files.perfetto(trace_files.Trace(awaits, 0, 0.0, 0, 0.0, 100_000))

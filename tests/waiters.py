@@ -106,6 +106,12 @@ async def until(condition: Callable[..., bool]) -> None:
             await anyio.lowlevel.checkpoint()
 
 
+def end_lost_task(task: Any) -> None:
+    """Ends the coroutine of a task whose loop is closed, as its collection would."""
+    task.get_coro().close()
+    task._log_destroy_pending = False  # asyncio would write to stderr that the task never ended
+
+
 def take_spare_records(stream: Stream) -> list[Any]:
     """Until what it returns is dropped, each wait needs a record that is made for it, or that has
     come back since.

@@ -9,6 +9,7 @@ import pytest
 
 from aiostream import CaptureStatus, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
 from support import STRATEGIES, Gate, spin
+from waiters import end_lost_task
 
 
 async def together(*functions: Any) -> None:
@@ -148,9 +149,7 @@ def test_a_waiter_of_a_closed_loop_takes_nothing(end: str) -> None:
     if end == "close":
         pool.close()
     pool.release(lent)
-    coroutine = waiter.get_coro()
-    assert coroutine is not None
-    coroutine.close()  # as when it is collected
+    end_lost_task(waiter)
     assert pool.idle == (1 if end == "release" else 0)
     if end == "release":
 

@@ -32,7 +32,7 @@ from aiostream import (
 )
 from interrupts import at_line
 from support import Gate, settle, spin
-from waiters import drop_streams, until
+from waiters import drop_streams, end_lost_task, until
 
 
 def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
@@ -45,13 +45,6 @@ def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asy
     while pool.waiting == 0:
         loop.run_until_complete(asyncio.sleep(0))
     return loop, lent, waiter
-
-
-def collect(task: asyncio.Task[Any]) -> None:
-    """Ends the coroutine of a task whose loop is closed, as its collection would."""
-    coroutine = task.get_coro()
-    assert coroutine is not None
-    coroutine.close()
 
 
 # -------------------------------------------------------------------------------------- other loops
@@ -124,7 +117,7 @@ def test_stream_that_was_handed_to_a_task_of_a_dead_loop_comes_back() -> None:
         assert pool.idle == 1
 
     asyncio.run(use())
-    collect(waiter)  # as when it is collected: it must not give the stream back a second time
+    end_lost_task(waiter)  # as when it is collected: it must not give the stream back a second time
     assert pool.idle == 1
     pool.close()
 
@@ -133,7 +126,7 @@ def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
     pool = StreamPool(1)
     loop, lent, waiter = waited_for(pool)
     loop.close()
-    collect(waiter)
+    end_lost_task(waiter)
     pool.release(lent)
     pool.close()
     assert settle(lambda: not internals.alarms())
@@ -154,7 +147,7 @@ def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
     assert settle(lambda: not internals.alarms())
     assert settle(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
     assert not waiter.done()
-    collect(waiter)
+    end_lost_task(waiter)
     pool.release(lent)
     pool.close()
 
@@ -547,7 +540,7 @@ def test_close_destroys_a_stream_on_its_way_to_a_task_of_a_dead_loop() -> None:
     loop.close()
     pool.close()
     assert statistics().handles.open == before
-    collect(waiter)
+    end_lost_task(waiter)
 
 
 def test_close_destroys_a_stream_that_an_interrupt_has_lost() -> None:

@@ -7,16 +7,27 @@ many places of each case. `AIOSTREAM_INTERRUPTS_SEED` chooses other places.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import anyio
 import pytest
 
 import aiostream
-from aiostream import Context, Event, Stream, StreamClosedError, StreamPool, statistics
+from aiostream import (
+    Context,
+    Event,
+    Stream,
+    StreamClosedError,
+    StreamPool,
+    metrics,
+    statistics,
+    trace,
+)
 from internals import ALARM_STEPS, alarms, driver_call, run_in_janitor
 from interrupts import PLACES, Striker, ends, run_interrupted, sample
 from support import PLAIN_LOOPS, STRATEGIES, settle, spin
@@ -210,10 +221,28 @@ def strike(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
     return striker
 
 
-def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
+@contextlib.contextmanager
+def measured() -> Iterator[None]:
+    """Each wait has its time taken for a metric."""
+    end = metrics.on_wait(lambda wait: None)
+    try:
+        yield
+    finally:
+        end()
+
+
+OBSERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "": contextlib.nullcontext,
+    "trace": trace.record,
+    "metrics": measured,
+}
+
+
+def interrupt(kind: str, name: str, number: int, *, cancels: bool, observer: str = "") -> Striker:
     """One await with one interrupt; checks that nothing is left of it."""
     before = statistics()
-    striker = strike(kind, name, number, cancels=cancels)
+    with OBSERVERS[observer]():
+        striker = strike(kind, name, number, cancels=cancels)
     while Context.get_current() is not None:  # see "What is not promised" in docs/reliability.md
         driver_call("cuCtxPopCurrent")
 
@@ -238,19 +267,46 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
 @pytest.mark.parametrize("kind", PLAIN_LOOPS)
 @pytest.mark.parametrize("name", AWAITS)
 def test_interrupt_at_any_place_of_an_await_loses_nothing(kind: str, name: str) -> None:
-    count = interrupt(kind, name, 0, cancels=False).passed
+    interrupt_at_places(kind, name, 8)
+
+
+# Struck between the making of a coroutine and its first step.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.timeout(1800 if PLACES == "all" else 120)
+@pytest.mark.parametrize("name", AWAITS)
+@pytest.mark.parametrize(
+    ("observer", "kind"),
+    [
+        ("trace", "asyncio"),
+        ("trace", "trio"),
+        pytest.param("trace", "uvloop", marks=pytest.mark.slow),
+        ("metrics", "uvloop"),
+        pytest.param("metrics", "asyncio", marks=pytest.mark.slow),
+        pytest.param("metrics", "trio", marks=pytest.mark.slow),
+    ],
+)
+def test_interrupt_of_an_observed_await_loses_nothing(kind: str, name: str, observer: str) -> None:
+    interrupt_at_places(kind, name, 1, observer)
+
+
+def interrupt_at_places(kind: str, name: str, most: int, observer: str = "") -> None:
+    """Interrupts an await at some of its places, as `sample` chooses them."""
+    count = interrupt(kind, name, 0, cancels=False, observer=observer).passed
     assert count > 30, "the striker does not see the library's code"
     struck = 0
-    for number in sample(count, 8, f"{kind} {name}"):
+    for number in sample(count, most, f"{kind} {name}"):
         for cancels in (True, False) if PLACES == "all" else (number % 2 == 0,):
             # An interrupt in a done callback loses the callback: a task that goes on waits for
             # ever, as in `asyncio.wait`.
             struck += interrupt(
-                kind, name, number, cancels=cancels or name == "aiostream.wait"
+                kind,
+                name,
+                number,
+                cancels=cancels or name == "aiostream.wait",
+                observer=observer,
             ).has_struck
-    assert struck > 0, (
-        "no place was reached again"
-    )  # a task that polls comes to more places, or to fewer
+    # A task that polls comes to more places, or to fewer.
+    assert struck > 0 or observer, "no place was reached again"
     print(f"{struck} interrupts, {count} places")
 
 

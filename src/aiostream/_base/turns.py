@@ -9,8 +9,9 @@ import asyncio
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+F = TypeVar("F", bound=Callable[..., Any])
 _running_loop = asyncio._get_running_loop
 
 
@@ -72,6 +73,17 @@ def in_trio(loop: object) -> bool:
     # Both are at work if a task of one has run the other. Each of them sets these hooks when it
     # begins and restores them at its end, so the hooks belong to the inner one.
     return loop is None or getattr(sys.get_asyncgen_hooks().firstiter, "__self__", None) is not loop
+
+
+def without_interrupts(function: F) -> F:
+    """Returns the function so that trio raises no KeyboardInterrupt in it or in what it calls.
+
+    Trio raises it in the run's main task instead, where that waits. In asyncio and without a loop,
+    the function stays as it is.
+    """
+    if in_trio(_running_loop()):
+        function = sys.modules["trio"].lowlevel.enable_ki_protection(function)
+    return function
 
 
 def runs_loop() -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ClassVar, TypeVar
 
 from aiostream import _native
+from aiostream._base import turns
 from aiostream.futures import CompletionFuture
 
 T = TypeVar("T")
@@ -91,8 +92,11 @@ async def observed(
     observations, args = _begin(call, target, args)
     try:
         coroutine = method(target, *args, **kwargs)
-        sees_steps = _see_steps(observations)
-        result: T = await (_steps(coroutine, observations) if sees_steps else coroutine)
+        if _see_steps(observations):
+            # `_steps` must not throw an error into a wait of another library. Trio's wait for a
+            # thread, for one, goes on, and at its end trio would wake a task that is over.
+            coroutine = turns.without_interrupts(_steps)(coroutine, observations)
+        result: T = await coroutine
     except GeneratorExit:
         # The coroutine was dropped, and no task waits any more. This may be the garbage collector,
         # anywhere in any thread. An observer could meet a lock there that is held.
