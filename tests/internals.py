@@ -675,7 +675,7 @@ def observers() -> list[observing.Observer]:
 @contextlib.contextmanager
 def observer_that_acts(moment: str, number: int, act: Callable[[], object]) -> Iterator[None]:
     """Has an observer call `act` when it is called for such a moment the n-th time."""
-    calls = iter([*[int] * (number - 1), act])
+    calls: Iterator[Callable[[], object]] = iter([*[int] * (number - 1), act])
 
     class Acting(observing.Observation):
         sees_steps = True
