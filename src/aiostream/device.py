@@ -191,17 +191,17 @@ def lost_context() -> tuple[Context, int] | None:
     """A lost context that the library uses, with the driver's code. `None` if all are healthy.
 
     A context that was only destroyed (709) counts if the library uses no other context of that
-    device.
+    device, and none has failed otherwise.
     """
     used = [context for context in list(_contexts.values()) if context._context_id is not None]
     codes = [(context, context.health()) for context in used]
     well = {context._ordinal for context, code in codes if code == 0}
     for context, code in codes:
-        if code in _DESTROYED:
-            if context._ordinal not in well:
-                return context, _CONTEXT_IS_DESTROYED
-        elif code in _native.FATAL_CODES:
+        if code in _native.FATAL_CODES and code not in _DESTROYED:
             return context, code
+    for context, code in codes:
+        if code in _DESTROYED and context._ordinal not in well:
+            return context, _CONTEXT_IS_DESTROYED
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiostream import CudaError, Stream, statistics
-from support import Gate, held_stream, settle
+from support import Gate, held_stream, settle, succeed
 
 pytestmark = pytest.mark.simulator_only("a GPU refuses nothing on command")
 
@@ -64,3 +64,21 @@ async def test_an_error_that_stays_fails_the_waits(breakable: Any) -> None:
         gate.open()
         stream.synchronize()
     stream.close()
+
+
+def test_a_fault_counts_before_a_context_that_was_destroyed(driver_kind: str) -> None:
+    """In a process of its own, where no other context came first."""
+    script = """
+        import aiostream
+        from aiostream import Context, Stream, simulator
+        from internals import create_context, driver_call
+
+        handle = create_context()
+        with Context.from_handle(int(handle)).as_current():
+            Stream().close()
+        driver_call("cuCtxDestroy", handle)
+        stream = Stream()
+        simulator.break_context(716)
+        print(aiostream.health().code)
+    """
+    assert succeed(driver_kind, script) == "716\n"
