@@ -9,7 +9,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -27,8 +26,8 @@ from aiostream import Event, Stream, StreamPool, metrics, statistics, trace
 from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
 from installed import installed
-from interrupts import at_line, is_interrupt, sample
-from support import PLAIN_LOOPS, run_on, run_together, succeed
+from interrupts import at_line, sample
+from support import run_on, run_together, succeed
 from waiters import until, wait_for_work, waiter_in
 
 
@@ -336,68 +335,6 @@ def test_nothing_observes_without_a_recording(tmp_path: Path) -> None:
     assert not internals.observers()
     with pytest.raises(RuntimeError, match="begun before"):
         first.__enter__()
-
-
-@pytest.mark.parametrize("kind", PLAIN_LOOPS)
-@pytest.mark.parametrize("moment", ["enters", "leaves"])
-def test_ctrl_c_in_a_step_ends_the_wait(kind: str, moment: str) -> None:
-    """The watcher may hold the wait until its work ends, and no longer."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    async def wait() -> None:
-        before = statistics().waits.pending
-        async with Stream() as stream:
-            with Gate() as gate:
-                gate.hold(stream)
-                with (
-                    internals.observer_that_acts(moment, 1, interrupt),
-                    pytest.raises(KeyboardInterrupt) as interrupted,
-                ):
-                    await stream.synchronize_async()
-            # While the traceback keeps the frames of the wait.
-            assert interrupted.tb is not None
-            assert await aiostream.drain(timeout=20)
-            await until(lambda: statistics().waits.pending == before)
-            await stream.synchronize_async()
-
-    run_on(kind, wait)
-
-
-@pytest.mark.parametrize(("moment", "number"), [("enters", 1), ("leaves", 1), ("leaves", 2)])
-def test_ctrl_c_in_a_step_of_a_call_in_a_thread_reaches_the_main_task(
-    moment: str, number: int
-) -> None:
-    """Trio's wait for the thread is not cut off: its end would wake a task that is over."""
-    trio = pytest.importorskip("trio")
-    interrupted, release = threading.Event(), threading.Event()
-
-    def interrupt() -> None:
-        interrupted.set()
-        signal.raise_signal(signal.SIGINT)
-
-    async def call(stream: Stream) -> None:
-        with internals.observer_that_acts(moment, number, interrupt):
-            await stream.enqueue_in_thread(lambda given: release.wait(20))
-
-    async def release_later() -> None:
-        with trio.CancelScope(shield=True):
-            await until(interrupted.is_set)
-            for _ in range(20):  # a call that was cut off has ended by then
-                await trio.lowlevel.checkpoint()
-            release.set()
-            await trio.to_thread.run_sync(int)
-
-    async def main() -> None:
-        async with Stream() as stream, trio.open_nursery() as tasks:
-            tasks.start_soon(release_later)
-            tasks.start_soon(call, stream)
-
-    with pytest.raises(BaseException) as raised:
-        trio.run(main)
-    assert is_interrupt(raised.value), raised.value
-    trio.run(aiostream.drain, 20)
 
 
 @pytest.mark.parametrize("trace_ends_first", [True, False])
