@@ -43,7 +43,8 @@ class Work(waiting.Target):
     __slots__ = ("call", "frame", "pins", "results")
 
     def __init__(self, reference: Reference, mode: int, call: Callable[[], Any]) -> None:
-        super().__init__(reference, mode)
+        self._reference = reference  # these two are a Target's
+        self._mode = mode
         self.call = call
         self.results: list[Any] = []
         # One item while it pins the stream, so that a close does not destroy what `keep` needs.
