@@ -48,7 +48,7 @@ class Peer:
     summary: str
     waiter: Waiter | None = None
     prepare: Callable[[], Waiter] | None = None
-    wait: str = "auto"
+    wait: Any = "auto"
     predicted: bool = True
     learns: bool = False
     runtime: bool = False

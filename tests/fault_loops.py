@@ -73,7 +73,7 @@ for _name, _run in _runs().items():
 # ----------------------------------------------------------------------- the first use in a process
 
 
-async def _first_waits(strategy: str) -> None:
+async def _first_waits(strategy: Any) -> None:
     stream = Stream(wait=strategy)
     try:
         with contextlib.closing(Event()) as event:

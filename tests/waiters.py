@@ -90,7 +90,7 @@ def since(before: WaitCounts) -> WaitCounts:
 
 
 @contextlib.contextmanager
-def default_wait(strategy: str | None) -> Iterator[None]:
+def default_wait(strategy: Any) -> Iterator[None]:
     """Streams and events that are made in the block have this strategy."""
     aiostream.set_default_wait(strategy)
     try:

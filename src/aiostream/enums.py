@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Literal
 
 __all__ = [
     "AccessProperty",
@@ -71,6 +72,10 @@ class WaitStrategy(enum.StrEnum):
     SPIN = "spin"
     """The task polls in every turn of the loop until the end. This has the lowest latency and takes
     a whole core."""
+
+
+# The names as literals, because a type checker and an IDE then know them.
+WaitLike = WaitStrategy | Literal["auto", "hostfunc", "event", "spin"]
 
 
 class CaptureMode(enum.IntEnum):

@@ -45,6 +45,8 @@ class Wait:
     """`done`, `failed` or `cancelled`."""
     error: BaseException | None
     """What was raised, if anything. Do not keep it: its traceback keeps the frames of the task."""
+    name: str | None = None
+    """The name of the stream or pool, if you gave it one."""
 
 
 Hook = Callable[[Wait], object]
@@ -79,8 +81,8 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     checks.plain_function(hook, "on_wait", "have it call loop.create_task")
     hooks = [hook]
 
-    def observer(call: str, *_: Any) -> _Timed:
-        return _Timed(call, hooks)
+    def observer(call: str, target: Any, _: Any) -> _Timed:
+        return _Timed(call, getattr(target, "name", None), hooks)
 
     def end() -> None:
         hooks.clear()  # a wait that began before is not reported any more
@@ -95,10 +97,10 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
 
 
 class _Timed(Observation):
-    __slots__ = ("_began", "_call", "_hooks")
+    __slots__ = ("_began", "_call", "_hooks", "_name")
 
-    def __init__(self, call: str, hooks: list[Hook]) -> None:
-        self._call = call
+    def __init__(self, call: str, name: str | None, hooks: list[Hook]) -> None:
+        self._call, self._name = call, name
         self._hooks: list[Hook] | None = hooks
         self._began = time.perf_counter()
 
@@ -106,7 +108,7 @@ class _Timed(Observation):
         # Once: an await of a future reports its end, and so does the future's callback.
         hooks, self._hooks = self._hooks or (), None
         for hook in hooks:
-            hook(Wait(self._call, time.perf_counter() - self._began, outcome, error))
+            hook(Wait(self._call, time.perf_counter() - self._began, outcome, error, self._name))
 
 
 # ------------------------------------------------------------------------------ Prometheus

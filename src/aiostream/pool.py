@@ -13,7 +13,7 @@ from aiostream._servers.pool_core import PoolCore
 from aiostream._servers.pool_slots import require_distinct
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
-from aiostream.enums import WaitStrategy
+from aiostream.enums import WaitLike
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
@@ -59,6 +59,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         priority: As `Stream` takes it.
         non_blocking: As `Stream` takes it.
         wait: How tasks wait on these streams, as `Stream` takes it.
+        name: What errors, traces and `repr` call it. Of `model` the streams are `model[0]`,
+            `model[1]` and so on.
 
     Threads: use the pool in tasks of one loop at a time. Tasks of another loop may use it when no
     stream is lent and no task waits.
@@ -87,8 +89,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         max_waiting: int | None = None,
         priority: int | None = None,
         non_blocking: bool = True,
-        wait: WaitStrategy | str | None = None,
+        wait: WaitLike | None = None,
+        name: str | None = None,
     ) -> None:
+        self._label = checks.label(name)
         size = checks.number("size", size, 1, "a pool has at least one stream")
         _require_limit(max_waiting)
         places = [device] if devices is None else _distinct_devices(devices, device, size)
@@ -99,7 +103,13 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             for number in range(size):
                 place = places[number % len(places)]
                 streams.append(
-                    Stream(place, priority=priority, non_blocking=non_blocking, wait=wait)
+                    Stream(
+                        place,
+                        priority=priority,
+                        non_blocking=non_blocking,
+                        wait=wait,
+                        name=_name_in(name, number),
+                    )
                 )
                 made.callback(streams[-1].close)
             made.pop_all()
@@ -111,7 +121,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         streams: Iterable[Any],
         *,
         max_waiting: int | None = None,
-        wait: WaitStrategy | str | None = None,
+        wait: WaitLike | None = None,
+        name: str | None = None,
     ) -> StreamPool:
         """Makes a pool of another library's streams, such as torch's. It never destroys them.
 
@@ -123,6 +134,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             streams: What `Stream.borrow` takes. All are different streams of one context.
             max_waiting: As `StreamPool` takes it.
             wait: As `Stream.borrow` takes it.
+            name: As `StreamPool` takes it. By default each stream keeps its own name.
 
         Raises:
             TypeError: One of them is not a stream.
@@ -145,11 +157,16 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             raise TypeError(
                 f"streams are in a list or another iterable, not one {type(streams).__name__}"
             )
-        borrowed = [Stream.borrow(stream, wait=wait) for stream in streams]
+        checks.label(name)
+        borrowed = [
+            Stream.borrow(stream, wait=wait, name=_name_in(name, number))
+            for number, stream in enumerate(streams)
+        ]
         require_distinct(borrowed)
         # `__init__` would make streams. No other thread has the pool before it is returned, so the
         # order in which the fields are set does not matter.
         pool = cls.__new__(cls)
+        pool._label = name
         pool._init_fields(borrowed, max_waiting)
         return pool
 
@@ -157,6 +174,11 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
     # A thread that exports metrics may read all of these while the loop's thread changes the pool.
     # Each is true of one moment, but two of them may be of two moments.
+
+    @property
+    def name(self) -> str | None:
+        """The name that you gave it."""
+        return self._label
 
     @property
     def size(self) -> int:
@@ -202,7 +224,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         held = f"{lent} lent{self._holders(lent)}"
         counts = f"{self.idle} idle, {self.busy} busy, {held}, {self.waiting} waiting"
         closed = ", closed" if self._closed else ""
-        return f"<aiostream.StreamPool of {self._size}: {counts}{closed}>"
+        return f"<aiostream.StreamPool{self._called} of {self._size}: {counts}{closed}>"
 
     # ------------------------------------------------------------------------------------------ use
 
@@ -500,6 +522,10 @@ class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
             # pool has noticed before that the stream is gone.
             if kind is not GeneratorExit:
                 raise
+
+
+def _name_in(pool: str | None, number: int) -> str | None:
+    return None if pool is None else f"{pool}[{number}]"
 
 
 def _require_limit(max_waiting: int | None) -> None:

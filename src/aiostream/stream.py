@@ -24,7 +24,7 @@ from aiostream._runtime.observing import is_observed, observed_future, observers
 from aiostream._waits import arming, waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
-from aiostream.enums import WaitEventFlags, WaitStrategy
+from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
 from aiostream.errors import CudaError, StreamCaptureError, StreamClosedError, closed
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
@@ -69,6 +69,7 @@ class Stream(
             implicit synchronization.
         wait: How `synchronize_async` waits: a `WaitStrategy` or its name. By default
             `default_wait()`.
+        name: What errors, traces and `repr` call it. By default its handle.
 
     Create the streams of a server before it serves, because creating one may block while the GPU is
     busy. On an H200 (driver 580.159, CUDA 13.0), a context with some 34 streams got another one
@@ -113,11 +114,13 @@ class Stream(
         *,
         priority: int | None = None,
         non_blocking: bool = True,
-        wait: WaitStrategy | str | None = None,
+        wait: WaitLike | None = None,
+        name: str | None = None,
     ) -> None:
         urgency = 0 if priority is None else checks.priority(priority)
         flags = int(checks.flag("non_blocking", non_blocking))
         strategy = waiting.strategy(wait)
+        self._label = checks.label(name)
         process.start()
         context = current_or_default_context(device)
         with driver.unless_owned("cuStreamDestroy") as made:
@@ -147,7 +150,7 @@ class Stream(
         self._owned = owned
         self._constants = {}
         self._source = source
-        self._name = reference.name_of(value, context)
+        self._name = reference.name_of(value, context, self._label)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         # Counted as open from here on. No other thread can use it before this object is complete.
@@ -177,7 +180,7 @@ class Stream(
     # --------------------------------------------------------------------------- other constructors
 
     @classmethod
-    def borrow(cls, stream: Any, *, wait: WaitStrategy | str | None = None) -> Self:
+    def borrow(cls, stream: Any, *, wait: WaitLike | None = None, name: str | None = None) -> Self:
         """Returns a `Stream` on another library's stream, so that you can await it.
 
         It keeps that stream alive and never destroys it. If you borrow a stream of torch or cupy,
@@ -188,6 +191,7 @@ class Stream(
             stream: An object with `__cuda_stream__`, a torch, cupy or numba stream, or a handle as
                 an int.
             wait: How to wait on it. By default as the given `Stream` does, else `default_wait()`.
+            name: As `Stream` takes it. By default the name of the given `Stream`, if it is one.
 
         Raises:
             TypeError: It names no CUDA stream.
@@ -209,6 +213,10 @@ class Stream(
         if wait is not None:
             borrowed._wait = waiting.strategy(wait)
             borrowed._mode = waiting.mode_of(borrowed._wait)
+        if name is not None:
+            borrowed._label = checks.label(name)
+            called = reference.name_of(borrowed._handle.value, borrowed._context, name)
+            borrowed._name = borrowed._reference.name = called
         return borrowed
 
     @classmethod
@@ -281,7 +289,7 @@ class Stream(
         borrowed._constants = self._constants
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
-        borrowed._name = self._name
+        borrowed._name, borrowed._label = self._name, self._label
         borrowed._handle = handle = reference.new_handle(owner.value, context, False, owner)
         borrowed._wait = self._wait
         borrowed._mode = self._mode
@@ -308,6 +316,11 @@ class Stream(
         It is read from the context, because `cuStreamGetDevice` would end a capture.
         """
         return self._context.device
+
+    @property
+    def name(self) -> str | None:
+        """The name that you gave it. A stream of a pool has that of the pool, as `model[3]`."""
+        return self._label
 
     @property
     def wait_strategy(self) -> WaitStrategy:

@@ -396,7 +396,7 @@ class Recording:
                 stream = interop.reference_to(args[0])
             name = "no stream" if stream is None else stream.name
         elif isinstance(target, StreamPool):
-            name = f"pool of {target.size} streams"
+            name = f"pool{target._called} of {target.size} streams"
         else:
             stream = target._reference
             name = stream.name

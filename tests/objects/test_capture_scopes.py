@@ -493,7 +493,7 @@ async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
 @pytest.mark.leaks(2)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 @pytest.mark.parametrize("wait", STRATEGIES)
-async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: str) -> None:
+async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: Any) -> None:
     stream = Stream(wait=wait)
     message = "The function has left the stream capturing.*End the capture in the function"
     with pytest.raises(StreamCaptureError, match=message):

@@ -259,7 +259,7 @@ def test_a_loop_without_add_reader_may_close_early() -> None:
 @pytest.mark.parametrize("completes", [True, False])
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 def test_a_loop_without_add_reader_may_close_before_its_drain(
-    strategy: str, completes: bool
+    strategy: Any, completes: bool
 ) -> None:
     """The drain that was asked for dies with the loop, and so does the next turn, in which the loop
     would have polled.

@@ -284,7 +284,7 @@ async def test_other_streams_learn_nothing_from_each_other() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_streams_have_the_wait_strategy_of_the_pool(strategy: str) -> None:
+async def test_streams_have_the_wait_strategy_of_the_pool(strategy: Any) -> None:
     async with StreamPool(1, wait=strategy) as pool, pool.stream() as stream:
         assert stream.wait_strategy == WaitStrategy(strategy)
         assert stream.to_borrowed().wait_strategy == WaitStrategy(strategy)

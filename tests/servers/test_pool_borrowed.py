@@ -76,7 +76,7 @@ def test_equal_streams_and_none_at_all_are_refused(owners: list[Stream]) -> None
     with pytest.raises(TypeError, match="a CUDA stream is needed"):
         StreamPool.borrow([owners[0], "stream"])
     with pytest.raises(ValueError, match="wait is one of"):
-        StreamPool.borrow(owners, wait="sometimes")
+        StreamPool.borrow(owners, wait="sometimes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no fewer than 0"):
         StreamPool.borrow(owners, max_waiting=-1)
 

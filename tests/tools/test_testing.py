@@ -313,7 +313,7 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
 @pytest.mark.parametrize("wait", ["auto", "spin"])
 @pytest.mark.parametrize("code", [None, 716])
 def test_what_is_pending_fails_before_the_recovery(
-    breakable: Any, code: int | None, wait: str
+    breakable: Any, code: int | None, wait: Any
 ) -> None:
     """Its work is dropped. Without this, it would seem done, or be pending without end."""
 

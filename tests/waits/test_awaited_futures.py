@@ -42,7 +42,7 @@ async def turns(number: int = 20) -> None:
 @pytest.mark.leaks(2)
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 @pytest.mark.parametrize("loop", PLAIN_LOOPS)
-def test_a_failed_await_keeps_nothing(breakable: Any, loop: str, strategy: str) -> None:
+def test_a_failed_await_keeps_nothing(breakable: Any, loop: str, strategy: Any) -> None:
     """The future has the error, whose traceback has the frames. They must not have the future."""
     stream = Stream(wait=strategy)
 
@@ -198,7 +198,7 @@ async def _wait(future: Any) -> Any:
 
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-async def test_several_tasks_await_one_future(strategy: str) -> None:
+async def test_several_tasks_await_one_future(strategy: Any) -> None:
     stream = Stream(wait=strategy)
     results: list[int] = []
 
@@ -268,7 +268,7 @@ async def test_polled_futures_of_one_stream_end_in_order(polled_stream: Stream) 
 
 @pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> None:
+async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: Any) -> None:
     stream = Stream(wait=strategy)
 
     def begin(result: int) -> Any:

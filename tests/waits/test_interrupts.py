@@ -36,7 +36,7 @@ from support import PLAIN_LOOPS, STRATEGIES, settle, spin
 class Scene:
     """What one interrupted await uses. Everything is made before the strike."""
 
-    def __init__(self, strategy: str = "auto") -> None:
+    def __init__(self, strategy: Any = "auto") -> None:
         self.stream = Stream(wait=strategy)
         aiostream.set_default_wait(strategy)
         self.event = Event()

@@ -200,7 +200,7 @@ async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
 @pytest.mark.parametrize("wait", ["auto", "event"])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("call", ["enqueue_async", "synchronize_async"])
-def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wait: str) -> None:
+def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wait: Any) -> None:
     """A loop that is not closed, but does not run, as between two tests of one session's loop."""
 
     class Buffer:

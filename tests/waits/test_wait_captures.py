@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import anyio
 import pytest
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("default_prediction")
 
 @cases_on_loops("strategy", [(strategy,) for strategy in STRATEGIES])
 async def test_capturing_stream_refuses_its_waits_untouched(
-    strategy: str, driver_kind: str
+    strategy: Any, driver_kind: str
 ) -> None:
     stream, event = Stream(wait=strategy), Event()
     spin(stream, 0)

@@ -148,7 +148,7 @@ async def test_waits_behind_a_watched_wait_complete_soon() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_several_loops_wait_on_one_stream_in_each_strategy(strategy: str) -> None:
+def test_several_loops_wait_on_one_stream_in_each_strategy(strategy: Any) -> None:
     stream = Stream(wait=strategy)
     kinds = installed(["asyncio", "uvloop", "trio", "asyncio"])
     together = threading.Barrier(len(kinds))

@@ -33,7 +33,7 @@ def drive(coroutine: Any, bridge: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-def test_keyboard_interrupts_lose_no_wait(driver_kind: str, strategy: str) -> None:
+def test_keyboard_interrupts_lose_no_wait(driver_kind: str, strategy: Any) -> None:
     """On a bare loop SIGINT raises wherever Python is: between the start of a wait and its
     registration, or between a poll and its answer. No record is lost, and none is used twice.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import anyio
 import pytest
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("default_prediction")
 
 @pytest.mark.simulator_only("a GPU does not count its calls")
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-async def test_ready_stream_costs_one_query(strategy: str) -> None:
+async def test_ready_stream_costs_one_query(strategy: Any) -> None:
     from aiostream import simulator
 
     calls = (

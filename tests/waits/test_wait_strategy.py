@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
@@ -15,6 +17,7 @@ NAMES = ", ".join(map(repr, STRATEGIES))
 
 
 def test_strategies_are_chosen_by_name_or_value() -> None:
+    name: Any
     for name in STRATEGIES:
         stream = Stream(wait=name)
         assert stream.wait_strategy == aiostream.WaitStrategy(name)

@@ -50,7 +50,7 @@ async def test_synchronize_async_waits_for_the_work() -> None:
 
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-async def test_ready_waits_of_one_task_starve_no_other(strategy: str) -> None:
+async def test_ready_waits_of_one_task_starve_no_other(strategy: Any) -> None:
     """asyncio runs a task until it yields: without fair turns the first task does all its waits
     before another one begins.
     """

@@ -115,6 +115,17 @@ def priority(value: Any) -> int:
     return min(max(integer("a priority", value), _LEAST_INT), _MOST_INT)
 
 
+def label(value: Any) -> str | None:
+    """Returns what the user calls a stream or a pool, or `None`.
+
+    Raises:
+        TypeError: The value is not a str.
+    """
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"a name is a str, not {type(value).__name__}")
+    return value
+
+
 def flag(name: str, value: Any) -> bool:
     """Returns a bool. A value that is merely true or false is a mistake, such as a stream.
 

@@ -24,6 +24,7 @@ class Owned(checks.NotCopied):
     _destructor: ClassVar[str]  # the driver's function
     _handle: _native.Handle
     _name: str  # what errors call it, such as "stream 0x55d0 on device 0"
+    _label: str | None = None  # what its user calls it
     _owned: bool
     _source: Any = None  # the object from which the handle was borrowed; `close` drops it
 
@@ -68,8 +69,9 @@ class Owned(checks.NotCopied):
             # A debugger shows it in its constructor, and a traceback after that has failed.
             return f"<{_package_of(kind)}.{kind.__qualname__}, not made>"
         traits = "".join(f", {trait}" for trait in self._traits())
-        place = "".join(self._name.partition(" on ")[1:])
-        return f"<{_package_of(kind)}.{kind.__qualname__} {self._handle.value:#x}{place}{traits}>"
+        called = f"{kind.__qualname__} {self._label!r}" if self._label else kind.__qualname__
+        place = "".join(self._name.replace(repr(self._label), "", 1).partition(" on ")[1:])
+        return f"<{_package_of(kind)}.{called} {self._handle.value:#x}{place}{traits}>"
 
     def __del__(
         self, run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor

@@ -83,14 +83,15 @@ def current_or_default_context(device: DeviceLike | None = None) -> Context:
     return Context.get_current() or Device(0).primary_context
 
 
-def name_of(handle: int, context: Context) -> str:
-    """Returns what errors call a stream."""
+def name_of(handle: int, context: Context, label: str | None = None) -> str:
+    """Returns what errors call a stream. `label` is the name that the user gave it."""
     special = {
         0: "the legacy stream",
         LEGACY: "the legacy stream",
         PER_THREAD: "the per-thread stream",
     }.get(handle)
-    return f"{special or f'stream {handle:#x}'} on {context._place()}"
+    called = f"stream {label!r}" if label else special or f"stream {handle:#x}"
+    return f"{called} on {context._place()}"
 
 
 def new_handle(

@@ -35,6 +35,8 @@ class PoolCore:
     `_find_lost` does not notice.
     """
 
+    _label: str | None  # what its user calls it
+
     def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
         # Only the thread of the loop that uses the pool touches these, so there is no lock. The
         # janitor comes in through `Busy.forget` alone. Finalizers run in any thread, and only end
@@ -185,7 +187,7 @@ class PoolCore:
         lent = len(self._lent) + sum(not loops.is_dead(future) for future in handed)
         if lent or alive:
             raise RuntimeError(
-                f"the pool is in use in another event loop: {lent} streams are lent"
+                f"the pool{self._called} is in use in another event loop: {lent} streams are lent"
                 f"{self._holders(lent)}, {len(alive)} tasks wait. Give them back there first, or "
                 "make a pool for each loop"
             )
@@ -275,7 +277,7 @@ class PoolCore:
         self._set_slots([each for each in self._slots if each is not slot])
         slot.stream.close()
         if not self._slots:
-            self._refuse("the owners have closed all streams of the pool")
+            self._refuse(f"the owners have closed all streams of the pool{self._called}")
 
     # -------------------------------------------------------------------------------- returned work
 
@@ -365,10 +367,16 @@ class PoolCore:
         ]
         if 0 < len(lost) < len(numbers):  # a reset concerns one device, and a fault concerns all
             where += f", whose device {', '.join(lost)} is lost"
-        return driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams on {where}")
+        pool = f"a pool{self._called} of {self._size} streams on {where}"
+        return driver.error(code, "cuStreamQuery", pool)
 
-    def _refuse(self, reason: str = "the pool was closed") -> None:
+    @property
+    def _called(self) -> str:
+        return f" {self._label!r}" if self._label else ""
+
+    def _refuse(self, reason: str | None = None) -> None:
         """From now on no task gets a stream."""
+        reason = reason or f"the pool{self._called} was closed"
         # First, because the tasks that wake up find the pool closed, and streams that come back
         # meanwhile are destroyed.
         self._closed = True
@@ -384,7 +392,7 @@ class PoolCore:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StreamClosedError("the pool is closed")
+            raise StreamClosedError(f"the pool{self._called} is closed")
 
     # Another thread may export the numbers, so each list is made in one step.
 
@@ -422,9 +430,9 @@ class PoolCore:
 
     def _reasons(self) -> str:
         limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
-        lent = self._count_lent()
+        lent, pool = self._count_lent(), f" of the pool{self._called}" if self._label else ""
         return (
-            f"of {self._size} streams {lent} are lent{self._holders(lent)}, "
+            f"of {self._size} streams{pool} {lent} are lent{self._holders(lent)}, "
             f"{self._count_busy()} still work for earlier tasks, and "
             f"{self._waiters.count()}{limit} tasks wait. A server answers 503 now. Make a larger "
             "pool to serve more tasks at once"

@@ -23,7 +23,7 @@ from aiostream._runtime import loops, points
 from aiostream._runtime.completion import Completion, EventCompletion, SettledFuture, State, leak
 from aiostream._runtime.observing import future_handed_back, is_observed, observed, observers
 from aiostream._waits import arming
-from aiostream.enums import WaitStrategy
+from aiostream.enums import WaitLike, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
 
 __all__ = ["default_wait", "set_default_wait"]
@@ -61,7 +61,7 @@ def default_wait() -> WaitStrategy:
     return strategy(named, f"the environment variable {_VARIABLE}") if named else WaitStrategy.AUTO
 
 
-def set_default_wait(wait: WaitStrategy | str | None) -> None:
+def set_default_wait(wait: WaitLike | None) -> None:
     """Sets this process's default strategy, for streams and events that you make later.
 
     Args:
@@ -81,7 +81,7 @@ def set_default_wait(wait: WaitStrategy | str | None) -> None:
     _default = None if wait is None else strategy(wait)
 
 
-def strategy(wait: WaitStrategy | str | None, source: str = "wait") -> WaitStrategy:
+def strategy(wait: str | None, source: str = "wait") -> WaitStrategy:
     """Returns the strategy that the caller has named, or the default."""
     return default_wait() if wait is None else checks.member(WaitStrategy, wait, source)
 

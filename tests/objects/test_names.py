@@ -1,0 +1,85 @@
+"""The names that users give to streams and pools: where they are shown."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool, metrics, trace
+
+
+def test_a_name_is_shown_in_repr_and_errors() -> None:
+    stream = Stream(name="decode")
+    assert stream.name == "decode"
+    assert repr(stream) == f"<aiostream.Stream 'decode' {stream.handle:#x} on device 0>"
+    stream.close()
+    with pytest.raises(StreamClosedError, match=r"^stream 'decode' on device 0 is closed"):
+        stream.query()
+
+
+def test_a_name_may_be_any_text() -> None:
+    with pytest.raises(TypeError, match="a name is a str, not int"):
+        Stream(name=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a name is a str, not int"):
+        StreamPool(1, name=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a name is a str, not int"):
+        StreamPool.borrow([], name=3)  # type: ignore[arg-type]
+    stream = Stream(name="None on None")
+    assert repr(stream) == f"<aiostream.Stream 'None on None' {stream.handle:#x} on device 0>"
+    stream.close()
+    assert Stream(name="").name == ""
+
+
+def test_a_borrowed_stream_has_its_owners_name() -> None:
+    stream = Stream(name="decode")
+    for borrowed in (stream.to_borrowed(), Stream.borrow(stream)):
+        assert borrowed.name == "decode"
+        assert repr(borrowed).startswith("<aiostream.Stream 'decode' 0x")
+    other = Stream.borrow(stream, name="encode")
+    of_handle = Stream.borrow(stream.handle, name="encode")
+    assert (stream.name, other.name, of_handle.name) == ("decode", "encode", "encode")
+    assert Stream.borrow(stream.handle).name is None
+    for renamed in (other, of_handle):
+        renamed.close()
+        with pytest.raises(StreamClosedError, match=r"^stream 'encode' on device 0 is closed"):
+            renamed.query()
+    stream.close()
+
+
+async def test_a_pool_names_its_streams() -> None:
+    async with StreamPool(2, name="model", max_waiting=0) as pool:
+        assert pool.name == "model"
+        assert repr(pool).startswith("<aiostream.StreamPool 'model' of 2: ")
+        async with pool.stream() as first, pool.stream() as second:
+            assert {first.name, second.name} == {"model[0]", "model[1]"}
+            with pytest.raises(PoolFullError, match="of 2 streams of the pool 'model' 2 are lent"):
+                await pool.acquire()
+    with pytest.raises(StreamClosedError, match="the pool 'model' is closed"):
+        await pool.acquire()
+
+
+async def test_a_pool_names_borrowed_streams() -> None:
+    async with Stream(name="mine") as stream:
+        async with StreamPool.borrow([stream]) as pool, pool.stream() as same:
+            assert (pool.name, same.name) == (None, "mine")
+        async with StreamPool.borrow([stream], name="model") as pool, pool.stream() as same:
+            assert (pool.name, same.name) == ("model", "model[0]")
+
+
+async def test_observers_see_the_names() -> None:
+    seen: list[str | None] = []
+    end = metrics.on_wait(lambda wait: seen.append(wait.name))
+    with ExitStack() as undo, trace.record() as recording:
+        undo.callback(end)
+        async with StreamPool(1, name="model") as pool, pool.stream() as stream:
+            await stream.enqueue_async(lambda stream: None)
+        async with Stream() as unnamed:
+            await unnamed.enqueue_async(lambda stream: None)
+    calls = [each.stream for each in recording.awaits if "synchronize" not in each.call]
+    assert seen[:2] == ["model", "model[0]"]
+    assert seen[-1] is None
+    assert calls[:2] == [
+        "pool 'model' of 1 streams",
+        "stream 'model[0]' on device 0",
+    ]
