@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import aiostream.event as event_module
 import aiostream.stream as stream_module
 from aiostream import Context, CudaError, Stream, _native, device, simulator, testing
-from aiostream._base import clash, driver, turns
+from aiostream._base import clash, driver, hints, turns
 from aiostream._handles import interop
 from aiostream._handles import reference as _reference
 from aiostream._objects import captures
@@ -95,6 +95,21 @@ def minimum_versions() -> dict[str, int]:
 def native_addresses() -> dict[str, int]:
     """Asks the driver for the addresses that native code calls."""
     return driver.native_addresses()
+
+
+def advice() -> list[str]:
+    """Returns what the errors of missing attributes say to write."""
+    return [advice for table in hints._ADVICE.values() for advice in table.values()]
+
+
+def shown_in_jupyter(thing: Any) -> str:
+    """Returns the HTML that Jupyter shows of an object."""
+    return str(thing._repr_html_())
+
+
+def hinted_names() -> dict[str, list[str]]:
+    """Returns, by class or package, the names for which such an error has advice."""
+    return {owner: " ".join(table).split() for owner, table in hints._ADVICE.items()}
 
 
 def start() -> None:

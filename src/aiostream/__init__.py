@@ -1,15 +1,22 @@
 """Await CUDA streams from asyncio and trio.
 
+`Stream` and `StreamPool` are what a program begins with. `Event`, `wait`, `as_completed` and
+`drain` are the other things to await, and `statistics` and `health` say how the process does.
+`aiostream.metrics`, `simulator`, `testing` and `trace` are loaded at their first use.
+
 Example:
     >>> async with aiostream.Stream() as stream:
     ...     await stream.run(lambda: "launched, and done")
     'launched, and done'
 """
 
-import os
+import importlib as _importlib
+import os as _os
+import typing as _typing
 
 # Modules import downwards only, in the order that docs/design.md draws.
 from aiostream._base import driver as _driver
+from aiostream._base import hints as _hints
 from aiostream._objects.attributes import AccessPolicyWindow, MemSyncDomainMap
 from aiostream._objects.memory import (
     DevResource,
@@ -79,10 +86,29 @@ from aiostream.stream import Stream
 
 
 def _trace_if_asked() -> None:
-    if os.environ.get("AIOSTREAM_TRACE"):
+    if _os.environ.get("AIOSTREAM_TRACE"):
         from aiostream import trace
 
         trace.begin_from_environment()
+
+
+_LOADED_AT_FIRST_USE = ["metrics", "simulator", "testing", "trace"]
+
+if _typing.TYPE_CHECKING:
+    from aiostream import metrics as metrics
+    from aiostream import simulator as simulator
+    from aiostream import testing as testing
+    from aiostream import trace as trace
+else:  # hidden from type checkers, because they would take every name for an attribute
+
+    def __getattr__(name: str) -> object:
+        if name in _LOADED_AT_FIRST_USE:
+            return _importlib.import_module(f"aiostream.{name}")
+        raise _hints.missing("aiostream", "module 'aiostream'", name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_LOADED_AT_FIRST_USE, "__version__"]
 
 
 _driver.prepare_simulator()

@@ -184,7 +184,10 @@ class Device:
         return hash(("aiostream.Device", self._ordinal))
 
     def __repr__(self) -> str:
-        return f"Device({self._ordinal})"
+        try:
+            return f"<aiostream.Device {self._ordinal}: {self.name}>"
+        except RuntimeError:  # this is a forked child
+            return f"<aiostream.Device {self._ordinal}>"
 
 
 def lost_context() -> tuple[Context, int] | None:

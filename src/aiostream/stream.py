@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
-from aiostream._base import checks, driver
+from aiostream._base import checks, driver, hints
 from aiostream._handles import interop, reference
 from aiostream._handles.reference import Reference, context_of, current_or_default_context
 from aiostream._objects import captures
@@ -49,6 +49,7 @@ class Stream(
     ThreadStream,
     checks.AsyncBlock,
     waiting.AwaitedBlock,
+    hints.Hinted,
 ):
     """A CUDA stream that you can await.
 

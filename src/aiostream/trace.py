@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import html
 import importlib
 import os
 import tempfile
@@ -144,6 +145,7 @@ class _Record(Observation):
             self.last = clock.mark(stream)
             return result
 
+        marked.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr
         return (marked, *others)
 
     def returned(self) -> None:
@@ -264,6 +266,14 @@ class Recording:
         self._is_unsaved = False  # an await began or ended since; any thread, one assignment
         self._saving = threading.RLock()  # held while the file is written; guards the next
         self._next_save = 0
+
+    def __repr__(self) -> str:
+        return f"<aiostream.trace.Recording of {len(self.awaits)} awaits>"
+
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the timeline."""
+        page = html.escape(trace_files.html(self._trace()))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 30em; border: 0"></iframe>'
 
     @property
     def awaits(self) -> list[Await]:

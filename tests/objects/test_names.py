@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import html
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
-from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool, metrics, trace
+import internals
+from aiostream import (
+    Device,
+    PoolFullError,
+    Stream,
+    StreamClosedError,
+    StreamPool,
+    metrics,
+    statistics,
+    trace,
+)
+from support import Gate
 
 
 def test_a_name_is_shown_in_repr_and_errors() -> None:
@@ -83,3 +96,50 @@ async def test_observers_see_the_names() -> None:
         "pool 'model' of 1 streams",
         "stream 'model[0]' on device 0",
     ]
+
+
+# --------------------------------------------------------------------------- what other things show
+
+
+@pytest.mark.parametrize("traced", [False, True])
+async def test_a_pending_future_shows_its_function_and_stream(traced: bool) -> None:
+    def forward(stream: Stream) -> None:
+        gate.hold(stream)
+
+    with Gate() as gate, ExitStack() as stack:
+        if traced:
+            stack.enter_context(trace.record())
+        async with Stream(name="decode") as stream:
+            future = stream.enqueue_async(forward)
+            of_object = stream.enqueue_async(partial(forward))
+            named = f"{forward.__qualname__}() on stream 'decode' on device 0"
+            assert named in repr(future)
+            assert "partial() on stream 'decode' on device 0" in repr(of_object)
+            gate.open()
+            await of_object
+            assert "forward" not in repr(future)
+
+
+def test_a_device_shows_its_name() -> None:
+    assert repr(Device(0)) == f"<aiostream.Device 0: {Device(0).name}>"
+
+
+def test_statistics_are_a_table() -> None:
+    now = statistics()
+    lines = repr(now).splitlines()
+    assert lines[0] == "<aiostream.Statistics, balanced"
+    assert lines[1].split()[:3] == ["points", str(now.points.armed), "armed,"]
+    assert len(lines) == 7
+    assert max(map(len, lines)) < 140
+
+
+async def test_a_recording_shows_its_timeline_in_jupyter() -> None:
+    with trace.record() as recording:
+        async with Stream(name="<decode>") as stream:
+            await stream.enqueue_async(lambda stream: None)
+    assert repr(recording) == f"<aiostream.trace.Recording of {len(recording.awaits)} awaits>"
+    shown = internals.shown_in_jupyter(recording)
+    assert shown.startswith('<iframe srcdoc="')
+    page = html.unescape(shown.split('"')[1])
+    assert page.count("</html>") == 1
+    assert "stream '\\u003cdecode" in page or "stream '<decode>'" in page

@@ -78,13 +78,14 @@ def test_a_future_says_how_it_is() -> None:
         with Gate() as gate:
             async with held_stream(gate) as stream:
                 future = stream.enqueue_async(lambda on: 7)
-                assert repr(future) == "<TrioFuture pending>"
+                assert repr(future).startswith("<TrioFuture pending, test_a_future_says_how_it_is.")
                 gate.open()
                 await future
                 assert repr(future) == "<TrioFuture finished result=7>"
                 given_up = stream.completion_future()
                 given_up.cancel()
                 assert repr(given_up) == "<TrioFuture cancelled>"
+                assert repr(stream.completion_future()) == "<TrioFuture pending>"
 
     trio.run(main)
 

@@ -377,6 +377,15 @@ class EventCompletion(OrderedCompletion):
         self._leave_order()
 
 
+def described(point: EventCompletion | None) -> str:
+    """What the `repr` of a future says of its work, such as `, forward() on stream 'a' on ...`."""
+    if point is None:
+        return ""
+    fn = point.keepalive[0] if point.keepalive else None  # none in a launch of a graph
+    work = f"{getattr(fn, '__qualname__', type(fn).__name__)}() on " if fn is not None else ""
+    return f", {work}{point.stream}"
+
+
 # Objects that the driver can no longer prove it is done with. To release them could free memory
 # that the GPU still writes to. Any thread appends, and the list is never emptied.
 _leaked: list[Any] = []

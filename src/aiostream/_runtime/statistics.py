@@ -95,7 +95,7 @@ class WaitCounts:
     """How often the watcher went through its waits. It may poll several in one pass."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Statistics:
     """A snapshot of the library's counters in this process. `statistics()` makes it."""
 
@@ -119,6 +119,15 @@ class Statistics:
             and futures.created == settled + futures.pending
             and handles.created == gone + handles.open
         )
+
+    def __repr__(self) -> str:
+        lines = [f"<aiostream.Statistics, {'' if self.balanced else 'not '}balanced"]
+        for each in fields(self):
+            line = getattr(self, each.name)
+            counts = [] if isinstance(line, int) else fields(line)
+            numbers = [f"{getattr(line, count.name)} {count.name}" for count in counts]
+            lines.append(f"  {each.name:20}{', '.join(numbers) or line}")
+        return "\n".join(lines) + ">"
 
 
 _Line = TypeVar("_Line", PointCounts, FutureCounts, HandleCounts, WaitCounts)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from aiostream import _native
-from aiostream._runtime import process
+from aiostream._runtime import completion, process
 from aiostream._runtime.completion import EventCompletion, PolledFuture, SettledFuture
 from aiostream._runtime.loops.bridge import Bridge
 from aiostream._runtime.loops.unwatched import unwatched
@@ -234,6 +234,11 @@ class AsyncioFuture(asyncio.Future[Any]):
     # Where an awaiting task waits until the end is near. At most one task, because one that polls
     # suffices. The others wait as for any future.
     waiter: asyncio.Future[None] | None
+
+    def __repr__(self) -> str:
+        # An interrupt may have come before the maker has set the slot.
+        point = None if self.done() else getattr(self, "point", None)
+        return f"{super().__repr__()[:-1]}{completion.described(point)}>"
 
     def __await__(self) -> Generator[Any, Any, Any]:
         try:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from aiostream import _native
 from aiostream._base import turns
-from aiostream._runtime import process
+from aiostream._runtime import completion, process
 from aiostream._runtime.completion import EventCompletion, OwnFuture, PolledFuture, SettledFuture
 from aiostream._runtime.loops.bridge import Bridge
 from aiostream._runtime.loops.unwatched import unwatched
@@ -224,7 +224,7 @@ class TrioFuture(OwnFuture):
         self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context]] = []
 
     def __repr__(self) -> str:
-        more = ""
+        more = "" if self.done() else completion.described(self.point)
         if self._state == "finished":
             more = (
                 f" result={self._result!r}"

@@ -1,0 +1,115 @@
+"""Names that other libraries have, or that are guessed: the error says what to write."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiostream
+import internals
+from aiostream import Event, Stream, StreamPool
+
+GUESSES = {
+    "Stream": "launch enqueue submit wait sync record_event wait_stream cuda_stream ptr done "
+    "memcpy_async use add_done_callback",
+    "StreamPool": "get get_nowait put submit map shutdown synchronize",
+    "Event": "wait cuda_event ptr done set",
+    "aiostream": "Pool run gather to_thread synchronize current_stream ExternalStream CUDAError "
+    "record Gate",
+}
+
+
+@pytest.fixture
+def owners() -> Any:
+    stream, pool, event = Stream(), StreamPool(1), Event()
+    yield {"Stream": stream, "StreamPool": pool, "Event": event, "aiostream": aiostream}
+    for each in (stream, pool, event):
+        each.close()
+
+
+def test_a_guess_is_answered(owners: dict[str, Any]) -> None:
+    for owner, names in GUESSES.items():
+        for name in names.split():
+            said = "module 'aiostream'" if owner == "aiostream" else f"{owner!r} object"
+            with pytest.raises(AttributeError, match=f"^{said} has no attribute '{name}': write `"):
+                getattr(owners[owner], name)
+            # Other libraries ask so what kind of a stream it is.
+            assert not hasattr(owners[owner], name)
+
+
+def test_what_is_advised_exists(owners: dict[str, Any]) -> None:
+    # `Stream.run` and its like come with another change.
+    owners |= {"stream": owners["Stream"], "pool": owners["StreamPool"], "event": owners["Event"]}
+    for advice in internals.advice():
+        for written in re.findall(r"\b(aiostream|stream|pool|event|Stream)\.(\w+)", advice):
+            if written[1] not in {"run", "run_in_thread"}:
+                assert hasattr(owners[written[0]], written[1]), advice
+
+
+def test_no_name_that_exists_has_a_hint(owners: dict[str, Any]) -> None:
+    for owner, names in internals.hinted_names().items():
+        assert not [name for name in names if hasattr(owners[owner], name)]
+        assert len(names) == len(set(names))
+
+
+def test_other_names_get_the_usual_error(owners: dict[str, Any]) -> None:
+    class Mine(Stream):
+        """A subclass has the same hints."""
+
+    mine = Mine()
+    with pytest.raises(AttributeError, match=r"^'Mine' object has no attribute 'qery'$") as caught:
+        _ = mine.qery  # type: ignore[attr-defined]
+    assert (caught.value.name, caught.value.obj) == ("qery", mine)  # by which Python suggests
+    with pytest.raises(AttributeError, match="'Mine' object has no attribute 'launch': write `"):
+        _ = mine.launch  # type: ignore[attr-defined]
+    mine.close()
+    with pytest.raises(AttributeError, match=r"^module 'aiostream' has no attribute 'Strem'$"):
+        _ = aiostream.Strem  # type: ignore[attr-defined]
+
+
+def test_the_package_shows_public_names_only() -> None:
+    modules = {"metrics", "simulator", "testing", "trace"}
+    assert set(dir(aiostream)) == {*aiostream.__all__, *modules, "__version__"}
+
+
+def test_public_modules_are_loaded_at_their_first_use() -> None:
+    script = """
+import sys, aiostream
+names = ["metrics", "simulator", "testing", "trace"]
+print([name for name in names if f"aiostream.{name}" in sys.modules])
+print([getattr(aiostream, name).__name__ for name in names])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = [f"aiostream.{name}" for name in ("metrics", "simulator", "testing", "trace")]
+    assert done.stdout == f"[]\n{loaded}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_report_a_guess(checker: str, tmp_path: Path) -> None:
+    pytest.importorskip(checker)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import aiostream\n\n"
+        "aiostream.trace.record()\n"
+        "aiostream.Pool(8)\n"
+        "aiostream.Stream().launch(print)\n"
+        "aiostream.Event().ptr\n"
+        'aiostream.Stream(wait="sleep")\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", checker, str(program)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    lines = {int(found) for found in re.findall(r"program\.py:(\d+)(?::\d+)?.*error", done.stdout)}
+    assert lines == {4, 5, 6, 7}, done.stdout
