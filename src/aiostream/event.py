@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from aiostream import _native, errors
-from aiostream._base import checks, driver, hints
+from aiostream._base import checks, development, driver, hints
 from aiostream._handles import interop
 from aiostream._handles.owned import WithBlock
 from aiostream._handles.reference import HasReference, Reference, current_or_default_context, pinned
@@ -84,6 +84,7 @@ class Event(WithBlock, waiting.AwaitedBlock, hints.Hinted):
                 "an interprocess event cannot record times: leave out timing or interprocess"
             )
         process.start()
+        self._note_place()
         self._context = current_or_default_context(device)
         self._flags = (
             _BLOCKING_SYNC * blocking_sync
@@ -217,6 +218,7 @@ class Event(WithBlock, waiting.AwaitedBlock, hints.Hinted):
             StreamCaptureError: It was recorded on a capturing stream.
             CudaError: The context has failed.
         """
+        development.warn_if_blocking("Event.synchronize")
         driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
 
     async def synchronize_async(self) -> None:

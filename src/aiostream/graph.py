@@ -86,6 +86,7 @@ class Graph(Transferable, WithBlock):
     def _init_fields(
         self, value: int, context: Context, *, owned: bool, parent: Any = None, made: Any = None
     ) -> None:
+        self._note_place()
         self._context = context  # where it is instantiated
         self._owned = owned
         self._name = f"graph {value:#x}"
@@ -339,6 +340,7 @@ class ExecutableGraph(Transferable, WithBlock):
     ) -> Self:
         process.start()
         executable = cls.__new__(cls)
+        executable._note_place()
         executable._owned = owned
         executable._name = f"executable graph {value:#x}"
         executable._handle = _native.Handle(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
-from aiostream._base import checks, driver, hints
+from aiostream._base import checks, development, driver, hints
 from aiostream._handles import interop, reference
 from aiostream._handles.reference import Reference, context_of, current_or_default_context
 from aiostream._objects import captures
@@ -147,6 +147,7 @@ class Stream(
     ) -> None:
         # Here and not in the first wait, because it may take as long as making a stream.
         context._ensure_monitored()
+        self._note_place()
         self._context = context
         self._owned = owned
         self._constants = {}
@@ -441,7 +442,10 @@ class Stream(
         is_development: bool = sys.flags.dev_mode,
     ) -> None:
         if is_development:
-            warn(f"{self!r} was dropped and not closed", ResourceWarning, source=self, stacklevel=3)
+            text = f"{self!r} was dropped and not closed"
+            if self._made is not None:
+                text += f". It was made at {self._made[1]}"
+            warn(text, ResourceWarning, source=self, stacklevel=3)
 
     # ------------------------------------------------------------------------------------- ordering
 
@@ -525,6 +529,7 @@ class Stream(
             StreamCaptureError: The stream captures. The capture goes on.
             CudaError: The work failed.
         """
+        development.warn_if_blocking("Stream.synchronize")
         # Without the GIL, and pinned all the time: a close in another thread returns at once, and
         # this thread destroys the stream when its work is done.
         driver.raise_for(

@@ -242,7 +242,8 @@ def test_development_mode_warns_of_a_dropped_stream(driver_kind: str, developmen
     """The stream is destroyed in both modes."""
     mode = "1" if development else ""
     done = run_script(driver_kind, DROPPED, PYTHONDEVMODE=mode)
-    said = (["it was dropped and not closed"], ["ResourceWarning"]) if development else ([], [])
+    dropped = "it was dropped and not closed. It was made at <string>:8"
+    said = ([dropped], ["ResourceWarning"]) if development else ([], [])
     assert (done.returncode, done.stdout) == (0, "{}\n{}\n".format(*said)), done.stderr
     assert not done.stderr
 

@@ -92,6 +92,12 @@ def runs_loop() -> bool:
     return loop is not None or in_trio(None)
 
 
+def is_debugged() -> bool:
+    """Whether asyncio's loop of this thread is in its debug mode."""
+    loop = _running_loop()
+    return loop is not None and loop.get_debug()
+
+
 def _answers(ask: Callable[[], object]) -> bool:
     try:
         ask()

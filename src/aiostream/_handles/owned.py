@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from aiostream import _native, errors
-from aiostream._base import checks, driver
+from aiostream._base import checks, development, driver
 from aiostream._runtime import process
 
 __all__: list[str] = []
@@ -26,6 +27,7 @@ class Owned(checks.NotCopied):
     _name: str  # what errors call it, such as "stream 0x55d0 on device 0"
     _label: str | None = None  # what its user calls it
     _owned: bool
+    _made: tuple[float, str] | None = None  # when and where, if objects note it
     _source: Any = None  # the object from which the handle was borrowed; `close` drops it
 
     @property
@@ -90,6 +92,11 @@ class Owned(checks.NotCopied):
 
     def _warn_dropped(self) -> None:
         """Says, in the development mode, that the object was not closed."""
+
+    def _note_place(self) -> None:
+        """A constructor calls it."""
+        if development.notes_places:
+            self._made = time.perf_counter(), development.caller()[0]
 
     def _traits(self) -> list[str]:
         """What `repr` says behind the handle."""
