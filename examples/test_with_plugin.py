@@ -21,7 +21,7 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream.testing import spin
+from aiostream.testing import Faults, Gate, spin
 
 
 class Service:
@@ -69,7 +69,7 @@ def test_any_loop(backend: str) -> None:
     anyio.run(main, backend=backend)
 
 
-def test_a_request_that_gives_up_leaves_nothing(cuda_gate: Any) -> None:
+def test_a_request_that_gives_up_leaves_nothing(cuda_gate: Gate) -> None:
     async def main() -> None:
         async with Service(streams=1) as service:
             async with service.pool.stream() as stream:
@@ -83,7 +83,7 @@ def test_a_request_that_gives_up_leaves_nothing(cuda_gate: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_full_service_refuses(cuda_gate: Any) -> None:
+def test_a_full_service_refuses(cuda_gate: Gate) -> None:
     async def main() -> None:
         async with Service(streams=1, waiting=0) as service:
             async with service.pool.stream() as stream:
@@ -95,13 +95,13 @@ def test_a_full_service_refuses(cuda_gate: Any) -> None:
     asyncio.run(main())
 
 
-def test_no_memory_is_reported(cuda_faults: Any) -> None:
+def test_no_memory_is_reported(cuda_faults: Faults) -> None:
     cuda_faults.fail("cuStreamCreateWithPriority", 2, nth=2)
     with pytest.raises(aiostream.OutOfMemoryError):
         Service(streams=2)
 
 
-def test_the_health_of_a_lost_context(cuda_faults: Any) -> None:
+def test_the_health_of_a_lost_context(cuda_faults: Faults) -> None:
     async def main() -> None:
         async with Service() as service:
             assert await service.answer(1) == 2

@@ -110,9 +110,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """Says which driver the tests run on."""
     if config.getoption("--aiostream") is None:
         return None
-    from aiostream import Device
+    from aiostream import Device, __version__, simulator
+    from aiostream._base import driver
 
-    return f"aiostream: {', '.join(Device(n).name for n in range(Device.count()))}"
+    which = "simulator" if simulator.installed() else Device(0).name
+    cuda = driver.spelled(driver.driver_version())
+    gpus = f"{(count := Device.count())} GPU{'s' * (count > 1)}"
+    return f"aiostream {__version__}: {which}, CUDA {cuda}, {gpus}; checks: leaks, blocking calls"
 
 
 # Not `wrapper`, which an old pluggy does not know.
@@ -178,7 +182,7 @@ def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     setattr(request.node, _FAILED, False)  # an earlier attempt, before a rerun
     marker = request.node.get_closest_marker("cuda_leaks")
     leaks = cuda_leaks(*marker.args, **marker.kwargs) if marker is not None else 0
-    with contextlib.ExitStack() as stack:
+    with _said_alone(testing.LedgerError), contextlib.ExitStack() as stack:
         patience = float(request.config.getini("aiostream_patience"))
         stack.enter_context(testing.ledger(leaks=leaks, seconds=patience))
         yield
@@ -188,6 +192,15 @@ def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
             setattr(request.session, _FAILED, True)
         elif leaks and getattr(request.node, _SKIPPED, False):
             stack.pop_all()  # what was to leak has not run, on a GPU for example
+
+
+@contextlib.contextmanager
+def _said_alone(kind: type[Exception]) -> Iterator[None]:
+    """Has pytest show the text of an error, without the way through this plugin."""
+    try:
+        yield
+    except kind as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def cuda_leaks(n: int) -> int:
@@ -233,16 +246,18 @@ def cuda_faults(cuda_simulator: Any) -> Iterator[Faults]:
     """Makes driver calls fail, or loses the context, until the test ends (`testing.Faults`)."""
     from aiostream import testing
 
-    with testing.Faults() as faults:
+    with _said_alone(AssertionError), testing.Faults() as faults:
         yield faults
 
 
 @pytest.fixture
 def cuda_gate() -> Iterator[Gate]:
     """Holds streams until it is opened (`aiostream.testing.Gate`). Opened after the test."""
-    from aiostream import testing
+    from aiostream import NoDriverError, testing
 
-    with testing.GateOfTest(GATE_OPENS_AFTER) as gate:
+    with _said_alone(NoDriverError):
+        gate = testing.GateOfTest(GATE_OPENS_AFTER)
+    with gate:
         yield gate
     if gate.has_given_up:
         pytest.fail(_GATE_WAS_FORGOTTEN, pytrace=False)

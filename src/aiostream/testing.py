@@ -21,8 +21,9 @@ from types import FrameType
 from typing import Any, Self
 
 from aiostream import _native
-from aiostream._base import driver, turns
+from aiostream._base import development, driver, turns
 from aiostream._handles import interop
+from aiostream._handles.owned import Owned
 from aiostream._handles.reference import call_on
 from aiostream._runtime import completion, process
 from aiostream._runtime.statistics import Statistics, statistics
@@ -240,14 +241,37 @@ def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
         ...     async with aiostream.Stream() as stream:
         ...         spin(stream, 0.001)
     """
-    before, settled = statistics(), completion.settled_futures()
-    yield
-    if _left_since(before, settled, leaks):
+    before, settled, began = statistics(), completion.settled_futures(), time.perf_counter()
+    noted, development.notes_places = development.notes_places, True
+    try:
+        yield
+    finally:
+        development.notes_places = noted
+
+    def has_ended() -> bool:
+        return not _left_since(before, settled, leaks)
+
+    if not has_ended():
         gc.collect()  # only now, because it takes long where much is imported
-    if not settle(lambda: not _left_since(before, settled, leaks), seconds):
-        error = LedgerError("; ".join(_left_since(before, settled, leaks)) or "it ended too late")
-        error.add_note(f"{before}\n-> {statistics()}")
-        raise error
+        process.finish_leftovers()
+    # What is pending may end. If nothing is, only another thread could still close what is open.
+    settle(lambda: has_ended() or not ending.anything_pending(), seconds)
+    if not settle(has_ended, min(seconds, _PATIENCE)):
+        left = "; ".join(_left_since(before, settled, leaks)) or "it ended too late"
+        raise LedgerError("\n".join([left, *_open_since(began)]))
+
+
+_PATIENCE = 0.5  # seconds
+
+
+def _open_since(began: float) -> list[str]:
+    """What was made since and is open, and where it was made."""
+    noted = [it for it in gc.get_objects() if issubclass(type(it), Owned) and it._made]
+    return [
+        f"  {each!r}, made at {each._made[1]}: close it, or use it in `async with`"
+        for each in noted
+        if each._made[0] >= began and each._owned and not each.closed
+    ]
 
 
 def forget_failed_test() -> None:
@@ -283,7 +307,7 @@ def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:
             f"@pytest.mark.cuda_leaks({leaked})"
         )
     if not now.balanced:
-        left.append("the counters do not add up")
+        left.append(f"the counters do not add up:\n{now!r}")
     return left
 
 
@@ -434,6 +458,7 @@ class Faults:
             )
         self._simulator = simulator
         self._broken = False
+        self._arranged: list[tuple[str, int, int]] = []  # the call, which one, and its count before
 
     def fail(self, call: str, code: int, *, nth: int = 1) -> None:
         """The `nth` coming call of a driver function answers `code`, once, and does nothing.
@@ -441,7 +466,9 @@ class Faults:
         Raises:
             TypeError, ValueError: As `simulator.fail` says.
         """
+        __tracebackhide__ = True
         self._simulator.fail(call, code, nth=nth)
+        self._arranged.append((call, nth, self._simulator.calls(call)))
 
     def lose_context(self, code: int = 700) -> None:
         """Fails every context of the process, as an illegal address does, until the block ends.
@@ -467,7 +494,10 @@ class Faults:
         if self._broken:
             recover()
         if left and error is None:
-            raise AssertionError(f"{left} of the arranged faults did not happen")
+            count = self._simulator.calls
+            since = [(call, nth, count(call) - before) for call, nth, before in self._arranged]
+            said = [f"{call} (nth={nth}, called {n} times)" for call, nth, n in since if n < nth]
+            raise AssertionError(f"{left} of the arranged faults did not happen: {', '.join(said)}")
 
 
 def recover() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -258,11 +259,59 @@ def test_what_is_wrong_fails(tmp_path: Path) -> None:
     }, done.stdout
     assert lines["test_blocks_its_loop"].startswith("FAILED")
     assert "Stream.synchronize was called in the thread of a running loop" in done.stdout
-    assert "1 more streams, events or graphs are open" in done.stdout
-    assert "1 of the arranged faults did not happen" in done.stdout
+    line = WRONG[: WRONG.index("kept.append")].count("\n") + 1
+    leak = done.stdout[done.stdout.index("at teardown of test_leaves_a_stream") :].split("\n_")[0]
+    said = leak.strip().splitlines()[1:]
+    assert said[0] == "1 more streams, events or graphs are open"
+    assert re.match(r"  <aiostream.Stream 0x\w+ on device 0>, made at .*test_suite.py:\d+", said[1])
+    assert f"test_suite.py:{line}: close it" in said[1]
+    assert len(said) == 2, "nothing of pytest's or the plugin's own"
+    missed = "1 of the arranged faults did not happen: cuMemAlloc (nth=1, called 0 times)"
+    assert missed in done.stdout
+    assert "__exit__" not in done.stdout
     assert "assert 1 == 2" in lines["test_fails_itself"]  # its own failure, and not that it blocks
     assert "1 failed" not in last_line(done)
     assert "2 failed, 3 passed, 2 errors" in last_line(done), done.stdout
+
+
+def test_what_nothing_pending_can_close_is_reported_at_once(tmp_path: Path) -> None:
+    suite = """
+    import aiostream
+
+    def test_leaves_a_stream():
+        test_leaves_a_stream.kept = aiostream.Stream(name="decode"), aiostream.Event()
+    """
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator", "-o", "aiostream_patience=1000")
+    assert "2 more streams, events or graphs are open" in done.stdout, done.stdout
+    assert "<aiostream.Stream 'decode' 0x" in done.stdout
+    assert "<aiostream.Event 0x" in done.stdout
+
+
+def test_a_misspelt_driver_function_is_reported_with_a_near_name(tmp_path: Path) -> None:
+    suite = """
+    def test_misspelt(cuda_faults):
+        cuda_faults.fail("cuMemAlooc", 2)
+    """
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    assert "There is no driver function cuMemAlooc: do you mean cuMemAlloc?" in done.stdout
+    assert "aiostream/testing.py" not in done.stdout, done.stdout
+    assert "aiostream/simulator" not in done.stdout, done.stdout
+
+
+def test_a_gate_without_a_driver_names_the_option(tmp_path: Path) -> None:
+    suite = "def test_it(cuda_gate):\n    pass\n"
+    done = pytest_of(tmp_path, suite, CUDA_VISIBLE_DEVICES="-1")
+    assert "use `pytest --aiostream=simulator`" in done.stdout, done.stdout
+    assert "aiostream/" not in done.stdout, "a traceback"
+
+
+def test_the_header_says_on_what_the_tests_run(tmp_path: Path) -> None:
+    suite = "def test_it():\n    pass\n"
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator", "--aiostream-devices=2", "-v")
+    header = (
+        rf"^aiostream {aiostream.__version__}: simulator, CUDA \d+\.\d+, 2 GPUs; checks: leaks, "
+    )
+    assert re.search(header, done.stdout, re.MULTILINE), done.stdout
 
 
 def test_a_gate_that_is_not_opened_opens_by_itself(tmp_path: Path) -> None:
@@ -494,5 +543,5 @@ def test_a_rerun_is_checked(tmp_path: Path) -> None:
             kept.append(aiostream.Stream())
     """
     out = pytest_of(tmp_path, suite, "--aiostream=simulator", *IMPATIENT).stdout
-    assert "LedgerError: 1 more streams, events or graphs are open" in out
+    assert "Failed: 1 more streams, events or graphs ar" in out
     assert "1 passed, 1 error" in out

@@ -49,7 +49,8 @@ _INVALID_DEVICE = 101
 _NO_DRIVER = (
     "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
     "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or write "
-    "`from aiostream import simulator; simulator.install()` before anything else uses CUDA."
+    "`from aiostream import simulator; simulator.install()` before anything else uses CUDA. Tests "
+    "use `pytest --aiostream=simulator`."
 )
 _NO_DEVICE_SEEN = (
     "cuInit reported {code.name} ({code:d}): the driver finds no GPU, because the environment "

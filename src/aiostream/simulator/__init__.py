@@ -28,11 +28,13 @@ Example:
 from __future__ import annotations
 
 import ctypes
+import difflib
 import importlib.machinery
+import itertools
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -319,6 +321,7 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
         Traceback (most recent call last):
         aiostream.errors.CudaError: ...
     """
+    __tracebackhide__ = True  # of pytest
     name = _base_name(call).encode()
     nth = checks.number("nth", nth, 1, "nth counts from 1")
     if nth > _MOST_CALLS:
@@ -327,7 +330,7 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
     if not 0 < checks.integer("a code", code) <= _MOST_CODE:
         raise ValueError(f"the code of an error is 1 or more, such as 2 for no memory, not {code}")
     if _driver().aiostream_sim_fail(name, int(code), nth) != 0:
-        raise ValueError(f"There is no driver function {call}")
+        raise _unknown(call)
 
 
 def clear_faults() -> int:
@@ -522,8 +525,25 @@ def calls(name: str) -> int:
     """
     count: int = _driver().aiostream_sim_calls(_base_name(name).encode())
     if count < 0:
-        raise ValueError(f"There is no driver function {name}")
+        raise _unknown(name)
     return count
+
+
+def _known() -> Iterator[tuple[str, bool, int]]:
+    """The driver functions: the name, whether the simulator lacks it, how often it was called."""
+    driver = _driver()
+    name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
+    out = ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)
+    for index in itertools.count():
+        if not driver.aiostream_sim_known(index, *out):
+            return
+        yield (name.value or b"").decode(), bool(lacking.value), count.value
+
+
+def _unknown(call: str) -> ValueError:
+    near = difflib.get_close_matches(call, [_base_name(name) for name, *_ in _known()], 1)
+    advice = f": do you mean {near[0]}?" if near else ""
+    return ValueError(f"There is no driver function {call}{advice}")
 
 
 def unsupported_calls() -> dict[str, int]:
@@ -531,17 +551,7 @@ def unsupported_calls() -> dict[str, int]:
 
     Look here first if your program fails with code 801 on the simulator.
     """
-    driver = _driver()
-    name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
-    found: dict[str, int] = {}
-    index = 0
-    while driver.aiostream_sim_known(
-        index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)
-    ):
-        if lacking.value and count.value and name.value is not None:
-            found[name.value.decode()] = count.value
-        index += 1
-    return found
+    return {name: count for name, is_lacking, count in _known() if is_lacking and count}
 
 
 def register_kernel(name: str, address: int, *, parameters: Sequence[int]) -> None:
