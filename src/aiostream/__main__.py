@@ -1,4 +1,4 @@
-"""The command line: `python -m aiostream demo`, `doctor` and `bench`."""
+"""The command line: `python -m aiostream demo`, `doctor`, `bench` and `examples`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _parser(version: str) -> argparse.ArgumentParser:
         prog=_program(), description="Await CUDA streams from asyncio and trio."
     )
     parser.add_argument("--version", action="version", version=f"aiostream-cuda {version}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
         help="await six streams at once while a heartbeat runs, and draw what happened",
@@ -55,10 +55,14 @@ def _parser(version: str) -> argparse.ArgumentParser:
     )
     compare = commands.add_parser(
         "bench",
-        help="compare four ways to await the GPU from asyncio",
+        help="compare four ways to await the GPU",
         description=bench.DESCRIPTION,
     )
     bench.add_arguments(compare)
+    for each in (demo, doctor, compare):
+        each.add_argument("--simulator", action="store_true", help="use no GPU, but the simulator")
+    examples = commands.add_parser("examples", help="list the example programs, or copy some")
+    examples.add_argument("names", nargs="*", metavar="NAME", help="copy this one to this folder")
     return parser
 
 
@@ -102,6 +106,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.command is None:
+        parser.print_help()
+        return 0
+    if options.command == "examples":
+        from aiostream._tools import examples
+
+        return examples.run(options.names)
+    if options.simulator:
+        from aiostream._base import driver
+
+        os.environ["AIOSTREAM_SIMULATOR"] = "1"
+        driver.prepare_simulator()
     if options.command == "doctor":
         from aiostream._tools import doctor as _doctor
 
@@ -111,7 +127,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.command == "bench":
         from aiostream._tools import bench
 
-        return bench.run(options.loop, quick=options.quick)
+        return bench.run(options.loop, quick=options.quick, as_json=options.json)
     from aiostream._tools import demo as _demo
 
     return _demo.run(options.loop, options.html)

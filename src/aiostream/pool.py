@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Generator, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from aiostream._base import checks, hints
@@ -96,21 +97,14 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         size = checks.number("size", size, 1, "a pool has at least one stream")
         _require_limit(max_waiting)
         places = [device] if devices is None else _distinct_devices(devices, device, size)
+        make = partial(Stream, priority=priority, non_blocking=non_blocking, wait=wait)
         # No task knows these streams before the last of them is made. So an error or an interrupt
         # here closes them, and no work is lost.
         with contextlib.ExitStack() as made:
             streams = []
             for number in range(size):
                 place = places[number % len(places)]
-                streams.append(
-                    Stream(
-                        place,
-                        priority=priority,
-                        non_blocking=non_blocking,
-                        wait=wait,
-                        name=_name_in(name, number),
-                    )
-                )
+                streams.append(make(place, name=_name_in(name, number)))
                 made.callback(streams[-1].close)
             made.pop_all()
         self._init_fields(streams, max_waiting)

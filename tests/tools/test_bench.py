@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -28,7 +29,7 @@ def command(driver_kind: str, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
 def test_each_way_has_a_line_of_figures(driver_kind: str, loop: str) -> None:
     done = command(driver_kind, "--quick", "--loop", loop)
     assert (done.returncode, done.stderr) == (0, "")
@@ -45,8 +46,25 @@ def test_each_way_has_a_line_of_figures(driver_kind: str, loop: str) -> None:
         assert all(re.fullmatch(r"-?[\d,]+", cell) for cell in cells[::2])
         assert all(re.fullmatch(r"\d+%", cell) for cell in cells[1::2])
         assert int(cells[8].replace(",", "")) > 0
+    assert re.search(r"^At 20 ms aiostream is -?\d+ us late, and to_thread ", done.stdout, re.M)
+    assert re.search(r"^It uses \d+% of the CPU of sleep\(0\).$", done.stdout, re.M)
+    assert max(map(len, lines)) <= 80
     assert "Lower is better for late and CPU" in done.stdout
     assert "python -m benchmarks" in done.stdout
+
+
+def test_figures_for_scripts(driver_kind: str) -> None:
+    done = command(driver_kind, "--quick", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["loop"], found["simulator"]) == ("asyncio", driver_kind == "simulator")
+    assert found["device"] == aiostream.Device(0).name
+    assert tuple(found["ways"]) == internals.BENCH_WAYS
+    for cells in found["ways"].values():
+        assert list(cells) == ["0.3 ms", "1 ms", "5 ms", "20 ms", "4 streams"]
+        assert all(len(pair) == 2 for pair in cells.values())
+        assert cells["4 streams"][0] > 0
+    assert found["verdict"].startswith("At 20 ms aiostream is ")
 
 
 def test_it_needs_no_group(driver_kind: str) -> None:

@@ -83,6 +83,7 @@ def test_demo_colours_a_terminal_unless_asked_not_to(driver_kind: str) -> None:
     assert ANSI.search(on_a_terminal(driver_kind, TERM="xterm"))
     assert not ANSI.search(on_a_terminal(driver_kind, TERM="xterm", NO_COLOR="1"))
     assert not ANSI.search(on_a_terminal(driver_kind, TERM="dumb"))
+    assert ANSI.search(succeed(driver_kind, "demo", TERM="xterm", FORCE_COLOR="1"))
 
 
 def on_a_terminal(driver_kind: str, **environment: str) -> str:
@@ -112,7 +113,7 @@ def on_a_terminal(driver_kind: str, **environment: str) -> str:
 def test_demo_writes_the_same_as_a_timeline(driver_kind: str, loop: str, tmp_path: Path) -> None:
     page = tmp_path / "demo.html"
     out = succeed(driver_kind, "demo", "--loop", loop, "--html", str(page))
-    assert str(page) in out
+    assert page.as_uri() in out
     assert "balanced" in out
     found = re.search(r"^const data = (\{.*\});$", page.read_text(), re.MULTILINE)
     assert found is not None
@@ -193,8 +194,41 @@ def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:
 
 def test_version_and_usage(driver_kind: str) -> None:
     assert succeed(driver_kind, "--version") == f"aiostream-cuda {aiostream.__version__}\n"
-    assert command(driver_kind).returncode == 2
+    assert succeed(driver_kind).startswith("usage: python -m aiostream ")
     assert command(driver_kind, "demo", "--loop", "curio").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["demo", "doctor", "bench"])
+def test_each_command_takes_the_simulator(name: str) -> None:
+    quick = ["--quick"] * (name == "bench")
+    # No GPU is asked for, so only the option chooses.
+    assert "simulator" in succeed("none", name, "--simulator", *quick)
+
+
+def test_examples_are_listed_and_copied(driver_kind: str, tmp_path: Path) -> None:
+    folder = SOURCE.parent / "examples"
+    if not folder.exists():
+        pytest.skip("the examples are not beside the tests")
+    lines = succeed(driver_kind, "examples").splitlines()
+    assert lines[::2] == sorted(path.stem for path in folder.glob("*.py"))
+    assert all(line.startswith("  ") and len(line) <= 100 for line in lines[1::2])
+    done = in_folder(tmp_path, "quickstart", "workers")
+    assert (done.returncode, done.stdout) == (0, "quickstart.py\nworkers.py\n")
+    assert (tmp_path / "workers.py").read_text() == (folder / "workers.py").read_text()
+    again, wrong = in_folder(tmp_path, "quickstart"), in_folder(tmp_path, "nothing")
+    assert (again.returncode, wrong.returncode) == (1, 1)
+    assert "File exists: 'quickstart.py'" in again.stderr
+    assert "There is no example nothing: there are model_server, " in wrong.stderr
+
+
+def in_folder(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "aiostream", "examples", *names],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+    )
 
 
 def test_with_the_other_aiostream_on_top_the_command_still_says_so(tmp_path: Path) -> None:

@@ -27,11 +27,9 @@ def as_json(driver_kind: str, **environment: str) -> dict[str, Any]:
 
 def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
     out = succeed(driver_kind, "doctor")
-    assert f"aiostream-cuda              {aiostream.__version__}" in out
+    assert f"✓ aiostream-cuda              {aiostream.__version__}" in out
     assert (
-        "the simulator, as AIOSTREAM_SIMULATOR asks" in out
-        if driver_kind == "simulator"
-        else "(the GPU's)" in out
+        "the simulator, as you asked" in out if driver_kind == "simulator" else "(the GPU's)" in out
     )
     for words in (
         "cuda-bindings",
@@ -49,10 +47,20 @@ def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
     assert re.search(r"measured await +-?\d+ us from the end of a 1 ms kernel to resumption", out)
 
 
+def test_doctor_marks_its_lines_in_colour_or_plainly(driver_kind: str) -> None:
+    wrong = {"CUDA_DEVICE_MAX_CONNECTIONS": "many"}
+    out = command(driver_kind, "doctor", FORCE_COLOR="1", TERM="xterm", **wrong).stdout
+    assert "\x1b[32m✓\x1b[0m aiostream-cuda" in out
+    assert "\x1b[31m✗\x1b[0m CUDA_DEVICE_MAX_CONNECTIONS PROBLEM: 'many'" in out
+    out = command(driver_kind, "doctor", PYTHONIOENCODING="ascii", **wrong).stdout
+    assert "\n+ Python" in out
+    assert "\nx CUDA_DEVICE_MAX_CONNECTIONS PROBLEM: 'many'" in out
+
+
 def test_doctor_without_a_driver_says_how_to_get_the_simulator() -> None:
     done = command("none", "doctor", CUDA_VISIBLE_DEVICES="-1")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "CUDA driver                 PROBLEM: no driver, or no GPU that" in done.stdout
+    assert "✗ CUDA driver                 PROBLEM: no driver, or no GPU that" in done.stdout
     assert "AIOSTREAM_SIMULATOR=1" in done.stdout.split("What to do:")[1]
 
 
@@ -156,14 +164,14 @@ def test_doctor_says_which_devices_cuda_sees(
 def test_doctor_says_that_no_device_is_visible() -> None:
     done = command("simulator", "doctor", CUDA_VISIBLE_DEVICES="-1")
     assert done.returncode == 1
-    assert "CUDA_VISIBLE_DEVICES        '-1' hides all GPUs" in done.stdout
+    assert "! CUDA_VISIBLE_DEVICES        '-1' hides all GPUs" in done.stdout
     assert "CUDA_VISIBLE_DEVICES" in done.stdout.split("What to do:")[1]
 
 
 def test_doctor_says_that_a_device_is_named_twice() -> None:
     done = command("simulator", "doctor", CUDA_VISIBLE_DEVICES="0,0")
     assert done.returncode == 1
-    assert "CUDA driver                 PROBLEM: no driver, or no GPU that" in done.stdout
+    assert "✗ CUDA driver                 PROBLEM: no driver, or no GPU that" in done.stdout
     remedy = done.stdout.split("What to do:")[1]
     assert "name each GPU once" in remedy
     assert "AIOSTREAM_SIMULATOR=1" not in remedy
@@ -208,9 +216,9 @@ def test_doctor_says_how_a_device_is_shared(
 ) -> None:
     plain = {"ordinal": 0, "mig": False, "mps": 0, "compute_mode": 0}
     internals.report_sharing([{**plain, **device}])
-    assert re.search(f"^{words}", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(f"^✓ {words}", capsys.readouterr().out, re.MULTILINE)
     internals.report_sharing([plain])
-    assert not re.search(f"^{words}", capsys.readouterr().out, re.MULTILINE)
+    assert not re.search(f"^✓ {words}", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_commands_in_remedies_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,33 +7,39 @@ a clone of the repository.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import ctypes
 import gc
 import importlib
+import json
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
+import anyio
+
 from aiostream._base import driver
 from aiostream._tools import kernels
+from aiostream._tools.demo import run_on
 from aiostream.device import Device
 from aiostream.errors import CudaError, NoDriverError
 from aiostream.event import Event
 from aiostream.stream import Stream
 
 DESCRIPTION = (
-    "Compares four ways to await CUDA work from asyncio: how late the task goes on, what CPU the "
+    "Compares four ways to await CUDA work: how late the task goes on, what CPU the "
     "process uses meanwhile, and how much many streams complete. It takes some 20 seconds. "
-    "With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and its figures say nothing about a GPU."
+    "With --simulator it runs on the simulator, and its figures say nothing about a GPU."
 )
 LENGTHS = (0.0003, 0.001, 0.005, 0.02)  # seconds of a kernel
 WAITS, STREAMS, WINDOW = 60, 64, 1.0  # for each kernel length; of 5 ms; seconds
 
 Wait = Callable[[], Awaitable[Any]]
+Cell = tuple[float, float]  # the lateness in seconds, or completions per second; cores of CPU
+Cells = dict[str, Cell]
 
 
 class _Lane:
@@ -58,29 +64,30 @@ class _Lane:
             raise driver.error(int(code), "cuLaunchKernel")
 
 
-def _polling(pause: float) -> Callable[[Stream], Wait]:
-    def way(stream: Stream) -> Wait:
+def _polling(pause: float) -> Callable[[Stream, Any], Wait]:
+    def way(stream: Stream, loop: Any) -> Wait:
         event = Event()
 
         async def wait() -> None:
             event.record(stream)
-            while not event.query():  # noqa: ASYNC110  # this is what is measured
-                await asyncio.sleep(pause)
+            while not event.query():
+                await loop.sleep(pause)
 
         return wait
 
     return way
 
 
-def _in_thread(stream: Stream) -> Wait:
-    return lambda: asyncio.to_thread(stream.synchronize)
+def _in_thread(stream: Stream, loop: Any) -> Wait:
+    return partial(getattr(loop.to_thread, "run_sync", loop.to_thread), stream.synchronize)
 
 
-WAYS: dict[str, Callable[[Stream], Wait]] = {
-    "event.query(), sleep(0)": _polling(0),
-    "event.query(), sleep(0.001)": _polling(0.001),
-    "to_thread(synchronize)": _in_thread,
-    "aiostream": lambda stream: stream.synchronize_async,
+# Each makes the wait for a stream. `loop` is the module `asyncio` or `trio`.
+WAYS: dict[str, Callable[[Stream, Any], Wait]] = {
+    "sleep(0)": _polling(0),
+    "sleep(0.001)": _polling(0.001),
+    "to_thread": _in_thread,
+    "aiostream": lambda stream, _: stream.synchronize_async,
 }
 
 
@@ -96,72 +103,101 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     parser.add_argument(
         "--loop",
-        choices=("asyncio", "uvloop"),
+        choices=("asyncio", "uvloop", "trio"),
         default="asyncio",
         help="the event loop (default: asyncio)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object: for each length the seconds late and the cores of CPU, and "
+        "for the streams the completions per second and the cores",
     )
     parser.add_argument(
         "--quick", action="store_true", help="as little as shows that it works: a second"
     )
 
 
-def run(loop: str, *, quick: bool) -> int:
+def run(loop: str, *, quick: bool, as_json: bool = False) -> int:
     """Compares the ways, and returns the exit code."""
-    factory = importlib.import_module("uvloop").new_event_loop if loop == "uvloop" else None
+    from aiostream import simulator
+
     size = _Size(4, 4, 0.05) if quick else _Size(WAITS, STREAMS, WINDOW)
+    module = importlib.import_module("trio" if loop == "trio" else "asyncio")
+    show: Callable[..., None] = (lambda *_, **__: None) if as_json else partial(print, flush=True)
+    ways: dict[str, Cells] = {}
     try:
-        _print_head(loop, size)
         context = Device(0).primary_context  # current, because the launches do not make it so
-        with context.as_current(), asyncio.Runner(loop_factory=factory) as runner:
+        device, cuda = Device(0).name, driver.spelled(driver.driver_version())
+        where = {"device": device, "cuda": cuda, "loop": loop, "simulator": simulator.installed()}
+        show(f"{device}, CUDA {cuda}, {loop}")
+        if simulator.installed():
+            show("On the simulator: these figures say nothing about a GPU.")
+        _show_head(size, show)
+        with context.as_current():
             for name, way in WAYS.items():
-                runner.run(_print_way(name, way, size))
+                show(f"{name:14}", end="")
+                ways[name] = run_on(loop, _measure, lambda it, w=way: w(it, module), size, show)
     except (CudaError, NoDriverError, ValueError) as error:  # the last of the environment
         print(f"The benchmark did not get through: {error}", file=sys.stderr)
         return 1
-    print(
-        "\nLower is better for late and CPU, higher for streams."
-        "\nMore ways, servers and tails: `python -m benchmarks` in a clone of the repository."
-    )
+    compared = "sleep(0)", "to_thread", "aiostream"
+    verdict = _verdict(*(ways[name][_column(LENGTHS[-1])] for name in compared))
+    show(f"\n{verdict}\nLower is better for late and CPU, higher for streams.")
+    show("More ways, servers and tails: `python -m benchmarks` in a clone of the project.")
+    if as_json:
+        print(json.dumps({**where, "ways": ways, "verdict": verdict}))
     return 0
 
 
-def _print_head(loop: str, size: _Size) -> None:
-    print(f"{Device(0).name}, CUDA {driver.spelled(driver.driver_version())}, {loop}")
-    from aiostream import simulator
+def _column(seconds: float) -> str:
+    return f"{seconds * 1e3:g} ms"
 
-    if simulator.installed():
-        print("On the simulator: these figures say nothing about a GPU.")
-    print(
-        "late: us from a kernel's end until the task goes on, median, launch included;"
-        " CPU: of the whole process while it waits, % of a core;"
-        f"\n{size.streams} streams: completions per second of 5 ms kernels, a task for each; CPU\n"
+
+def _verdict(polling: Cell, in_thread: Cell, ours: Cell) -> str:
+    late, late_in_thread = round(ours[0] * 1e6), round(in_thread[0] * 1e6)
+    share = ours[1] / max(polling[1], 1e-9)
+    return (
+        f"At {_column(LENGTHS[-1])} aiostream is {late} us late, and to_thread {late_in_thread} us."
+        f"\nIt uses {share:.0%} of the CPU of sleep(0)."
     )
-    columns = [f"{seconds * 1e3:g} ms: late  CPU" for seconds in LENGTHS]
-    columns.append(f"{size.streams} streams  CPU")
-    print(f"{'':28}" + "".join(f"{text:>20}" for text in columns))
 
 
-async def _print_way(name: str, way: Callable[[Stream], Wait], size: _Size) -> None:
-    """Measures one way, and prints its line cell by cell."""
-    print(f"{name:28}", end="", flush=True)
+def _show_head(size: _Size, show: Callable[..., None]) -> None:
+    show(
+        "sleep: until event.query() says that it is over; to_thread: stream.synchronize"
+        "\nlate: us from a kernel's end until the task goes on, median, with the launch"
+        "\nCPU: of the whole process while it waits, % of a core"
+        f"\n{size.streams} streams: completions per second of 5 ms kernels, a task for each\n"
+    )
+    columns = [*map(_column, LENGTHS), f"{size.streams} streams"]
+    show(f"{'':14}" + "".join(f"{text:>13}" for text in columns))
+    show(f"{'':14}" + f"{'late':>7}{'CPU':>6}" * len(LENGTHS) + f"{'per s':>7}{'CPU':>6}")
+
+
+async def _measure(way: Callable[[Stream], Wait], size: _Size, show: Callable[..., None]) -> Cells:
+    """Measures one way, and shows its line cell by cell."""
+    cells: Cells = {}
     async with contextlib.AsyncExitStack() as stack:
         lanes = [_Lane() for _ in range(size.streams)]
         for lane in lanes:
             await stack.enter_async_context(lane.stream)
         for seconds in LENGTHS:
             late, cpu = await _late(lanes[0], way(lanes[0].stream), seconds, size.waits)
-            print(f"{late * 1e6:>14,.0f}{100 * cpu:>5.0f}%", end="", flush=True)
-        rate, cpu = await _rate(lanes, way, size.window)
-        print(f"{rate:>14,.0f}{100 * cpu:>5.0f}%", flush=True)
+            cells[_column(seconds)] = late, cpu
+            show(f"{late * 1e6:>7,.0f}{100 * cpu:>5.0f}%", end="")
+        rate, cpu = cells[f"{size.streams} streams"] = await _rate(lanes, way, size.window)
+        show(f"{rate:>7,.0f}{100 * cpu:>5.0f}%")
+    return cells
 
 
-async def _late(lane: _Lane, wait: Wait, seconds: float, count: int) -> tuple[float, float]:
+async def _late(lane: _Lane, wait: Wait, seconds: float, count: int) -> Cell:
     """The median lateness in seconds, and the share of a core."""
     late: list[float] = []
     used = waited = 0.0
     with _quiet():
         for number in range(count + 3):
-            await asyncio.sleep(0.0002)
+            await anyio.sleep(0.0002)
             cpu, began = process_time(), perf_counter()
             lane.spin(seconds)
             await wait()
@@ -173,9 +209,7 @@ async def _late(lane: _Lane, wait: Wait, seconds: float, count: int) -> tuple[fl
     return statistics.median(late), used / waited
 
 
-async def _rate(
-    lanes: list[_Lane], way: Callable[[Stream], Wait], window: float
-) -> tuple[float, float]:
+async def _rate(lanes: list[_Lane], way: Callable[[Stream], Wait], window: float) -> Cell:
     """Completions per second of all lanes, and cores."""
     count, stop = 0, False
 
@@ -188,12 +222,12 @@ async def _rate(
             count += 1
 
     with _quiet():
-        async with asyncio.TaskGroup() as group:
+        async with anyio.create_task_group() as group:
             for lane in lanes:
-                group.create_task(busy(lane))
-            await asyncio.sleep(0.2 * window)
+                group.start_soon(busy, lane)
+            await anyio.sleep(0.2 * window)
             before, cpu, began = count, process_time(), perf_counter()
-            await asyncio.sleep(window)
+            await anyio.sleep(window)
             took, cpu, done = perf_counter() - began, process_time() - cpu, count - before
             stop = True
     return done / took, cpu / took

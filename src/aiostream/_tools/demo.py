@@ -14,7 +14,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 import anyio
 
@@ -22,8 +25,10 @@ import aiostream
 from aiostream import CudaError, Device, NoDriverError, Stream, trace
 from aiostream._base import driver
 from aiostream._tools import kernels as _kernels
+from aiostream._tools import terminal
 from aiostream.testing import settle
 
+T = TypeVar("T")
 HEARTBEAT = 0.005  # seconds
 
 # For each stream, the steps of its task. In a step it launches these kernels (lengths in ms) at
@@ -64,20 +69,21 @@ def run(loop: str, html: str | None = None) -> int:
         version = driver.spelled(driver.driver_version())
         print(f"{where}.\n{Device(0).name}, CUDA {version}.")
         print(f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat.\n")
-        options = {"use_uvloop": True} if loop == "uvloop" else {}
-        record = anyio.run(
-            _everything,
-            html,
-            backend="trio" if loop == "trio" else "asyncio",
-            backend_options=options,
-        )
+        record = run_on(loop, _everything, html)
     except (CudaError, NoDriverError, ValueError) as error:  # the last of the environment
         print(f"The demo has failed: {error}", file=sys.stderr)
         return 1
     print("\n".join(_drawing(record)))
     if html is not None:
-        print(f"The same as a timeline for the browser: {html}")
+        print(f"The same as a timeline, to open in a browser: {Path(html).resolve().as_uri()}")
     return 0 if _print_ledger() else 1
+
+
+def run_on(loop: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Runs a coroutine function on a loop, by the name that the options have for it."""
+    backend = "trio" if loop == "trio" else "asyncio"
+    options = {"use_uvloop": True} if loop == "uvloop" else {}
+    return anyio.run(function, *args, backend=backend, backend_options=options)
 
 
 def _choose_driver() -> str:
@@ -86,7 +92,7 @@ def _choose_driver() -> str:
     Another process looks for the GPU, because a process keeps the first driver that it loads.
     """
     if driver.simulator_is_wanted():
-        return "On the simulator, as AIOSTREAM_SIMULATOR asks; its times say nothing about a GPU"
+        return "On the simulator, as you asked; its times say nothing about a GPU"
     context_id = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False
     )
@@ -150,7 +156,7 @@ async def _heartbeat(beats: list[int]) -> None:
 
 
 def _drawing(record: Record) -> list[str]:
-    bars, arrow, beat = ("█▒", "▲", "•") if _can_print("█▒▲•") else ("#=", "^", "'")
+    bars, arrow, beat = ("█▒", "▲", "•") if terminal.can_print("█▒▲•") else ("#=", "^", "'")
     label = max(len(name) for name in LOADS) + 1
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns)) - label - 6
     length = record.ended - record.started
@@ -166,12 +172,12 @@ def _drawing(record: Record) -> list[str]:
             first, last = column(began), column(ended)
             gpu[first : last + 1] = bars[number % 2] * (last + 1 - first)
             task[column(resumed)] = arrow
-        lines.append(f"{name:{label}}{'GPU':5}{_colour('36', ''.join(gpu).rstrip())}")
-        lines.append(f"{'':{label}}{'task':5}{_colour('32', ''.join(task).rstrip())}")
+        lines.append(f"{name:{label}}{'GPU':5}{terminal.colour('36', ''.join(gpu).rstrip())}")
+        lines.append(f"{'':{label}}{'task':5}{terminal.colour('32', ''.join(task).rstrip())}")
     row = [" "] * width
     for when in record.beats:
         row[column(when)] = beat
-    lines.append(f"{'heartbeat':{label + 5}}{_colour('35', ''.join(row).rstrip())}")
+    lines.append(f"{'heartbeat':{label + 5}}{terminal.colour('35', ''.join(row).rstrip())}")
     return [*lines, "", *_summary(record, bars, arrow)]
 
 
@@ -230,18 +236,3 @@ def _everything_ended() -> bool:
     now = aiostream.statistics()
     left = now.points.pending + now.points.leaked + now.futures.pending + now.handles.open
     return now.balanced and left == 0
-
-
-def _can_print(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def _colour(code: str, text: str) -> str:
-    plain = bool(
-        not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    )
-    return text if plain else f"\x1b[{code}m{text}\x1b[0m"

@@ -19,7 +19,7 @@ import aiostream
 from aiostream import CudaError, Device, NoDriverError, Stream, _native, default_wait
 from aiostream._base import driver
 from aiostream._runtime import process
-from aiostream._tools import kernels
+from aiostream._tools import kernels, terminal
 
 AWAITS = 20
 SPIN = 0.001  # seconds
@@ -27,7 +27,7 @@ PATIENCE = 30.0  # seconds, for all awaits together
 OLDEST, NEWEST = (12, 9, 8), (14,)  # cuda-bindings: from, and below
 INSTALL_BINDINGS = "`pip install 'cuda-bindings>=12.9.8,<14'`"
 COLUMNS = 100
-INDENT = 28
+INDENT = 30
 
 # What other libraries are called where they are installed. The first that is found counts.
 LIBRARIES = {
@@ -67,17 +67,19 @@ class Report:
         self.data: dict[str, Any] = {}
         self.problems: list[dict[str, str]] = []
 
-    def line(self, what: str, finding: str) -> None:
+    def line(self, what: str, finding: str, mark: str = "✓") -> None:
         """Prints a finding, on several lines if it is long."""
         if self._as_text:
+            plain, code = {"✓": ("+", "32"), "!": ("!", "33"), "✗": ("x", "31")}[mark]
+            mark = terminal.colour(code, mark if terminal.can_print(mark) else plain)
             first, *others = textwrap.wrap(finding, COLUMNS - INDENT, **_WRAPPING) or [""]
-            print(f"{what:<{INDENT}}{first}")
+            print(f"{mark} {what:<{INDENT - 2}}{first}")
             for other in others:
                 print(f"{'':<{INDENT}}{other}")
 
     def problem(self, what: str, finding: str, remedy: str) -> None:
         """Prints a finding that needs something done."""
-        self.line(what, f"PROBLEM: {finding}")
+        self.line(what, f"PROBLEM: {finding}", "✗")
         self.problems.append({"what": what, "finding": finding, "remedy": remedy})
 
     def end(self) -> int:
@@ -186,7 +188,7 @@ def _environment(report: Report) -> None:
     if value is None:
         report.line(name, "not set: CUDA sees all GPUs of this machine")
     elif value.strip() == "" or value.strip().startswith("-"):
-        report.line(name, f"{value!r} hides all GPUs")
+        report.line(name, f"{value!r} hides all GPUs", "!")
     else:
         report.line(name, f"{value!r}: CUDA sees these GPUs, counted from 0")
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
@@ -254,7 +256,7 @@ def _driver_and_devices(report: Report) -> bool:
     from aiostream import simulator
 
     is_simulated = simulator.installed()
-    simulated = "the simulator, as AIOSTREAM_SIMULATOR asks: no GPU is used"
+    simulated = "the simulator, as you asked: no GPU is used"
     which = simulated if is_simulated else "the GPU's"
     report.line("CUDA driver", f"{number} ({which})")
     report.data["driver"] = {"version": number, "simulator": is_simulated}
