@@ -43,12 +43,10 @@ def test_a_guess_is_answered(owners: dict[str, Any]) -> None:
 
 
 def test_what_is_advised_exists(owners: dict[str, Any]) -> None:
-    # `Stream.run` and its like come with another change.
     owners |= {"stream": owners["Stream"], "pool": owners["StreamPool"], "event": owners["Event"]}
     for advice in internals.advice():
         for written in re.findall(r"\b(aiostream|stream|pool|event|Stream)\.(\w+)", advice):
-            if written[1] not in {"run", "run_in_thread"}:
-                assert hasattr(owners[written[0]], written[1]), advice
+            assert hasattr(owners[written[0]], written[1]), advice
 
 
 def test_no_name_that_exists_has_a_hint(owners: dict[str, Any]) -> None:

@@ -153,7 +153,7 @@ async def test_program_of_a_nursery() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_run_returns_the_result_when_the_gpu_has_passed(strategy: str) -> None:
+async def test_run_returns_the_result_when_the_gpu_has_passed(strategy: Any) -> None:
     async with Stream(wait=strategy) as stream:
 
         def launch(first: int, *, second: int) -> tuple[int, int]:
@@ -211,7 +211,7 @@ async def test_the_stream_is_current_in_the_libraries_that_know_it(
 
 @pytest.mark.parametrize("fails", [False, True], ids=["cancelled", "fails"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_what_it_uses_lives_until_the_gpu_has_passed(strategy: str, fails: bool) -> None:
+async def test_what_it_uses_lives_until_the_gpu_has_passed(strategy: Any, fails: bool) -> None:
     before = statistics().points.leaked
     argument, result = Held(), Held()
     watched = weakref.ref(argument), weakref.ref(result)

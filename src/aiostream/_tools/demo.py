@@ -138,7 +138,7 @@ async def _timeline(record: Record, streams: list[Stream]) -> None:
 
 async def _one_stream(stream: Stream, load: tuple[tuple[int, ...], ...]) -> None:
     for kernels in load:
-        await stream.enqueue_async(_launch, kernels)
+        await stream.run(_launch, stream, kernels)
 
 
 def _launch(stream: Stream, kernels: tuple[int, ...]) -> None:
