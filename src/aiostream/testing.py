@@ -229,11 +229,12 @@ def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
     Args:
         leaks: How many points the block leaves leaked. A context that fails leaks what was
             pending in it.
-        seconds: How long to wait at the end. What ends in this time counts as ended, such as work
-            that the block has left on the GPU.
+        seconds: How long to wait at the end while something is pending. What ends in this time
+            counts as ended, such as work that the block has left on the GPU. If nothing is pending,
+            what is open has half a second.
 
     Raises:
-        LedgerError: Something is left. It says what.
+        LedgerError: Something is left. It says what, and where open objects were made.
 
     Example:
         >>> from aiostream.testing import ledger, spin
