@@ -381,7 +381,7 @@ def described(point: EventCompletion | None) -> str:
     """What the `repr` of a future says of its work, such as `, forward() on stream 'a' on ...`."""
     if point is None:
         return ""
-    fn = point.keepalive[0] if point.keepalive else None  # none in a launch of a graph
+    fn, *_ = point.keepalive or [None]  # the launch of a graph has none
     work = f"{getattr(fn, '__qualname__', type(fn).__name__)}() on " if fn is not None else ""
     return f", {work}{point.stream}"
 

@@ -23,15 +23,14 @@ import anyio
 
 from aiostream._base import driver
 from aiostream._tools import kernels
-from aiostream._tools.demo import run_on
 from aiostream.device import Device
 from aiostream.errors import CudaError, NoDriverError
 from aiostream.event import Event
 from aiostream.stream import Stream
 
 DESCRIPTION = (
-    "Compares four ways to await CUDA work: how late the task goes on, what CPU the "
-    "process uses meanwhile, and how much many streams complete. It takes some 20 seconds. "
+    "Compares four ways to await CUDA work: how late the task goes on, what CPU the process uses "
+    "meanwhile, and how much many streams complete. It takes some 20 seconds. "
     "With --simulator it runs on the simulator, and its figures say nothing about a GPU."
 )
 LENGTHS = (0.0003, 0.001, 0.005, 0.02)  # seconds of a kernel
@@ -121,6 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(loop: str, *, quick: bool, as_json: bool = False) -> int:
     """Compares the ways, and returns the exit code."""
     from aiostream import simulator
+    from aiostream._tools.demo import run_on
 
     size = _Size(4, 4, 0.05) if quick else _Size(WAITS, STREAMS, WINDOW)
     module = importlib.import_module("trio" if loop == "trio" else "asyncio")
