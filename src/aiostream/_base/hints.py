@@ -15,7 +15,7 @@ _ADVICE = {
         "cuda_stream ptr value": "`stream.handle`",
         "done is_done idle is_idle": "`stream.query()`",
         "add_done_callback": "`stream.completion_future().add_done_callback(fn)`",
-        "memcpy memcpy_async copy copy_async memset memset_async": f"{_RUN} with a fn that copies",
+        "memcpy memcpy_async copy copy_async memset memset_async": f"{_RUN} with a function",
         "use activate": "`with stream.as_current():`",
         "destroy free": "`stream.close()`",
     },
