@@ -97,19 +97,7 @@ def native_addresses() -> dict[str, int]:
     return driver.native_addresses()
 
 
-def advice() -> list[str]:
-    """Returns what the errors of missing attributes say to write."""
-    return [advice for table in hints._ADVICE.values() for advice in table.values()]
-
-
-def shown_in_jupyter(thing: Any) -> str:
-    """Returns the HTML that Jupyter shows of an object."""
-    return str(thing._repr_html_())
-
-
-def hinted_names() -> dict[str, list[str]]:
-    """Returns, by class or package, the names for which such an error has advice."""
-    return {owner: " ".join(table).split() for owner, table in hints._ADVICE.items()}
+ADVICE = hints._ADVICE  # by owner: names that it lacks, and what to write
 
 
 def start() -> None:

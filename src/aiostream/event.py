@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from aiostream import _native, errors
-from aiostream._base import checks, development, driver, hints
+from aiostream._base import checks, development, driver
 from aiostream._handles import interop
 from aiostream._handles.owned import WithBlock
 from aiostream._handles.reference import HasReference, Reference, current_or_default_context, pinned
@@ -25,7 +25,7 @@ _BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4
 _INVALID_HANDLE, _NOT_READY = 400, 600
 
 
-class Event(WithBlock, waiting.AwaitedBlock, hints.Hinted):
+class Event(WithBlock, waiting.AwaitedBlock):
     """A CUDA event: a point of a stream that you can wait for.
 
     `record(stream)` sets the point. `await event` waits for it without blocking the loop. An event

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-from aiostream._base import checks, hints
+from aiostream._base import checks
 from aiostream._runtime import loops
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._servers.pool_core import PoolCore
@@ -28,7 +28,7 @@ T = TypeVar("T")
 _TURNS_AFTER = 16
 
 
-class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedBlock, hints.Hinted):
+class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedBlock):
     """A fixed number of streams for any number of tasks. One task at a time uses each stream.
 
     `async with pool.stream() as stream:` waits until a stream is free, and gives it back at the end

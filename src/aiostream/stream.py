@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
-from aiostream._base import checks, development, driver, hints
+from aiostream._base import checks, development, driver
 from aiostream._handles import interop, reference
 from aiostream._handles.reference import Reference, context_of, current_or_default_context
 from aiostream._objects import captures
@@ -49,7 +49,6 @@ class Stream(
     ThreadStream,
     checks.AsyncBlock,
     waiting.AwaitedBlock,
-    hints.Hinted,
 ):
     """A CUDA stream that you can await.
 
@@ -442,10 +441,8 @@ class Stream(
         is_development: bool = sys.flags.dev_mode,
     ) -> None:
         if is_development:
-            text = f"{self!r} was dropped and not closed"
-            if self._made is not None:
-                text += f". It was made at {self._made[1]}"
-            warn(text, ResourceWarning, source=self, stacklevel=3)
+            made = f". It was made at {self._made[1]}" if self._made else ""
+            warn(f"{self!r} was dropped and not closed{made}", ResourceWarning, 3, self)
 
     # ------------------------------------------------------------------------------------- ordering
 

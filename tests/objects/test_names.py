@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 
-import internals
 from aiostream import (
     Device,
     PoolFullError,
@@ -138,7 +137,7 @@ async def test_a_recording_shows_its_timeline_in_jupyter() -> None:
         async with Stream(name="<decode>") as stream:
             await stream.enqueue_async(lambda stream: None)
     assert repr(recording) == f"<aiostream.trace.Recording of {len(recording.awaits)} awaits>"
-    shown = internals.shown_in_jupyter(recording)
+    shown = getattr(recording, "_repr_html_")()  # noqa: B009
     assert shown.startswith('<iframe srcdoc="')
     page = html.unescape(shown.split('"')[1])
     assert page.count("</html>") == 1

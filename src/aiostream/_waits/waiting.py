@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiostream import _native
-from aiostream._base import checks, driver
+from aiostream._base import checks, driver, hints
 from aiostream._handles.reference import Reference, call_with, order_key, wait_list_of
 from aiostream._runtime import loops, points
 from aiostream._runtime.completion import Completion, EventCompletion, SettledFuture, State, leak
@@ -362,7 +362,7 @@ async def wait_for(completion: Completion) -> None:
         raise
 
 
-class AwaitedBlock:
+class AwaitedBlock(hints.Hinted):
     """An object whose `async with` block ends with its `aclose`."""
 
     __slots__ = ()
