@@ -21,7 +21,8 @@ import aiostream
 import internals
 from aiostream import enums
 
-PACKAGE = Path(aiostream.__file__).parent
+# Not what is installed, which has the examples too.
+PACKAGE = Path(__file__).parents[2] / "src" / "aiostream"
 TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
 

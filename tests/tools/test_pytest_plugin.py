@@ -301,7 +301,7 @@ def test_a_misspelt_driver_function_is_reported_with_a_near_name(tmp_path: Path)
 def test_a_gate_without_a_driver_names_the_option(tmp_path: Path) -> None:
     suite = "def test_it(cuda_gate):\n    pass\n"
     done = pytest_of(tmp_path, suite, CUDA_VISIBLE_DEVICES="-1")
-    assert "use `pytest --aiostream=simulator`" in done.stdout, done.stdout
+    assert "`pytest --aiostream=simulator`" in done.stdout, done.stdout
     assert "aiostream/" not in done.stdout, "a traceback"
 
 

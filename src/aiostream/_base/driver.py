@@ -57,7 +57,9 @@ _NO_DEVICE_SEEN = (
     "variable CUDA_VISIBLE_DEVICES is {visible!r}. It hides every GPU that it does not name, "
     "simulated ones too. Unset it, or name each GPU once"
 )
-_TRY_SIMULATOR = ". Without a GPU, set AIOSTREAM_SIMULATOR=1"
+_TRY_SIMULATOR = (
+    ". Without a GPU, set AIOSTREAM_SIMULATOR=1, or use `pytest --aiostream=simulator` for tests"
+)
 _NO_SIMULATED_DEVICE = (
     "cuInit reported CUDA_ERROR_NO_DEVICE (100): the simulator was installed with 0 devices. Set "
     "the environment variable AIOSTREAM_SIMULATOR_DEVICES to 1 or more, or unset it, or write "
