@@ -7,8 +7,10 @@ holds the rule.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,7 @@ from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio, unwatched
 from aiostream._servers import pool_waiters
 from aiostream._tools import bench, demo, doctor
-from aiostream._waits import arming, waiting
+from aiostream._waits import waiting
 from aiostream.trace import Await
 
 if TYPE_CHECKING:
@@ -207,14 +209,6 @@ ENQUEUE_STEPS = {
     function.__code__
     for function in (
         waiting.enqueue,
-        _completion.leak,
-        _completion.Completion.complete,
-        _completion.Completion.cancel,
-        _completion.Completion._settle,
-        _completion.Completion._end,
-        _completion.EventCompletion.enter_order,
-        _completion.EventCompletion.complete,
-        _completion.EventCompletion._complete_earlier,
         loop_bridge.Bridge.poll_soon,
         loop_bridge.Bridge._poll,
         loop_bridge.Bridge.drain,
@@ -222,9 +216,6 @@ ENQUEUE_STEPS = {
         on_asyncio.AsyncioBridge.new_polled_future,
         on_asyncio.AsyncioFuture.__await__,
         on_asyncio.AsyncioFuture.cancel,
-        on_asyncio.AsyncioFuture.set_result,
-        on_asyncio.AsyncioFuture.wake,
-        loop_bridge.Bridge.settle_polled,
     )
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
@@ -246,7 +237,7 @@ STEPS_WITH_LOCKS = START_STEPS | {
 """The code that makes what there is once in a process, a context or a loop."""
 
 QUEUE_STEPS = {
-    function.__code__ for function in (loops.Bridge.__init__, arming.arm_completion, arming.arm)
+    function.__code__ for function in (loops.Bridge.__init__, waiting.complete, waiting._complete)
 }
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
@@ -293,11 +284,6 @@ def native_counters() -> list[int]:
     return _native.counters()
 
 
-def pending_points() -> int:
-    """Returns how many host functions and callbacks the driver has not called yet."""
-    return _native.pending()[0]
-
-
 # -------------------------------------------------------------------------------------------- waits
 
 
@@ -314,8 +300,13 @@ def begin_wait(stream: Stream, strategy: int) -> Any:
 
 
 def reserve_wait(stream: Stream, strategy: int) -> Any:
-    """Reserves the wait of a future with the strategy of that number."""
-    return _reference.wait_list_of(stream._reference).reserve(current_bridge().queue, strategy)
+    """Reserves a wait with the strategy of that number, until what it returns is dropped."""
+    reference = stream._reference
+    reserved = _native.Completion(None, reference.name)
+    wait_list = _reference.wait_list_of(reference)
+    refusal = reserved.reserve(wait_list, current_bridge().queue, strategy, reference.handle)
+    driver.raise_for(refusal, "cuEventCreate", reference.name)
+    return reserved
 
 
 def set_prediction(enabled: bool) -> None:
@@ -366,17 +357,33 @@ def intercept_hand_back(
     patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], object]
 ) -> None:
     """Calls `act(wait, hand_back)` where a wait is handed back; `hand_back()` carries it out."""
-    original = waiting._Watched.handed_back
 
-    def intercepted(watched: Any, wait: Any, orphaned: bool) -> None:
-        act(wait, lambda: original(watched, wait, orphaned))
+    def intercept(future: Any, answer: Any, set_result: Callable[[], None]) -> None:
+        def hand_back() -> None:
+            if not future.done():  # or `act` has cancelled it, and the wait is dropped
+                set_result()
 
-    patch.setattr(waiting._Watched, "handed_back", intercepted)
+        if isinstance(answer, _native.Wait):
+            act(answer, hand_back)
+        else:
+            set_result()
+
+    class Intercepted(asyncio.Future[Any]):
+        def set_result(self, answer: Any) -> None:
+            intercept(self, answer, lambda: asyncio.Future.set_result(self, answer))
+
+    def set_result(future: Any, answer: Any) -> None:
+        intercept(future, answer, lambda: original(future, answer))
+
+    original, bridge = on_trio.TrioFuture._set_result, on_asyncio.AsyncioBridge
+    make: Any = bridge.new_future
+    patch.setattr(bridge, "new_future", lambda self: Intercepted(loop=make(self).get_loop()))
+    patch.setattr(on_trio.TrioFuture, "_set_result", set_result)
 
 
 def is_polled_by_task(future: Any) -> bool:
     """Whether a task that awaits this future polls its work."""
-    return future.polled is not None
+    return bool(future.point.is_polled)
 
 
 # ----------------------------------------------------------------------------- loops and deliveries
@@ -396,28 +403,38 @@ def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
 
 
 def intercept_come_near(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Calls `act()` before the task of a future is woken because the end is near; each time."""
-    original = _completion.EventCompletion.come_near
+    """Calls `act()` before the task of a future is woken because the end is near, or has come."""
+    awaits = on_asyncio.AsyncioFuture.__await__.__code__
+    create_future, wake = asyncio.BaseEventLoop.create_future, on_trio.TrioFuture._wake
 
-    def come_near(completion: Any) -> None:
-        act()
-        original(completion)
+    class Intercepted(asyncio.Future[Any]):
+        def set_result(self, answer: Any) -> None:
+            act()
+            super().set_result(answer)
 
-    patch.setattr(_completion.EventCompletion, "come_near", come_near)
+    def create(loop: Any) -> Any:
+        in_await = sys._getframe(1).f_code is awaits
+        made: Any = Intercepted(loop=loop) if in_await else create_future(loop)
+        return made
+
+    patch.setattr(asyncio.BaseEventLoop, "create_future", create)
+    patch.setattr(on_trio.TrioFuture, "_wake", lambda future: (act(), wake(future))[1])
 
 
 def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
-    """Appends to `delivered` each ticket that has fired, when a loop or the janitor is about to
-    settle what it stands for.
-    """
-    original = points.deliver
+    """Appends to `delivered` for each future that a loop's drain, or the janitor's, has settled."""
+    original = _native.drain
+    places = [_native.COUNTERS.index(f"FUTURES_{end}") for end in ("DONE", "FAILED", "DROPPED")]
 
-    def deliver(backlog: list[Any], orphaned: bool = False) -> None:
-        pairs = zip(backlog[::2], backlog[1::2], strict=True)
-        delivered.extend(ticket for ticket, code in pairs if code != _native.STATUS_NEAR)
-        original(backlog, orphaned)
+    def drain(queue: int, orphaned: bool) -> bool:
+        before = _native.counters()
+        try:
+            return original(queue, orphaned)
+        finally:
+            after = _native.counters()
+            delivered.extend(queue for place in places for _ in range(after[place] - before[place]))
 
-    patch.setattr(points, "deliver", deliver)
+    patch.setattr(_native, "drain", drain)
 
 
 def current_bridge() -> Any:
@@ -483,49 +500,40 @@ def janitor_is_idle() -> bool:
     return not process._tasks
 
 
-def intercept_delivery(
-    patch: pytest.MonkeyPatch, act: Callable[[list[Any], bool, Callable[[], None]], None]
+def intercept_drain(
+    patch: pytest.MonkeyPatch, act: Callable[[bool, Callable[[], bool]], bool]
 ) -> None:
-    """Calls `act(backlog, orphaned, deliver)` in place of each delivery of a drain; `deliver()`
-    carries it out.
-    """
-    original = points.deliver
+    """Calls `act(orphaned, drain)` in place of each drain; `drain()` carries it out."""
+    original = _native.drain
 
-    def intercepted(backlog: list[Any], orphaned: bool = False) -> None:
-        act(backlog, orphaned, lambda: original(backlog, orphaned))
+    def drain(queue: int, orphaned: bool) -> bool:
+        return act(orphaned, lambda: original(queue, orphaned))
 
-    patch.setattr(points, "deliver", intercepted)
+    patch.setattr(_native, "drain", drain)
 
 
-def deliver(backlog: list[Any]) -> None:
-    """Delivers `ticket, code, ticket, code, ...` as a bridge does after a drain."""
-    points.deliver(backlog)
+def owners() -> list[Any]:
+    """Returns what the points of the process stand for."""
+    return _native.owners()
 
 
-def point_registry() -> dict[int, Any]:
-    """Returns the registry itself: what each ticket stands for."""
-    return points.registry
+def describe(owner: Any) -> str:
+    """Says what a point stands for."""
+    names = ("is_pending", "stream", "future", "is_ordered", "unstarted")
+    return f"{type(owner).__name__} {[getattr(owner, name, None) for name in names]}"
 
 
-def describe(point: Any) -> str:
-    """Says what a ticket stands for."""
-    fields = {
-        name: getattr(point, name, None)
-        for name in ("state", "stream", "call", "future", "in_order", "spinning", "unstarted")
-    }
-    return f"{type(point).__name__} {fields}"
-
-
-def pending_completion(future: Any, context_id: int) -> _completion.Completion:
+def pending_completion(future: Any) -> _native.Completion:
     """Makes a pending completion that no driver call belongs to."""
-    made = _completion.Completion(future, "a stream", "a call", context_id)
-    _native.set_state(made, made.state, _completion.State.PENDING, _native.FUTURES_CREATED)
+    (made := _native.Completion(future, "a stream")).begin()
     return made
 
 
-def is_done(completion: _completion.Completion) -> bool:
-    """Whether a completion has settled as done."""
-    return completion.state is _completion.State.DONE
+def arrive(completion: _native.Completion) -> None:
+    """Has the point of such a completion arrive at the loop that runs here."""
+    tickets: list[int] = []
+    _native.arm_alarm(loops.current_bridge().queue, points.NO_CONTEXT, completion, tickets)
+    _native.fire_alarm(tickets[0])
 
 
 def fail_future(future: Any, error: BaseException) -> None:
@@ -541,14 +549,6 @@ def settle_future(future: Any, result: Any) -> None:
 async def next_turn() -> None:
     """Gives the loop that runs here one turn."""
     await (loops.current_bridge().checkpoint or loops.yield_turn)()
-
-
-def intercept_set_state(
-    patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]
-) -> None:
-    """Calls `act(set_state)` where a completion's state changes; `set_state()` carries it out."""
-    original = _native.set_state
-    patch.setattr(_native, "set_state", lambda *args: act(lambda: original(*args)))
 
 
 # ------------------------------------------------------------------------------------ other objects
@@ -659,12 +659,12 @@ def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[
 
 def alarms() -> list[points.Alarm]:
     """Returns the alarms of all tasks that wait for a pool's stream."""
-    return [entry for entry in list(points.registry.values()) if isinstance(entry, points.Alarm)]
+    return [owner for owner in _native.owners() if isinstance(owner, points.Alarm)]
 
 
 def ordered_completions() -> int:
     """How many completions of the loop that runs here stand in the order of their stream."""
-    return sum(map(len, loops.current_bridge().orders.by_stream.values()))
+    return sum(getattr(owner, "is_ordered", False) for owner in _native.owners())
 
 
 # ------------------------------------------------------------------------ traces

@@ -62,7 +62,7 @@ class Sample:
     threads: int
     handles: int
     """Streams, events and graphs that the library owns."""
-    registry: int
+    owners: int
     """Tickets that stand for something."""
     leaked: int
     histories: int
@@ -78,7 +78,7 @@ ALLOWED = Sample(
     descriptors=12,
     threads=8,
     handles=0,
-    registry=0,
+    owners=0,
     leaked=0,
     histories=64,
     records=256,
@@ -101,7 +101,7 @@ def sample() -> Sample:
         descriptors=len(os.listdir("/proc/self/fd")),
         threads=len(os.listdir("/proc/self/task")),
         handles=statistics().handles.open,
-        registry=len(internals.point_registry()),
+        owners=len(internals.owners()),
         leaked=statistics().points.leaked,
         histories=counters[internals.HISTORIES],
         records=counters[internals.WAIT_RECORDS],
@@ -445,10 +445,7 @@ class Soak:
         if not settle(ended, 5):
             gc.collect()  # what a dead loop had may be in a cycle
             if not settle(ended, 60):
-                left = {
-                    ticket: internals.describe(point)
-                    for ticket, point in internals.point_registry().items()
-                }
+                left = [internals.describe(owner) for owner in internals.owners()]
                 raise HangError(f"the ledger does not come to rest: {statistics()}, {left}")
 
     def run(self, seconds: float, tell: Callable[[str], None] | None = None) -> list[Sample]:

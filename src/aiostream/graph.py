@@ -22,7 +22,7 @@ from aiostream._handles.reference import Reference, current_or_default_context, 
 from aiostream._objects.nodes import GraphNode
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observed_future, observers
-from aiostream._waits import arming, waiting
+from aiostream._waits import waiting
 from aiostream.device import Context
 from aiostream.enums import (
     DebugDotFlags,
@@ -512,13 +512,8 @@ class ExecutableGraph(Transferable, WithBlock):
             return observed_future(name, method, self, stream, use)
         reference = interop.reference_to(stream)
         mode = waiting.mode_for(stream)
-        with pinned(reference):
-            if mode == waiting.BY_HOST_FUNCTION:
-                arming.require_ready(reference)
-                completion = arming.enqueue(reference, lambda: self._use(reference, use))
-            else:
-                completion = waiting.enqueue(reference, mode, lambda: self._use(reference, use))
-        return cast("CompletionFuture[None]", completion.future)
+        future = waiting.enqueue(reference, mode, lambda: self._use(reference, use))
+        return cast("CompletionFuture[None]", future)
 
     async def _use_and_wait(self, stream: Any, use: str) -> None:
         if observers and not is_observed():
@@ -526,7 +521,7 @@ class ExecutableGraph(Transferable, WithBlock):
             await observed(name, method, self, stream, use)
             return
         reference = interop.reference_to(stream)
-        arming.require_ready(reference)
+        waiting.require_ready(reference)
         self._use(reference, use)
         await waiting.synchronize_async(waiting.Target(reference, waiting.mode_for(stream)))
 

@@ -1,8 +1,8 @@
 """The user's own host functions: Python callables that run on the driver's thread.
 
 When the GPU reaches that point, the driver's thread calls native code. Native code takes the GIL
-behind the exit gate, and `_run` calls the user's function. The ticket then goes to the janitor, and
-the releaser drops the function and its arguments, because their destructors may block.
+behind the exit gate, and `HostFunction.run` calls the user's function. The ticket then goes to the
+janitor, and the releaser drops the function and its arguments, because their destructors may block.
 
 On a capturing stream a host function becomes a node of the graph and runs at every launch. Native
 code gives the graph a user object. The driver destroys that object when no graph, clone, executable
@@ -19,8 +19,8 @@ from typing import Any
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.reference import Reference
-from aiostream._runtime import points, process, stuck
-from aiostream._waits import arming
+from aiostream._runtime import process, stuck
+from aiostream._waits import waiting
 from aiostream.enums import HostFunctionSync
 
 # The one class that ctypes has for all function pointers.
@@ -34,17 +34,11 @@ class HostFunction:
     graph. The janitor drops them after the ticket has arrived, when no call can come any more.
     """
 
-    __slots__ = ("arguments", "context_id", "function", "stream", "takes_status")
+    __slots__ = ("arguments", "function", "stream", "takes_status")
 
     def __init__(
-        self,
-        function: Any,
-        arguments: tuple[Any, ...],
-        takes_status: bool,
-        stream: str,
-        context_id: int,
+        self, function: Any, arguments: tuple[Any, ...], takes_status: bool, stream: str
     ) -> None:
-        self.context_id: int = context_id
         self.function: Any = function
         self.arguments: tuple[Any, ...] = arguments
         self.takes_status: bool = takes_status
@@ -86,13 +80,17 @@ class HostFunction:
         """
 
 
-def _run(ticket: int, code: int) -> None:
-    # Called by native code, on the driver's thread, with the GIL. The entry is there: it was made
-    # before the ticket was armed, and the janitor removes it only after this has returned, because
-    # native code fires the ticket then.
-    point = points.registry.get(ticket)
-    if isinstance(point, HostFunction):
-        point.run(code)
+def _arm(
+    stream: Reference,
+    kind: int,
+    point: HostFunction,
+    sync_mode: int,
+    function: int = 0,
+    data: int = 0,
+) -> None:
+    context_id = stream.context._ensure_monitored()
+    answer = _native.arm(stream.handle, context_id, kind, point, sync_mode, function, data)
+    driver.raise_for(answer, waiting.CALLS[kind], stream.name)
 
 
 def _launch_python(
@@ -109,18 +107,8 @@ def _launch_python(
     )
     if keywords:
         function = partial(function, **keywords)
-    context_id = stream.context._ensure_monitored()
-    # The janitor's queue, because the function belongs to no loop. On a loop's queue, the objects
-    # would be kept until that loop runs again, and this thread need not have a loop at all.
-    reserved = _native.reserve(process.ORPHANS, context_id, kind)
-    ticket = reserved.number
-    _native.set_sync_mode(ticket, sync_mode)
-    # Before the ticket is armed, because the driver's thread may call the dispatcher at once.
-    _native.set_dispatcher(_run)
-    point = HostFunction(
-        function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream.name, context_id
-    )
-    driver.raise_for(arming.arm(stream.handle, ticket, point), arming.CALLS[kind], stream.name)
+    takes_status = kind == _native.KIND_PYTHON_CALLBACK
+    _arm(stream, kind, HostFunction(function, arguments, takes_status, stream.name), sync_mode)
 
 
 def _launch_foreign(
@@ -134,18 +122,9 @@ def _launch_foreign(
             "a native host function takes one argument, the address of its data: void f(void *data)"
         )
     data = _address_of(arguments[0]) if arguments else 0
-    context_id = stream.context._ensure_monitored()
-    reserved = _native.reserve(process.ORPHANS, context_id, _native.KIND_FOREIGN)
-    ticket = reserved.number
-    # All of this is written before the ticket is armed, because the driver's thread reads it
-    # without a lock as soon as the GPU is there. The arming orders the two.
-    _native.set_foreign(ticket, address, data)
-    _native.set_sync_mode(ticket, sync_mode)
     # The point keeps the function pointer and the data object alive. The driver has only addresses.
-    point = HostFunction(function, arguments, False, stream.name, context_id)
-    driver.raise_for(
-        arming.arm(stream.handle, ticket, point), arming.CALLS[_native.KIND_FOREIGN], stream.name
-    )
+    point = HostFunction(function, arguments, False, stream.name)
+    _arm(stream, _native.KIND_FOREIGN, point, sync_mode, address, data)
 
 
 def _address_of(data: Any) -> int:

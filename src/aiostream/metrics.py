@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiostream._base import checks
-from aiostream._runtime.observing import Observation, observers
+from aiostream._runtime.observing import Observation, add_observer, remove_observer
 from aiostream._runtime.statistics import statistics
 from aiostream._servers import health
 from aiostream.pool import StreamPool
@@ -86,10 +86,10 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
 
     def end() -> None:
         hooks.clear()  # a wait that began before is not reported any more
-        observers.pop(observer, None)
+        remove_observer(observer)
 
     try:
-        observers[observer] = None
+        add_observer(observer)
         return end
     except BaseException:
         end()  # the caller gets no function that ends it

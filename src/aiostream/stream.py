@@ -21,7 +21,7 @@ from aiostream._objects.shared import SharingMethods
 from aiostream._objects.threads import ThreadStream
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed_future, observers
-from aiostream._waits import arming, waiting
+from aiostream._waits import waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
@@ -652,40 +652,22 @@ class Stream(
             name, method = "Stream.enqueue_async", Stream.enqueue_async
             return observed_future(name, method, self, fn, *args, **kwargs)
         checks.plain_function(fn, "enqueue_async")
-        # Pinned until the event behind the work is recorded, because `fn` or another thread may
-        # close the stream, and the work would then have no completion.
-        handle, held = self._handle, list[bool]()
+        # A partial, because no step of Python then lies between the return of `fn` and the native
+        # code that keeps its result: an interrupt there would lose it.
+        call = partial(fn, self, *args, **kwargs)
         try:
-            if not handle.pin(held):
-                raise closed(self._name)
-            work = (fn, args, kwargs)
-            # A partial, because no step of Python then lies between the return of `fn` and the
-            # native code that keeps its result: an interrupt there would lose it.
-            call = partial(fn, self, *args, **kwargs)
-            if self._mode == waiting.BY_HOST_FUNCTION:
-                arming.require_ready(self._reference)
-                return cast(
-                    "CompletionFuture[T]", arming.enqueue(self._reference, call, work).future
-                )
-            return cast(
-                "CompletionFuture[T]",
-                waiting.enqueue(self._reference, self._mode, call, work).future,
-            )
+            future = waiting.enqueue(self._reference, self._mode, call, (fn, args, kwargs))
         except TypeError as problem:
             checks.explain_call(problem, "enqueue_async")
             raise
-        finally:
-            # If `fn` or another thread has closed the stream, this destroys it, behind its event.
-            if held:
-                handle.unpin()
+        return cast("CompletionFuture[T]", future)
 
     # ------------------------------------------------------------------------------------ internals
 
     def _future(self, call: str, kind: int) -> CompletionFuture[None]:
         if observers and not is_observed():
             return observed_future(call, Stream._future, self, call, kind)
-        completion = arming.arm_completion(self._reference, kind)
-        return cast("CompletionFuture[None]", completion.future)
+        return cast("CompletionFuture[None]", waiting.complete(self._reference, kind).future)
 
     def _closed_capturing(self, error: CudaError) -> CudaError:
         """In place of the error of a wait, which says that the capture goes on."""

@@ -29,7 +29,7 @@ from aiostream._handles.reference import Reference
 from aiostream._observers import trace_files
 from aiostream._observers.trace_clock import GpuClock, Moment
 from aiostream._runtime import loops, process
-from aiostream._runtime.observing import Observation, observers
+from aiostream._runtime.observing import Observation, add_observer, remove_observer
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.pool import StreamPool
@@ -353,7 +353,7 @@ class Recording:
             tempfile.TemporaryFile(dir=self._path.parent).close()
         self._started_at = (_now(), time.time())
         self._is_on = True
-        observers[self._observe] = None
+        add_observer(self._observe)
         return self
 
     def __exit__(
@@ -365,7 +365,7 @@ class Recording:
         was_on, self._is_on = self._is_on, False
         if not was_on or self._is_forked():  # a forked child leaves the file alone
             return
-        observers.pop(self._observe, None)
+        remove_observer(self._observe)
         self._stopped_at = _now()
         with self._lock:
             records, clocks = list(self._records), list(self._clocks.values())

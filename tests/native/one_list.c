@@ -65,7 +65,7 @@ static struct loop loops[LOOPS];
 struct event { int64_t end; };
 
 /* its task polls; its ticket will say more; its task has gone on, and its ticket still comes */
-enum state { FREE, POLLS, LEFT, RESUMED };
+enum state { FREE, POLLS, LEFT };
 struct task {
     enum state state;
     bool future, wanted, awaited; /* awaited: a task takes it when its end is near */
@@ -241,8 +241,8 @@ static void follow(struct task *task, const struct wait_result *result) {
         task->ticket = result->ticket;
     } else {
         resume(task);
-        task->state = task->future ? RESUMED : FREE;
-        task->loop->drains |= task->future; /* its ticket is in the queue */
+        if (task->future) point_end(task->ticket);
+        task->state = FREE;
     }
 }
 
@@ -279,7 +279,7 @@ static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
         return true;
     }
     if (wait) wait_drop(wait);
-    else if (task->state != RESUMED) resume(task);
+    else resume(task);
     task->state = FREE;
     return true;
 }

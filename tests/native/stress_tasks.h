@@ -378,6 +378,8 @@ static void await_future(struct loop *loop, struct task *task) {
         relaxed_leave(mode);
         REQUIRE(!result.ticket || result.ticket == task->ticket, "a future has another ticket");
         if (over) task->taken = false;
+        /* As if to settle the future had failed. The next drain hears of the end. */
+        if (over && !result.ticket) point_fire(task->ticket, result.refusal);
     }
 }
 

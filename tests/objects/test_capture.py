@@ -511,8 +511,8 @@ async def test_stream_can_begin_to_capture_while_it_is_awaited() -> None:
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
-            before = statistics().futures.created
-            while statistics().futures.created == before and not ended:
+            before = statistics().points.armed
+            while statistics().points.armed == before and not ended:
                 await anyio.lowlevel.checkpoint()
             begin(stream, GLOBAL)
             gate.open()

@@ -238,6 +238,32 @@ async def test_cancelled_call_holds_all_until_its_work_is_done() -> None:
     stream.close()
 
 
+async def test_token_comes_back_if_a_call_is_cancelled_when_its_thread_has_just_ended() -> None:
+    """The thread has recorded its event, and the task has not heard of that."""
+    stream = Stream()
+    limiter = anyio.CapacityLimiter(1)
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(on: Stream, gate: Gate) -> None:
+        begun.set()
+        assert ended.wait(10)
+        gate.hold(on)
+
+    with Gate() as gate:
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: stream.enqueue_in_thread(work, gate, limiter=limiter))
+            await until(begun.is_set)
+            armed = statistics().points.armed
+            ended.set()
+            assert settle(lambda: statistics().points.armed > armed)  # without a turn of the loop
+            group.cancel_scope.cancel()
+        assert taken(limiter) == 1
+        gate.open()
+        assert await drain(10)
+    await until(lambda: taken(limiter) == 0)
+    stream.close()
+
+
 async def test_call_that_has_not_begun_is_not_made() -> None:
     stream = Stream()
     limiter = anyio.CapacityLimiter(1)

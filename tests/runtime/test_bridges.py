@@ -114,17 +114,17 @@ def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
 
     struck: list[None] = []
 
-    def interrupt_once(backlog: list[Any], orphaned: bool, deliver: Callable[[], None]) -> None:
-        if backlog and not orphaned and not struck:
+    def interrupt_once(orphaned: bool, drain: Callable[[], bool]) -> bool:
+        if not orphaned and not struck:
             struck.append(None)
             raise KeyboardInterrupt
-        deliver()
+        return drain()
 
     async def main(given: list[Buffer]) -> None:
         kept.append(stream.enqueue_async(lambda on, buffer: None, given.pop()))
         await kept[0]
 
-    internals.intercept_delivery(monkeypatch, interrupt_once)
+    internals.intercept_drain(monkeypatch, interrupt_once)
     kept: list[Any] = []
     buffer = Buffer()
     alive = weakref.ref(buffer)

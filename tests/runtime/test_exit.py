@@ -182,7 +182,7 @@ def test_exit_while_other_threads_wait(driver_kind: str) -> None:
                 lambda: asyncio.run(wait(streams[1])), block):
             threading.Thread(target=function, daemon=True).start()
         blocking.wait(20)
-        while statistics().futures.created < 2:
+        while statistics().waits.pending < 2:
             time.sleep(0.001)
         print(end, flush=True)
     """

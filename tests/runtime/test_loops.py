@@ -37,12 +37,14 @@ pytestmark = pytest.mark.all_loops
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
 
-    def count_and_deliver(backlog: list[Any], orphaned: bool, deliver: Callable[[], None]) -> None:
-        if backlog and not orphaned:
-            batches.append(len(backlog) // 2)
-        deliver()
+    def count_and_drain(orphaned: bool, drain: Callable[[], bool]) -> bool:
+        before = statistics().futures.done
+        again = drain()
+        if not orphaned and statistics().futures.done > before:
+            batches.append(statistics().futures.done - before)
+        return again
 
-    internals.intercept_delivery(monkeypatch, count_and_deliver)
+    internals.intercept_drain(monkeypatch, count_and_drain)
     with Gate() as gate:
         async with held_stream(gate) as stream:
             futures = [stream.completion_future() for _ in range(50)]
@@ -307,25 +309,22 @@ def test_a_run_of_trio_that_refuses_requests_finishes_its_drain(
     """
     import trio
 
-    closed: list[int] = []
-    orphans: list[int] = []
+    closed: list[None] = []
+    dropped = statistics().futures.dropped
 
-    def close_and_deliver(backlog: list[Any], orphaned: bool, deliver: Callable[[], None]) -> None:
-        if orphaned:
-            orphans.append(len(backlog))
-        elif backlog and not closed:
-            closed.append(len(backlog))
+    def close_and_drain(orphaned: bool, drain: Callable[[], bool]) -> bool:
+        if not orphaned and not closed:
+            closed.append(None)
             thread = threading.Thread(target=internals.current_bridge().close)
             thread.start()
             thread.join()
-            settle(lambda: not backlog or bool(orphans), 0.1)  # what the janitor would do
-        deliver()
+        return drain()
 
     async def main() -> None:
         with Gate() as gate:
             async with held_stream(gate) as stream:
                 futures = [stream.completion_future() for _ in range(5)]
-                internals.intercept_delivery(monkeypatch, close_and_deliver)
+                internals.intercept_drain(monkeypatch, close_and_drain)
                 gate.open()
                 stream.synchronize()
                 with trio.fail_after(20):
@@ -335,7 +334,7 @@ def test_a_run_of_trio_that_refuses_requests_finishes_its_drain(
 
     trio.run(main)
     assert closed
-    assert orphans == []
+    assert statistics().futures.dropped == dropped
 
 
 def test_trio_as_a_guest_of_asyncio() -> None:
@@ -381,15 +380,13 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
     loop = asyncio.new_event_loop()
     interrupts = 0
 
-    def interrupt_and_deliver(
-        backlog: list[Any], orphaned: bool, deliver: Callable[[], None]
-    ) -> None:
+    def interrupt_and_drain(orphaned: bool, drain: Callable[[], bool]) -> bool:
         nonlocal interrupts
-        if not orphaned and len(backlog) > 2 and interrupts < 30:
+        if not orphaned and len(internals.owners()) > 2 and interrupts < 30:
             interrupts += 1
             signal.setitimer(signal.ITIMER_REAL, 0.00001 * interrupts)
         try:
-            deliver()
+            return drain()
         finally:
             if not orphaned:
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -404,7 +401,7 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
         except KeyboardInterrupt:
             pass
 
-    internals.intercept_delivery(monkeypatch, interrupt_and_deliver)
+    internals.intercept_drain(monkeypatch, interrupt_and_drain)
     previous = signal.signal(signal.SIGALRM, strike)
     stream = Stream()
     futures: list[Any] = []
@@ -423,74 +420,69 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
     assert interrupts == 30
 
 
-def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> None:
-    """The same without chance: the delivery of each of three points is broken off at each of its
-    steps.
+async def test_an_interrupt_at_any_step_of_a_delivery_loses_nothing() -> None:
+    """The same without chance: the delivery of each of three points is broken off in each method of
+    its future, before and after the method does its work.
     """
-    loop = asyncio.new_event_loop()
-    context_id = internals.register_context(aiostream.Device(0).primary_context)
-    registered = internals.point_registry()
-    try:
-        for broken in ("before", "change", "after"):
-            points = [
-                internals.pending_completion(loop.create_future(), context_id) for _ in range(3)
-            ]
-            waiting = [point.future for point in points]
-            registry = {-1 - n: point for n, point in enumerate(points)}
-            registered.update(registry)
-            backlog = [number for ticket in registry for number in (ticket, 0)]
-            struck: list[int] = []
+    bridge = internals.current_bridge()
+    for broken in range(1, 40):
+        calls: list[str] = []
 
-            def strike(
-                set_state: Callable[[], None], broken: str = broken, struck: list[int] = struck
-            ) -> None:
-                if broken == "change" and not struck:
-                    struck.append(1)
-                    raise KeyboardInterrupt
-                set_state()
-                if broken == "after" and not struck:
-                    struck.append(1)
+        class Future:
+            """A future that counts the calls of its methods."""
+
+            result: Any = None
+
+            def step(self, calls: list[str] = calls, broken: int = broken) -> None:
+                calls.append("")
+                if len(calls) == broken:
                     raise KeyboardInterrupt
 
-            with pytest.MonkeyPatch.context() as patch:
-                if broken != "before":
-                    internals.intercept_set_state(patch, strike)
-                    with pytest.raises(KeyboardInterrupt):
-                        internals.deliver(backlog)
-                internals.deliver(backlog)
-            assert backlog == []
-            assert all(future is not None and future.done() for future in waiting)
-            assert all(map(internals.is_done, points))
-            assert not registry.keys() & registered.keys()
-    finally:
-        loop.close()
-    assert internals.pending_points() == 0
+            def done(self) -> bool:
+                self.step()
+                return self.result is not None
+
+            def cancelled(self) -> bool:
+                self.step()
+                return False
+
+            def set_result(self, result: Any) -> None:
+                self.step()
+                assert self.result is None
+                self.result = "done"
+                self.step()
+
+        futures = [Future() for _ in range(3)]
+        points = [internals.pending_completion(future) for future in futures]
+        before = statistics().futures.done
+        for point in points:
+            internals.arrive(point)
+        try:
+            bridge.drain()
+        except KeyboardInterrupt:
+            bridge.drain()
+        assert [future.result for future in futures] == ["done"] * 3
+        assert not any(point.is_pending for point in points)
+        assert statistics().futures.done == before + 3
+        assert not [owner for owner in internals.owners() if owner in points]
+        if len(calls) < broken:
+            break
+    assert broken > 9
 
 
-@pytest.mark.parametrize("first", ["the task", "the janitor"])
-def test_a_task_that_ends_while_the_janitor_delivers_is_counted_once(first: str) -> None:
+def test_a_task_that_ends_while_the_janitor_delivers_is_counted_once() -> None:
     """The loop is closed. The task's thread may lose the GIL to the janitor between two steps."""
-    context_id = internals.register_context(aiostream.Device(0).primary_context)
 
     class Divided:
         """A future within whose methods the other thread does all of its work."""
 
-        def cancel(self) -> bool:
-            if first == "the task":
-                completion.complete(0, True)
-            return True
-
-        def cancelled(self) -> bool:
-            if first == "the janitor":
-                completion.cancel()
-            return False
-
         def done(self) -> bool:
+            completion.cancel()
             return False
 
     before = statistics().futures
-    completion = internals.pending_completion(Divided(), context_id)
-    completion.cancel() if first == "the task" else completion.complete(0, True)
+    completion = internals.pending_completion(Divided())
+    completion.complete(0, True)
     after = statistics().futures
     assert after.pending == before.pending
     assert after.created == before.created + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -393,6 +394,90 @@ def test_interrupted_future_does_not_end_those_behind_it() -> None:
             loop.run_until_complete(later(first, second))
     loop.close()
     stream.close()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "hostfunc"])
+async def test_interrupt_in_the_function_keeps_the_objects_until_the_gpu_has_passed(
+    strategy: str,
+) -> None:
+    """It comes out of a function that has enqueued work, in the middle of the native step."""
+    kept = [Kept()]
+    watched = weakref.ref(kept[0])
+
+    def work(own: Stream, thing: Kept) -> None:
+        raise KeyboardInterrupt
+
+    with Gate() as gate:
+        stream = held_stream(gate, wait=strategy)
+        with pytest.raises(KeyboardInterrupt):
+            stream.enqueue_async(work, kept.pop())
+        gc.collect()
+        assert watched() is not None
+        gate.open()
+    assert settle(lambda: watched() is None)
+    assert await stream.enqueue_async(lambda _: 5) == 5
+    stream.close()
+
+
+def test_interrupt_in_the_loop_s_call_soon_leaves_the_rest_to_the_next_drain() -> None:
+    """asyncio calls it for a callback of a future, which the native drain settles."""
+
+    class Loop(asyncio.SelectorEventLoop):
+        strikes = 0
+
+        def call_soon(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+            if self.strikes:
+                self.strikes -= 1
+                raise KeyboardInterrupt
+            return super().call_soon(*args, **options)
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        with Gate() as gate:
+            stream = held_stream(gate)
+            futures = [stream.completion_future() for _ in range(3)]
+            futures.append(stream.enqueue_async(lambda _: None))
+            for future in futures:
+                future.add_done_callback(lambda _: None)
+            gate.open()
+            stream.synchronize()
+        drain = internals.current_bridge().drain
+        for _ in range(2):
+            loop.strikes = 1
+            with pytest.raises(KeyboardInterrupt):
+                drain()
+        drain()
+        assert [future.done() for future in futures[:3]] == [True] * 3
+        await futures[3]
+        stream.close()
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main())
+
+
+def test_error_in_a_finalizer_of_what_was_kept_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The drain drops the objects of a future that is done. Python reports what a finalizer raises
+    and goes on.
+    """
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: seen.append(each.exc_type))
+
+    class Striking:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    async def main() -> None:
+        stream = Stream(wait="event")
+        futures = [stream.enqueue_async(lambda _, thing: None, Striking()) for _ in range(3)]
+        for future in futures:
+            await future
+        stream.close()
+
+    asyncio.run(main())
+    gc.collect()
+    assert seen == [KeyboardInterrupt] * 3
 
 
 def test_objects_outlive_a_closed_loop_that_watches_nothing() -> None:

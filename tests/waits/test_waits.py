@@ -287,7 +287,6 @@ async def test_a_timeout_ends_the_wait_at_once_and_not_the_work() -> None:
             assert scope.cancelled_caught
             assert not stream.query()
             now = aiostream.statistics()
-            assert now.futures.cancelled == before.futures.cancelled + 1
             assert now.points.pending == before.points.pending + 1, (
                 "the point stays until the GPU has passed it"
             )

@@ -234,7 +234,6 @@ _CALLERS = tuple(
         "_handles.reference",
         "_objects.runs",
         "_objects.threads",
-        "_waits.arming",
         "_waits.waiting",
     )
 )

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from aiostream import _native
@@ -30,7 +31,7 @@ class Common:
     # The waits that worker threads leave behind (`enqueue_in_thread`). They are apart from the
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
-    order_key: object = None  # see the function of that name
+    order: _native.Order | None = None  # see `order_of`
     # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
     # the library has not made the stream, or its attributes were changed, or it waits in that list.
     make: list[tuple[int, int]] = field(default_factory=list)
@@ -145,7 +146,7 @@ class _PerThread(threading.local):
     # because only the oldest of a list is polled.
     def __init__(self) -> None:
         self.wait_lists: dict[int, _native.WaitList] = {}
-        self.order_keys: dict[int, object] = {}
+        self.orders: dict[int, _native.Order] = {}
 
 
 _per_thread = _PerThread()
@@ -173,20 +174,21 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
     return reference.wait_list
 
 
-def order_key(reference: Reference) -> object:
-    """Returns what stands for a stream in the order of its futures.
+def order_of(reference: Reference) -> _native.Order:
+    """Returns the order in which the futures of a stream settle.
 
     It is one for a stream and all that are borrowed from it. It asks the driver nothing, because
     a question could end a capture that another thread begins.
     """
     if reference.handle.value == PER_THREAD:  # another stream in each thread
-        return _per_thread.order_keys.setdefault(reference.context._ensure_monitored(), object())
+        return _per_thread.orders.setdefault(reference.context._ensure_monitored(), _native.Order())
     common = reference.common
-    if common.order_key is None:
-        # The list, if it is known, because it is also that of other objects on the same stream. It
-        # is chosen once, because with two keys there would be two orders.
-        common.order_key = reference.wait_list or common
-    return common.order_key
+    if common.order is None:
+        # The list's, if it is known, because it is also that of other objects on the same stream.
+        # It is chosen once, because with two there would be two orders.
+        known = reference.wait_list
+        common.order = known.order if known is not None else _native.Order()
+    return common.order
 
 
 def share_history(references: Iterable[Reference]) -> None:
@@ -234,18 +236,18 @@ def current_in_libraries(reference: Reference) -> Iterator[None]:
         yield
 
 
-def call_with(reference: Reference, call: Callable[[], Any], results: list[Any]) -> int:
-    """Calls `call` with the stream pinned and its context current, and appends the result.
+def in_libraries(reference: Reference, call: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns what calls `call` with the stream current in torch or cupy, if they know it."""
+    return partial(_call_in, reference, call, []) if reference.common.currents else call
 
-    Returns:
-        The driver's error code of the context's push, or 0.
-    """
-    if not reference.common.currents:
-        return _native.call_in_context(reference.handle, call, results)
-    with reference.context._pushed(), current_in_libraries(reference):
+
+def _call_in(reference: Reference, call: Callable[[], Any], results: list[Any]) -> Any:
+    with current_in_libraries(reference):
         # The native call is innermost, because no interrupt can come between the end of `call` and
         # its append. Otherwise the result could die while the GPU uses it.
-        return _native.call_in_context(reference.handle, call, results)
+        refusal = _native.call_in_context(reference.handle, call, results)
+    driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
+    return results[0]
 
 
 @contextlib.contextmanager

@@ -11,9 +11,8 @@ from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.reference import PER_THREAD, Reference, current_in_libraries, wait_list_of
 from aiostream._runtime import process
-from aiostream._runtime.completion import leak
 from aiostream._runtime.observing import is_observed, observed, observers
-from aiostream._waits import arming, waiting
+from aiostream._waits import waiting
 
 __all__: list[str] = []
 
@@ -95,7 +94,7 @@ class Work(waiting.Target):
     def keep(self) -> None:
         """Keeps everything until the GPU has passed the stream's present end. Repeatable."""
         if self.pins:
-            arming.keep_until_passed(self._reference, (self.call, self.results))
+            waiting.keep_until_passed(self._reference, (self.call, self.results))
         self.end()
 
     def gone(self, _: object) -> None:
@@ -104,7 +103,7 @@ class Work(waiting.Target):
         Threads: any, in a finalizer.
         """
         if self._reference.handle.value == PER_THREAD:  # another stream in the janitor's thread
-            leak((self.call, self.results))
+            _native.leak((self.call, self.results))
             self.pins.clear()  # which pin nothing
         process.run_in_janitor(self.keep)
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import PER_THREAD, Reference, call_with
-from aiostream._runtime import loops, points, process
-from aiostream._runtime.completion import Completion, State, drop, expected, leak, set_exception
-from aiostream._runtime.observing import is_observed, observed, observers
-from aiostream._waits import arming, waiting
+from aiostream._handles.reference import PER_THREAD, Reference, in_libraries
+from aiostream._runtime import loops, process
+from aiostream._runtime.completion import Completion, expected
+from aiostream._runtime.observing import future_made, is_observed, observed, observers
+from aiostream._waits import waiting
 from aiostream.errors import CudaError
 
 __all__: list[str] = []
@@ -43,19 +43,15 @@ class _ThreadCall(Completion):
         "raised",
         "reference",
         "refusal",
-        "reserved",
         "unstarted",
     )
 
     def __init__(self, reference: Reference, function: Callable[[], Any], limiter: Any) -> None:
-        context_id = reference.context._ensure_monitored()
-        super().__init__(
-            loops.current_bridge().new_future(),
-            reference.name,
-            "cuEventQuery",
-            context_id,
-            keepalive=function,
-        )
+        reference.context._ensure_monitored()
+        future = loops.current_bridge().new_future()
+        super().__init__(future, reference.name, function)
+        if observers:
+            future_made(future)
         self.reference = reference
         self.limiter = limiter
         self.unstarted = [True]
@@ -65,12 +61,11 @@ class _ThreadCall(Completion):
         # loop's from then on. The ticket orders the two, so there is no lock.
         self.raised: BaseException | None = None  # by the function
         self.refusal = 0  # of the event behind the work
-        self.reserved: _native.Reserved | None = None
 
     def expect(self) -> None:
         """Counts the call as pending from now on, so that `drain` waits for it."""
         expected[id(self)] = weakref.ref(self)
-        _native.set_state(self, State.NEW, State.PENDING, _native.FUTURES_CREATED)
+        super().begin()
 
     # Bound here, because at the interpreter's end the module's names may be gone.
     def __del__(
@@ -83,60 +78,45 @@ class _ThreadCall(Completion):
         if is_finalizing():
             return
         forget(id(self), None)
-        if getattr(self, "state", None) is State.PENDING:
-            self._end(State.CANCELLED)
+        super().cancel()
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Takes what `run` needs. From now on `run` or `cancel` ends it, and the stream stays."""
         reference = self.reference
-        # Again, because the task may have waited long for its token.
-        arming.require_healthy(reference)
-        # With the watcher alone, because only the loop's thread may use the loop's timer, and the
-        # worker records the event.
-        reserved = _wait_list(reference).reserve(loops.current_bridge().queue, waiting.BY_WATCHER)
-        if isinstance(reserved, int):
-            driver.raise_for(reserved, "cuEventCreate", reference.name)
-            raise AssertionError("a reservation is refused with an error")
-        self.reserved = reserved
-        # An exception keeps this frame, and a reservation counts as a pending wait.
-        del reserved
+        # What may be refused is asked again, because the task may have waited long for its token.
+        # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
+        # and the worker records the event.
+        queue, handle = loops.current_bridge().queue, reference.handle
+        refusal = self.reserve(_wait_list(reference), queue, waiting.BY_WATCHER, handle)
+        captures = refusal <= _native.RESULT_CAPTURING
+        refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
+        driver.raise_for(refusal, refused, reference.name)
         # The worker may begin after the stream's owner has closed it. The pin keeps the driver's
         # stream until then, or the worker would use a destroyed handle.
-        if not reference.handle.hold(self.pins):
+        if not handle.hold(self.pins):
             driver.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
         reference.common.held.append(self)
-        # Before the worker begins, because the ticket may fire at any time after that.
-        points.registry[self.reserved.ticket] = self
-        expected.pop(id(self), None)
 
     # ---------------------------------------------------------------------- in the worker thread
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Calls the function, and records the event behind what it has enqueued."""
         try:
             self.unstarted.pop()
         except IndexError:  # the task was cancelled before
             return
-        reserved = self.reserved
-        assert reserved is not None
-        results: list[Any] = []
-        # Before the call, so that the loop finds the result whatever comes in between. If the
-        # result died here, its memory could be freed while the GPU uses it.
-        self.result = results
+        call = in_libraries(self.reference, self.keepalive)
         try:
-            refusal = call_with(self.reference, self.keepalive, results)
-            driver.raise_for(refusal, "cuCtxPushCurrent", self.stream)
+            self.refusal = super().run(self.reference.handle, call)
         except BaseException as error:
             # For the task, which raises it when the GPU has passed what was enqueued before it.
             self.raised = error
-        try:
-            self.refusal, _ = reserved.record(self.reference.handle)
         finally:
             self._unpin()
             # Without an event nothing would ever fire the ticket, and the task would hang.
-            if not reserved.is_recorded:
+            if not self.is_recorded:
                 self.refusal = self.refusal or _UNKNOWN_ERROR
-                reserved.fire(_UNKNOWN_ERROR)
+                self.fire(_UNKNOWN_ERROR)
 
     # ---------------------------------------------------------------------- in the loop's thread
 
@@ -150,9 +130,7 @@ class _ThreadCall(Completion):
         except IndexError:
             super().cancel()
             return
-        if self.reserved is not None:
-            points.registry.pop(self.reserved.ticket, None)
-            self.reserved = None
+        self.unreserve()
         self._unpin()
         super().cancel()
         self.give_back()
@@ -164,20 +142,18 @@ class _ThreadCall(Completion):
         no event.
         """
         if self.refusal:
+            hint = waiting.LEFT_CAPTURING
             try:
-                driver.raise_for(self.refusal, "cuEventRecord", self.stream, arming.LEFT_CAPTURING)
+                driver.raise_for(self.refusal, "cuEventRecord", self.stream, hint)
             except Exception as error:
-                self._fail(error, orphaned)
-        elif code:
-            self._fail(self.error(code), orphaned)
+                self.fail(error, orphaned)
         else:
-            if orphaned or self.state is State.CANCELLED:
+            if orphaned or self.is_cancelled:
                 # No task will raise the error. Its frames hold objects whose destructors may block,
                 # so it must not die in this thread.
                 raised, self.raised = self.raised, None
                 process.release_in_thread(raised)
-            super().complete(0, orphaned)
-        self.reserved = None
+            super().complete(code, orphaned)
         if not orphaned:  # the janitor runs no loop, and a limiter takes a token back only in one
             self.give_back()
 
@@ -200,19 +176,6 @@ class _ThreadCall(Completion):
             with contextlib.suppress(ValueError):
                 self.reference.common.held.remove(self)
             self.reference.handle.let_go()
-
-    def _fail(self, error: Exception, orphaned: bool) -> None:
-        if self.state is State.PENDING:
-            future = self.future
-            if orphaned:
-                drop(future)
-            elif future is not None and not future.done():
-                set_exception(future, error)
-            self._end(State.DROPPED if orphaned else State.FAILED)
-        # Nothing proves that the GPU has passed the work.
-        if self.keepalive is not None:
-            leak((self.keepalive, self.result))
-        self.keepalive = self.result = None
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
@@ -309,7 +272,7 @@ class ThreadStream:
 
         checks.plain_function(fn, "run_in_thread")
         reference = self._reference
-        arming.require_ready(reference)
+        waiting.require_ready(reference)
         if limiter is None:
             limiter = anyio.to_thread.current_default_thread_limiter()
         elif not hasattr(limiter, "acquire_on_behalf_of_nowait"):
@@ -320,15 +283,15 @@ class ThreadStream:
             call.expect()
             if not _take_at_once(limiter, call):
                 await limiter.acquire_on_behalf_of(call)
-            call.begin()
+            call.prepare()
             # With a limiter of its own, because the user's was asked above. anyio gives a token
             # back when the task is cancelled, although the thread still runs.
             await anyio.to_thread.run_sync(
-                call.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+                call.work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
             )
             call.give_back()
             try:
-                results: list[T] = await future
+                result: T = await future
             except CudaError:
                 if call.raised is None:
                     raise
@@ -347,8 +310,9 @@ class ThreadStream:
             finally:
                 # The traceback refers to this frame. If the frame referred to the error, they would
                 # keep each other alive, and all that the frames hold.
-                del raised, call
-        return results[0]
+                del raised, call, future
+                result = None  # type: ignore[assignment]
+        return result
 
     async def enqueue_in_thread(
         self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any

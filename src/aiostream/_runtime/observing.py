@@ -67,13 +67,26 @@ class _Here(threading.local):
     observations: Observations = ()  # of the step that runs in this thread
 
 
-# By registration, in order: add and remove your own key. Any thread, single dict operations.
+# By registration, in order. Any thread, single dict operations.
 observers: dict[Observer, None] = {}
 _here = _Here()
 # While a future lives: the observations of its await, and whether a call has returned the future.
 # If not, it lies within a coroutine that is observed. Any thread, single dict operations.
 _of_future: weakref.WeakKeyDictionary[Any, tuple[Observations, bool]]
 _of_future = weakref.WeakKeyDictionary()
+
+
+def add_observer(observer: Observer) -> None:
+    """Reports each await to an observer, from now on."""
+    _native.set_observer(future_reached)
+    observers[observer] = None
+
+
+def remove_observer(observer: Observer) -> None:
+    """Reports to it no more. May be called again."""
+    observers.pop(observer, None)
+    if not observers:
+        _native.set_observer(None)
 
 
 def is_observed() -> bool:
@@ -222,11 +235,5 @@ def future_made(future: Any) -> None:
 
 def future_reached(future: Any) -> None:
     """The loop has learned that the GPU has passed the future's point, or has failed."""
-    if future is not None:
-        observations, _ = _of_future.get(future, ((), False))
-        _each(observations, "noticed")
-
-
-def future_handed_back(future: Any) -> None:
-    """The task polls in place of the future, whose end is not that of the await."""
-    _of_future.pop(future, None)
+    observations, _ = _of_future.get(future, ((), False))
+    _each(observations, "noticed")

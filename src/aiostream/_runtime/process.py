@@ -24,7 +24,7 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import driver
-from aiostream._runtime import points, stuck
+from aiostream._runtime import stuck
 
 ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 
@@ -110,8 +110,6 @@ def survive(error: BaseException, name: str) -> None:
 # Any thread appends, finalizers too, and the janitor removes. A deque, because its operations are
 # atomic and take no lock that the thread under a finalizer could hold.
 _tasks: deque[Callable[[], Any]] = deque()
-# What has arrived for the janitor and is not delivered yet. The janitor alone.
-_backlog: list[int | _native.Wait] = []
 # Descriptor -> what the janitor calls when it is readable: its own, and those of
 # `watch_in_janitor`. Any thread adds, by one dict operation. No entry is removed.
 _watched: dict[int, Callable[[], bool]] = {}
@@ -143,8 +141,7 @@ def _clean() -> None:
 
 
 def _serve_orphans() -> bool:
-    _native.drain(ORPHANS, _backlog)
-    points.deliver(_backlog, orphaned=True)
+    _native.drain(ORPHANS, True)
     driver.report_failures()
     _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:

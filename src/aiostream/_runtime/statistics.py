@@ -35,7 +35,10 @@ class PointCounts:
 
 @dataclass(frozen=True, slots=True)
 class FutureCounts:
-    """Futures of completions: `created == done + failed + cancelled + dropped + pending`."""
+    """Futures of completions: `created == done + failed + cancelled + dropped + pending`.
+
+    A wait has none, except with `wait="hostfunc"`.
+    """
 
     created: int
     done: int

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from typing import TYPE_CHECKING
 
 from aiostream import _native
-from aiostream._handles.reference import pinned
 from aiostream._objects import captures
-from aiostream._runtime import loops, points
+from aiostream._runtime import loops
 from aiostream._servers.pool_slots import Slot
 from aiostream._waits import waiting
-from aiostream.errors import CudaError, StreamClosedError
+from aiostream.errors import CudaError
 
 if TYPE_CHECKING:
     from aiostream._servers.pool_core import PoolCore
@@ -107,37 +105,27 @@ class Busy:
             context_id = reference.context._ensure_monitored()
             if slot.wait_list is None:
                 slot.wait_list = _native.WaitList(context_id, self._history)
-            # The watcher polls, because the loop may not be running. The loop gets the answer when
-            # it runs again.
-            reserved = slot.wait_list.reserve(bridge.queue, waiting.BY_WATCHER)
         except (MemoryError, CudaError):
             return None
-        if isinstance(reserved, int):
-            return None
-        # Registered before the record, because the watcher may see the event complete at once.
-        entry = points.registry[reserved.ticket] = Return(pool, slot, context_id)
-        # Pinned, because another thread may close a borrowed stream, and its handle may then be
-        # that of a new stream. It may have done so just now: the next look finds that out.
-        with contextlib.suppress(StreamClosedError, CudaError), pinned(reference):
-            # The watcher has the ticket as soon as this returns, perhaps earlier. It fires into the
-            # loop's queue, so `Return.complete` cannot run before this thread is back in its drain.
-            reserved.record(reference.handle)
-        if reserved.is_recorded:
-            return entry
-        points.registry.pop(reserved.ticket, None)
-        return None
+        # The watcher may see the event complete at once. It fires into the loop's queue, so
+        # `Return.complete` cannot run before this thread is back in its drain. The watcher polls,
+        # because the loop may not be running.
+        entry = Return(pool, slot)
+        watched = _native.watch(
+            reference.handle, slot.wait_list, bridge.queue, waiting.BY_WATCHER, entry
+        )
+        return entry if watched else None
 
 
 class Return:
-    """A busy stream that an event watches. The registry holds it until the event is complete."""
+    """A busy stream that an event watches. It lives until the event is complete."""
 
-    __slots__ = ("context_id", "pool", "slot")
+    __slots__ = ("pool", "slot")
 
-    def __init__(self, pool: PoolCore, slot: Slot, context_id: int) -> None:
+    def __init__(self, pool: PoolCore, slot: Slot) -> None:
         self.pool = weakref.ref(pool)
         # Keeps the stream until the work is done, even if the pool is collected before.
         self.slot = slot
-        self.context_id = context_id
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The work is done (`code` is 0), or has failed."""

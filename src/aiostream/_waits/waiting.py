@@ -6,6 +6,7 @@ all answer in one form:
 - `None`: the wait is over, and the work has succeeded.
 - A `Wait`: it is not over, and this task polls it (not an answer of `await`).
 - A number from `_native.FIRST_TICKET` on: the ticket of a wait that a timer or the watcher has now.
+  A future that was given to `_native.own` gets its answer: any of the others.
 - Any other number: an error or a refusal, for `driver.raise_for`.
 """
 
@@ -14,15 +15,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from aiostream import _native
 from aiostream._base import checks, driver, hints
-from aiostream._handles.reference import Reference, call_with, order_key, wait_list_of
-from aiostream._runtime import loops, points
-from aiostream._runtime.completion import Completion, EventCompletion, SettledFuture, State, leak
-from aiostream._runtime.observing import future_handed_back, is_observed, observed, observers
-from aiostream._waits import arming
+from aiostream._handles.reference import Reference, in_libraries, order_of, wait_list_of
+from aiostream._runtime import loops, process
+from aiostream._runtime.completion import Completion, SettledFuture
+from aiostream._runtime.observing import future_made, is_observed, observed, observers
 from aiostream.enums import WaitLike, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
 
@@ -30,14 +30,26 @@ __all__ = ["default_wait", "set_default_wait"]
 
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
-_STAGE_TASK = _native.STAGE_TASK
 # The number of each strategy in native code. In a wait, numbers are compared faster than members.
 _MODES = {WaitStrategy(name): number for number, name in enumerate(_native.WAIT_STRATEGIES)}
 BY_HOST_FUNCTION = _MODES[WaitStrategy.HOSTFUNC]
+_HOST_FUNCTION = _native.KIND_HOST_FUNCTION
 # For what no loop's thread may poll.
 BY_WATCHER = _MODES[WaitStrategy.EVENT]
 _VARIABLE = "AIOSTREAM_WAIT"
 _default: WaitStrategy | None = None  # any thread; one assignment
+
+CALLS = {
+    _native.KIND_HOST_FUNCTION: "cuLaunchHostFunc",
+    _native.KIND_CALLBACK: "cuStreamAddCallback",
+    _native.KIND_PYTHON_HOST: "cuLaunchHostFunc",
+    _native.KIND_PYTHON_CALLBACK: "cuStreamAddCallback",
+    _native.KIND_FOREIGN: "cuLaunchHostFunc",
+}
+LEFT_CAPTURING = (
+    "The function has left the stream capturing, so its work cannot be awaited. End the capture "
+    "in the function"
+)
 
 
 def default_wait() -> WaitStrategy:
@@ -89,46 +101,6 @@ def strategy(wait: str | None, source: str = "wait") -> WaitStrategy:
 checkpoint: Callable[[], Coroutine[Any, Any, None]] = loops.checkpoint
 _current_bridge = loops.current_bridge
 _yield_turn = loops.yield_turn
-
-
-class _Watched(Completion):
-    """A wait that a timer or the watcher has. It ends, or its task gets it back shortly before.
-
-    Threads: the loop's thread, in the task and in the drain.
-    """
-
-    __slots__ = ("spinning",)
-
-    def __init__(self, future: SettledFuture, reference: Reference) -> None:
-        super().__init__(
-            future, reference.name, "cuEventQuery", reference.context._ensure_monitored()
-        )
-        self.spinning: _native.Wait | None = None  # once it was handed back
-
-    def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
-        """Gives the wait to its task, which polls it from now on, if it still waits.
-
-        If it does not, `wait` dies here, and its record is dropped.
-        """
-        # In the drain of the loop's thread, or in the janitor's (`orphaned`) once the loop is gone.
-        # There no task can take the wait.
-        future = self.future
-        if (
-            self.state is State.PENDING
-            and not orphaned
-            and future is not None
-            and not future.cancelled()
-        ):
-            self.spinning = wait
-            if observers:
-                future_handed_back(future)
-        self._settle(0, orphaned)
-
-    def cancel(self) -> None:
-        """Ends the wait, because its task has gone."""
-        super().cancel()
-        if self.spinning is not None:
-            self.spinning.drop()
 
 
 def mode_of(wait: WaitStrategy) -> int:
@@ -205,7 +177,7 @@ async def synchronize_async(self: Awaitable) -> None:
         await observed(f"{kind}.synchronize_async", synchronize_async, self)
         return
     if mode == BY_HOST_FUNCTION and not reference.is_event:
-        await wait_for(arming.arm_completion(reference))
+        await wait_for(complete(reference))
         return
     bridge = _current_bridge()
     answer: int | _native.Wait | None
@@ -226,39 +198,40 @@ async def synchronize_async(self: Awaitable) -> None:
     del bridge
     # Exactly one of task, timer and watcher holds the wait (`wait_record.h`). Here it is the task
     # while `answer` is a Wait, and another one while it is a ticket.
-    watched = None
+    future: Any = None
     try:
-        while True:
+        while answer is not None:
             if isinstance(answer, _Wait):
                 answer = await until_over(answer)
-                if answer is None:
-                    return
             elif answer >= _FIRST_TICKET:
                 # The ticket may have fired already. It is not lost, because this thread delivers it
                 # and does so in the next await at the earliest.
-                watched = points.registry[answer] = _Watched(
-                    _current_bridge().new_future(), reference
-                )
-                _native.set_state(watched, State.NEW, State.PENDING, _native.FUTURES_CREATED)
-                await watched.future  # type: ignore[misc]
-                if watched.spinning is None:
-                    return
+                future = _current_bridge().new_future()
+                _native.own(answer, future)
+                if observers:
+                    future_made(future)
+                answer = await future
+                future = None
                 # Handed back. The task polls before the next turn, because the end may have come.
-                answer = watched.spinning.poll()
-                if answer is None:
-                    return
+                if isinstance(answer, _Wait):
+                    answer = answer.poll()
             else:
                 break
+        else:
+            return
     except BaseException:
         # A cancellation or an interrupt. A stream's record goes to the watcher, which recycles it
         # when its event is complete. Until then the GPU has not passed it, and no other wait may
         # record it.
-        if watched is not None:
-            watched.cancel()
         if isinstance(answer, _Wait):
             answer.drop()
         elif answer is not None:
             _native.orphan(answer)
+        if future is not None and future.done() and not future.cancelled():
+            answer = future.result()
+            if isinstance(answer, _Wait):
+                answer.drop()
+        future = None
         raise
     driver.raise_for(
         answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name
@@ -272,77 +245,173 @@ def _begin_event(event: Reference, bridge: loops.Bridge, mode: int) -> int | _na
     )
 
 
-def enqueue(
-    reference: Reference, mode: int, call: Callable[[], Any], keepalive: Any = None
-) -> Completion:
-    """Calls `call`, which enqueues work on a pinned stream, and returns the work's completion.
-
-    Everything that can be refused is reserved before `call` runs. `keepalive` lives until the GPU
-    has passed the work, or is counted as leaked if that cannot be proved.
+def require_ready(reference: Reference) -> None:
+    """Raises, before work is enqueued, what would refuse a wait behind that work.
 
     Raises:
         RuntimeError: No loop runs here.
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: The stream is capturing.
+        ContextFailedError: The context has failed.
+    """
+    _current_bridge()
+    require_healthy(reference, recent=False)
+
+
+def require_healthy(reference: Reference, recent: bool) -> None:
+    """Raises what `require_ready` does, for a caller that has a loop.
+
+    Args:
+        reference: The stream.
+        recent: Use the answer of the last millisecond, which costs no driver call.
+
+    Raises:
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: The stream is capturing.
+        ContextFailedError: The context has failed.
+    """
+    driver.raise_for(
+        _native.health(reference.context._ensure_monitored(), recent),
+        "cuStreamQuery",
+        reference.name,
+    )
+    driver.raise_for(
+        _native.capture_refusal(reference.handle), "cuStreamIsCapturing", reference.name
+    )
+
+
+def enqueue(
+    reference: Reference, mode: int, call: Callable[[], Any], keepalive: Any = None
+) -> SettledFuture:
+    """Calls `call`, which enqueues work on a stream, and returns a future of its result.
+
+    Everything that can be refused is reserved before `call` runs. `keepalive` lives until the GPU
+    has passed the work, or is counted as leaked if that cannot be proved. All of it is one native
+    step, so that no KeyboardInterrupt comes between the work and the event behind it.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamClosedError: The stream is closed.
         StreamCaptureError: The stream is capturing, or `call` has left it capturing.
         CudaError: The driver refused, or the context has failed.
     """
     bridge = _current_bridge()
-    context_id = reference.context._ensure_monitored()
-    wait_list = reference.wait_list
-    if wait_list is None:
-        # First, because to find the list would ask a capturing stream for its id.
-        arming.require_healthy(reference, recent=True)
-        wait_list = wait_list_of(reference)
-    reserved = wait_list.reserve(bridge.queue, mode, reference.handle)
-    if isinstance(reserved, int):
-        captures = reserved <= _native.RESULT_CAPTURING
-        refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
-        driver.raise_for(reserved, refused, reference.name)
-        raise AssertionError("a reservation is refused with an error")
-    future = bridge.new_polled_future()
-    future.point = completion = EventCompletion(
-        future, reference.name, context_id, bridge.orders, reserved, keepalive
-    )
-    # Before `call`, because the ticket may fire as soon as the event is recorded, and a ticket that
-    # is not registered then would be ignored.
-    points.registry[reserved.ticket] = completion
-    refusal = 0
-    results: list[Any] = []
+    common = reference.common
     try:
-        refusal = call_with(reference, call, results)
-        driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
-        # Before the record, because the ticket may fire at once, and the drain gives the result.
-        completion.result = results[0]
-        _native.set_state(completion, State.NEW, State.PENDING, _native.FUTURES_CREATED)
-        # From here on the watcher or the loop's timer may have the wait. They touch the record and
-        # the ticket, and nothing of Python's.
-        completion.begin_order()
-        refusal, stage = reserved.record(reference.handle)
-        if stage == _STAGE_TASK:
+        if mode == BY_HOST_FUNCTION:
+            future = bridge.new_future()
+            _complete(reference, bridge, future, _HOST_FUNCTION, call, keepalive)
+            return future
+        wait_list = reference.wait_list
+        if wait_list is None:
+            # First, because to find the list would ask a capturing stream for its id.
+            require_healthy(reference, recent=True)
+            wait_list = wait_list_of(reference)
+        future = bridge.new_polled_future()
+        if observers:
+            future_made(future)
+        answer = _native.enqueue(
+            reference.handle,
+            wait_list,
+            0,
+            bridge.queue,
+            mode,
+            future,
+            in_libraries(reference, call) if common.currents else call,
+            keepalive,
+            common.order or order_of(reference),
+            reference.name,
+        )
+        if answer is not None:
+            if answer is not True:
+                _refuse(answer, reference, "cuEventCreate", "cuEventRecord")
             bridge.poll_soon()
-        driver.raise_for(refusal, "cuEventRecord", reference.name, arming.LEFT_CAPTURING)
-        completion.enter_order(order_key(reference))
-    except BaseException:
-        # No caller gets the future, but what `call` has enqueued may be in flight. An interrupt may
-        # cut each of these steps short. None of them may release what the GPU still uses.
-        completion.result = results
-        # No other call before the record, because an interrupt right after it would leave the work
-        # without its event, and what it uses would count as leaked.
-        if keepalive is not None and refusal == 0 and not reserved.is_recorded:
-            reserved.record(reference.handle)
-        # What was recorded may be the loop's to poll. Without this drain it would never end.
-        bridge.poll_soon()
-        completion.cancel()
-        raise
+        return future
     finally:
-        if not reserved.is_recorded:
-            if keepalive is not None and (refusal == 0 or results):  # `call` has run
-                leak((keepalive, results))
-            points.registry.pop(reserved.ticket, None)
-            del completion.reserved
         # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its
-        # loop. If it kept the reservation, that would count as a pending wait.
-        del bridge, reserved
-    return completion
+        # loop.
+        del bridge
+
+
+def complete(reference: Reference, kind: int = _HOST_FUNCTION) -> Completion:
+    """Enqueues a host function at the stream's current end, or a callback, which brings a status.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: The stream is capturing.
+        CudaError: The driver refused.
+    """
+    bridge = _current_bridge()
+    try:
+        return _complete(reference, bridge, bridge.new_future(), kind)
+    finally:
+        del bridge  # as in `enqueue`
+
+
+def _complete(
+    reference: Reference,
+    bridge: loops.Bridge,
+    future: SettledFuture,
+    kind: int,
+    call: Callable[[], Any] | None = None,
+    keepalive: Any = None,
+) -> Completion:
+    if observers:
+        future_made(future)
+    answer = _native.enqueue(
+        reference.handle,
+        None,
+        reference.context._ensure_monitored(),
+        bridge.queue,
+        kind,
+        future,
+        in_libraries(reference, call) if call is not None else None,
+        keepalive,
+        order_of(reference),
+        reference.name,
+    )
+    del bridge  # as in `enqueue`
+    if not isinstance(answer, Completion):
+        _refuse(answer, reference, CALLS[kind], CALLS[kind], call is not None)
+    return answer
+
+
+def _refuse(
+    answer: Any, reference: Reference, before: str, after: str, has_call: bool = True
+) -> NoReturn:
+    """Raises why work was not enqueued, or its completion: see `_native.enqueue`."""
+    if isinstance(answer, int):
+        captures = answer <= _native.RESULT_CAPTURING
+        driver.raise_for(answer, "cuStreamIsCapturing" if captures else before, reference.name)
+    else:
+        hint = LEFT_CAPTURING if has_call else None
+        driver.raise_for(answer[0], after, reference.name, hint)
+    raise AssertionError("a completion is refused with an error")
+
+
+def keep_until_passed(reference: Reference, keepalive: Any) -> None:
+    """Keeps objects alive until the GPU has passed the current end of a pinned stream.
+
+    No task waits for that. If the driver refuses, the objects live as long as the process, and are
+    counted as leaked.
+
+    Threads: any, but for the per-thread stream the one that has used it.
+    """
+    # An event, because its record never blocks, not even on a full stream. On the janitor's queue,
+    # because this loop may end before the GPU has passed.
+    _native.enqueue(
+        reference.handle,
+        wait_list_of(reference),
+        0,
+        process.ORPHANS,
+        BY_WATCHER,
+        None,
+        None,
+        keepalive,
+        order_of(reference),
+        reference.name,
+    )
 
 
 async def wait_for(completion: Completion) -> None:
@@ -356,7 +425,7 @@ async def wait_for(completion: Completion) -> None:
     future = completion.future
     try:
         if future is not None:
-            await future  # type: ignore[misc]
+            await future
     except BaseException:
         completion.cancel()
         raise

@@ -48,9 +48,8 @@ enum { CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURED_EVENT = 907, CUDA_CAPTURE_LAST = 
 
 /* What a firing says of its success. A host function brings no status. By the manual it never runs
  * after an error, but some drivers were reported to run it. So the code that delivers the firing
- * reads the context's health afterwards. STATUS_NEAR is no firing: the end of a future's wait is
- * near, and its loop polls it. */
-enum { STATUS_UNKNOWN = 1 << 20, STATUS_NEAR = 1 << 21 };
+ * reads the context's health afterwards. */
+enum { STATUS_UNKNOWN = 1 << 20 };
 
 /* The id of a context. Unlike a handle, an id is never used again. 0: the driver does not say. */
 uint64_t context_identity(void *context);

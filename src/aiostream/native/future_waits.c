@@ -68,6 +68,7 @@ static void append(struct polled_waits *polled, struct wait *wait) {
     if (polled->first) polled->last->next_polled = wait;
     else polled->first = wait;
     polled->last = wait;
+    polled->count++;
     atomic_store(&wait->polled_by_loop, true);
 }
 
@@ -75,6 +76,7 @@ static void append(struct polled_waits *polled, struct wait *wait) {
  * Then the field is another loop's. */
 static void removed(struct polled_waits *polled, struct wait *wait) {
     atomic_store(&wait->polled_by_loop, false);
+    polled->count--;
     if (wait->near) polled->near--;
     wait->near = false;
 }
@@ -156,13 +158,10 @@ bool wait_task_polls_on(struct wait *wait, uint64_t *ticket) {
     return true;
 }
 
-void wait_end_future(struct wait *wait, int status) {
-    struct queue *queue = wait->queue;
+void wait_end_future(struct wait *wait) {
     untake(wait);
-    /* the task drains the queue, or has its loop do that in the next turn */
-    queue_suppress_wakeup(queue);
-    wait_end_in_loop(wait, status);
-    drain_again(queue);
+    atomic_fetch_sub(&pending_waits, 1);
+    wait_release(wait);
 }
 
 static struct wait *take_back(struct queue *queue) {

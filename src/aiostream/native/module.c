@@ -82,113 +82,6 @@ struct context *as_context(int index) {
     return context;
 }
 
-/* Owns a reserved ticket until it is armed. Otherwise a KeyboardInterrupt before Python has stored
- * the number would leave the slot reserved, and its queue could never be used again. */
-typedef struct {
-    PyObject_HEAD
-    uint64_t number;
-} TicketObject;
-
-static PyTypeObject *ticket_type;
-
-static void Ticket_dealloc(PyObject *object) {
-    uint64_t number = ((TicketObject *)object)->number;
-    PyTypeObject *type = Py_TYPE(object);
-    /* this does nothing if the ticket was armed, or given back */
-    if (number && !is_child()) point_unreserve(number);
-    PyObject_Free(object);
-    Py_DECREF(type);
-}
-
-static PyObject *Ticket_number(PyObject *self, void *unused) {
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(((TicketObject *)self)->number);
-}
-
-static PyGetSetDef ticket_properties[] = {
-    {"number", Ticket_number, NULL, "What the driver is given.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-static PyType_Slot ticket_slots[] = {
-    {Py_tp_dealloc, Ticket_dealloc},
-    {Py_tp_getset, ticket_properties},
-    {Py_tp_doc, "A reserved ticket, given back unless it is armed."},
-    {0, NULL},
-};
-static PyType_Spec ticket_spec = {"aiostream._native.Ticket", sizeof(TicketObject), 0,
-                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                  ticket_slots};
-
-static PyObject *native_reserve(PyObject *self, PyObject *args) {
-    (void)self;
-    int queue_number, context_id, kind;
-    if (!PyArg_ParseTuple(args, "iii", &queue_number, &context_id, &kind) || refuse_in_child())
-        return NULL;
-    struct queue *queue = as_queue(queue_number);
-    struct context *context = queue ? as_context(context_id) : NULL;
-    if (!context) return NULL;
-    if ((kind == KIND_PYTHON_HOST || kind == KIND_PYTHON_CALLBACK) && refuse_at_exit()) return NULL;
-    TicketObject *ticket = PyObject_New(TicketObject, ticket_type);
-    if (!ticket) return NULL;
-    ticket->number = point_reserve(queue, context, kind);
-    if (ticket->number) return (PyObject *)ticket;
-    Py_DECREF(ticket);
-    return PyErr_NoMemory();
-}
-
-static PyObject *native_set_foreign(PyObject *self, PyObject *args) {
-    (void)self;
-    unsigned long long ticket, function, data;
-    if (!PyArg_ParseTuple(args, "KKK", &ticket, &function, &data)) return NULL;
-    point_set_foreign(ticket, (host_function)(uintptr_t)function, (void *)(uintptr_t)data);
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_set_sync_mode(PyObject *self, PyObject *args) {
-    (void)self;
-    unsigned long long ticket;
-    int mode;
-    if (!PyArg_ParseTuple(args, "Ki", &ticket, &mode)) return NULL;
-    point_set_sync_mode(ticket, mode);
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_is_live(PyObject *self, PyObject *args) {
-    (void)self;
-    unsigned long long ticket;
-    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    return PyBool_FromLong(point_is_live(ticket));
-}
-
-static PyObject *native_unreserve(PyObject *self, PyObject *args) {
-    (void)self;
-    unsigned long long ticket;
-    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    if (!is_child()) point_unreserve(ticket);
-    Py_RETURN_NONE;
-}
-
-static int do_arm(struct handle *stream, void *argument) {
-    return point_arm(*(uint64_t *)argument, handle_value(stream));
-}
-
-static PyObject *native_arm(PyObject *self, PyObject *args) {
-    (void)self;
-    PyObject *object;
-    unsigned long long number;
-    int pinned;
-    if (!PyArg_ParseTuple(args, "OKp", &object, &number, &pinned)) return NULL;
-    struct handle *handle = as_handle(object);
-    if (!handle) return NULL;
-    uint64_t ticket = number;
-    int result;
-    Py_BEGIN_ALLOW_THREADS
-    result = pinned ? operate_pinned(handle, do_arm, &ticket) : operate(handle, do_arm, &ticket);
-    point_unreserve(ticket); /* it never came to arming */
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(result);
-}
-
 /* --- the ledger --- */
 
 bool append_number(PyObject *list, PyObject *number) {
@@ -206,39 +99,17 @@ static PyObject *native_counters(PyObject *self, PyObject *unused) {
     return list;
 }
 
+static PyObject *native_awaits_firing(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long ticket;
+    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
+    return PyBool_FromLong(point_awaits_firing(ticket));
+}
+
 static PyObject *native_pending(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     long long captured = points_captured(), in_streams = points_in_streams();
     return Py_BuildValue("LLL", (long long)points_pending(), captured, in_streams);
-}
-
-static PyObject *native_count(PyObject *self, PyObject *args) {
-    (void)self;
-    int counter, amount;
-    if (!PyArg_ParseTuple(args, "ii", &counter, &amount)) return NULL;
-    if (counter < 0 || counter >= COUNTERS)
-        return PyErr_Format(PyExc_ValueError, "there is no counter %d", counter);
-    atomic_fetch_add(&counters[counter], amount);
-    Py_RETURN_NONE;
-}
-
-/* set_state(record, before, after, counter): changes the state of a future and counts that, in one
- * step, because a KeyboardInterrupt or another thread may come between any two steps of Python. If
- * the state is not `before`, another thread was first, and nothing happens. */
-static PyObject *native_set_state(PyObject *self, PyObject *args) {
-    (void)self;
-    PyObject *record, *before, *after;
-    int counter;
-    if (!PyArg_ParseTuple(args, "OOOi", &record, &before, &after, &counter)) return NULL;
-    if (counter < 0 || counter >= COUNTERS)
-        return PyErr_Format(PyExc_ValueError, "there is no counter %d", counter);
-    PyObject *state = PyObject_GetAttrString(record, "state");
-    if (!state) return NULL;
-    Py_DECREF(state); /* the record has it */
-    if (state != before) Py_RETURN_NONE;
-    if (PyObject_SetAttrString(record, "state", after) < 0) return NULL;
-    atomic_fetch_add(&counters[counter], 1);
-    Py_RETURN_NONE;
 }
 
 /* Opens or shuts a gate: a stream waits for the word. The store is a release, because the work
@@ -261,24 +132,12 @@ static PyMethodDef functions[] = {
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
     {"context_register", native_context_register, METH_VARARGS,
      "Its number. The list is emptied if the watcher took the idle stream, which it does once."},
-    {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
-    {"set_foreign", native_set_foreign, METH_VARARGS,
-     "The native function that a KIND_FOREIGN ticket runs."},
-    {"set_sync_mode", native_set_sync_mode, METH_VARARGS,
-     "How the GPU waits for a ticket's host function: needs _v2."},
-    {"unreserve", native_unreserve, METH_VARARGS,
-     "Gives back a ticket that was reserved and not armed."},
-    {"is_live", native_is_live, METH_VARARGS,
-     "Whether the driver may still come to a ticket, or its consumer has yet to."},
-    {"arm", native_arm, METH_VARARGS,
-     "Enqueues a ticket's host function; 0, a driver code, or a negative refusal."},
+    {"awaits_firing", native_awaits_firing, METH_VARARGS,
+     "Whether a ticket is armed and has not fired."},
     {"counters", native_counters, METH_NOARGS, "All counters, in the order of COUNTERS."},
     {"pending", native_pending, METH_NOARGS,
      "The points that are armed now, counted one by one. Of these, the host functions that live in "
      "graphs, and those in streams."},
-    {"count", native_count, METH_VARARGS, "Adds to a counter."},
-    {"set_state", native_set_state, METH_VARARGS,
-     "Sets a record's state and counts it, in one step."},
     {"store_word", native_store_word, METH_VARARGS,
      "Stores 32 bits at an address, after all that this thread has written before."},
     {NULL, NULL, 0, NULL},
@@ -293,8 +152,7 @@ static const struct {
     CONSTANT(KIND_PYTHON_CALLBACK), CONSTANT(KIND_FOREIGN),       CONSTANT(HANDLE_STREAM),
     CONSTANT(HANDLE_EVENT),         CONSTANT(HANDLE_GRAPH),       CONSTANT(HANDLE_GRAPH_EXEC),
     CONSTANT(TURN_YIELD),           CONSTANT(TURN_BEGAN),         CONSTANT(RESULT_CLOSED),
-    CONSTANT(RESULT_NO_MEMORY),     CONSTANT(STATUS_UNKNOWN),     CONSTANT(STATUS_NEAR),
-    CONSTANT(STAGE_TASK),           CONSTANT(RESULT_QUARANTINED), CONSTANT(RESULT_AWAITED),
+    CONSTANT(RESULT_NO_MEMORY),     CONSTANT(RESULT_QUARANTINED), CONSTANT(RESULT_AWAITED),
     CONSTANT(RESULT_CAPTURING),     CONSTANT(FIRST_TICKET),
 #define COUNTER(name) {#name, name},
 #include "counters.h"
@@ -335,11 +193,8 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     if (add_handle_type(module) < 0) return -1;
-    if (!ticket_type) ticket_type = (PyTypeObject *)PyType_FromSpec(&ticket_spec);
-    if (!ticket_type || PyModule_AddObjectRef(module, "Ticket", (PyObject *)ticket_type) < 0)
-        return -1;
-    if (add_wait_types(module) < 0 || add_failure_functions(module) < 0 ||
-        add_process_functions(module) < 0)
+    if (add_completion_types(module) < 0 || add_wait_types(module) < 0 ||
+        add_failure_functions(module) < 0 || add_process_functions(module) < 0)
         return -1;
     if (PyModule_AddFunctions(module, graph_functions) < 0) return -1;
     if (add_names(module, "COUNTERS", counter_name, COUNTERS) < 0 ||

@@ -28,8 +28,28 @@ int operate_pinned_as_is(struct handle *, handle_operation, void *argument);
 /* As operate, in the thread's own capture mode. */
 int operate_as_is(struct handle *, handle_operation, void *argument);
 
+/* --- completions --- */
+
+/* Pins a handle in this thread, for the length of one step. */
+bool pin_here(struct handle *);
+void unpin_here(struct handle *);
+struct wait;
+const struct strategy *as_strategy(long number);
+/* A Wait that its task polls. NULL: no memory, and the wait is still the caller's. */
+PyObject *new_wait(struct wait *, struct queue *);
+void disown_wait(PyObject *); /* the wait is the caller's again */
+/* makes it that of a future */
+void give_future_wait(PyObject *, struct wait *, struct queue *, uint64_t ticket, bool at_once);
+PyObject *new_order(void);
+/* The task that polls a future's wait has seen its end. -1: settling the future has raised, and the
+ * next drain does it again. */
+int future_ends(uint64_t ticket, int code);
+/* on a driver's thread, with the GIL */
+void run_host_function(uint64_t ticket, int status);
+
 /* Each adds types or functions to the module. -1: an exception is set. */
 int add_handle_type(PyObject *module);
+int add_completion_types(PyObject *module);
 int add_wait_types(PyObject *module);
 int add_failure_functions(PyObject *module);
 int add_process_functions(PyObject *module);

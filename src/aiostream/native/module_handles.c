@@ -99,6 +99,10 @@ static bool is_pinned_here(const struct handle *handle) {
     return own_pins.count > own_pins.noted;
 }
 
+static void note_pinned(const struct handle *handle) {
+    if (own_pins.count++ < MOST_PINS) own_pins.handles[own_pins.noted++] = handle;
+}
+
 static void note_unpinned(const struct handle *handle) {
     if (own_pins.count-- > own_pins.noted) return; /* the latest is the first to go */
     int i = own_pins.noted - 1;
@@ -122,7 +126,7 @@ static PyObject *Handle_pin(PyObject *self, PyObject *held) {
     if (refuse_in_child()) return NULL;
     int pinned = pin_noted(handle, held);
     if (pinned < 0) return NULL;
-    if (pinned && own_pins.count++ < MOST_PINS) own_pins.handles[own_pins.noted++] = handle;
+    if (pinned) note_pinned(handle);
     return PyBool_FromLong(pinned);
 }
 
@@ -136,13 +140,22 @@ static void unpin_from_python(struct handle *handle) {
     Py_END_ALLOW_THREADS
 }
 
-static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
-    (void)unused;
-    struct handle *handle = ((HandleObject *)self)->handle;
+bool pin_here(struct handle *handle) {
+    if (!handle_pin(handle)) return false;
+    note_pinned(handle);
+    return true;
+}
+
+void unpin_here(struct handle *handle) {
     /* forked since the pin: the last user would destroy the parent's object */
-    if (is_child()) Py_RETURN_NONE;
+    if (is_child()) return;
     note_unpinned(handle);
     unpin_from_python(handle);
+}
+
+static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
+    (void)unused;
+    unpin_here(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
 }
 

@@ -34,8 +34,6 @@ static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
 static bool gate_closed; /* under gate_lock */
 static int gate_inside;  /* under gate_lock */
-/* set once, before any Python host function is armed; never released */
-static PyObject *dispatcher;
 
 bool refuse_at_exit(void) {
     pthread_mutex_lock(&gate_lock);
@@ -68,9 +66,7 @@ static void gate_leave(void) {
 static void python_dispatch(uint64_t ticket, int status) {
     if (!gate_enter()) return;
     PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *result = PyObject_CallFunction(dispatcher, "Ki", (unsigned long long)ticket, status);
-    if (result) Py_DECREF(result);
-    else PyErr_WriteUnraisable(dispatcher);
+    run_host_function(ticket, status);
     PyGILState_Release(state);
     gate_leave();
 }
@@ -88,14 +84,6 @@ static PyObject *native_gate_close(PyObject *self, PyObject *unused) {
         if (!empty && PyErr_CheckSignals() < 0)
             return NULL; /* so a host function that never ends can be interrupted */
     }
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_set_dispatcher(PyObject *self, PyObject *callable) {
-    (void)self;
-    Py_XDECREF(dispatcher);
-    dispatcher = Py_NewRef(callable);
-    points_set_dispatcher(python_dispatch);
     Py_RETURN_NONE;
 }
 
@@ -213,8 +201,6 @@ static PyMethodDef process_functions[] = {
     {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
     {"open_orphans", native_open_orphans, METH_NOARGS,
      "The descriptor of the orphans' queue, which is made once."},
-    {"set_dispatcher", native_set_dispatcher, METH_O,
-     "What runs a user's Python host function: f(ticket, status)."},
     {"gate_close", native_gate_close, METH_NOARGS,
      "Closes the exit gate and waits for those inside."},
     {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
@@ -231,6 +217,7 @@ static PyMethodDef process_functions[] = {
 };
 
 int add_process_functions(PyObject *module) {
+    points_set_dispatcher(python_dispatch);
     PyObject *rows = driver_calls_for_python();
     int status = rows ? PyModule_AddObjectRef(module, "DRIVER_CALLS", rows) : -1;
     Py_XDECREF(rows);

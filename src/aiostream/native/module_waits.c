@@ -20,8 +20,7 @@ typedef struct {
 static PyTypeObject *wait_type;
 static PyMethodDef wait_functions[];
 
-/* NULL: no memory. The wait is still the caller's. */
-static PyObject *new_wait(struct wait *wait, struct queue *queue) {
+PyObject *new_wait(struct wait *wait, struct queue *queue) {
     WaitObject *self = PyObject_New(WaitObject, wait_type);
     if (!self) return NULL;
     self->wait = wait;
@@ -31,10 +30,19 @@ static PyObject *new_wait(struct wait *wait, struct queue *queue) {
     return (PyObject *)self;
 }
 
-static void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
+void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
 
-/* Whether it is over, one way or another. If it is not, or has failed with an exception, begun is
- * of no use. */
+void give_future_wait(PyObject *object, struct wait *wait, struct queue *queue, uint64_t ticket,
+                      bool at_once) {
+    WaitObject *self = (WaitObject *)object;
+    self->wait = wait;
+    self->queue = queue;
+    self->ticket = ticket;
+    self->yielded = at_once;
+}
+
+/* Whether it is over, one way or another. If it is not, or has failed with an exception, result is
+ * of no use. A future's end settles the future, so that its task continues in this turn. */
 static bool poll(WaitObject *self, struct wait_result *result) {
     if (refuse_in_child()) return false;
     if (!self->wait) {
@@ -51,8 +59,9 @@ static bool poll(WaitObject *self, struct wait_result *result) {
     over = wait_poll(self->wait, self->queue, result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
-    if (over) self->wait = NULL;
-    return over;
+    if (!over) return false;
+    self->wait = NULL;
+    return !self->ticket || result->ticket || future_ends(self->ticket, result->refusal) == 0;
 }
 
 /* What begin, poll and await answer, always in the same form. None: the wait is over and has
@@ -148,123 +157,6 @@ static PyType_Slot wait_slots[] = {
 static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, wait_slots};
 
-/* --- Reserved --- */
-
-/* Everything that a future's wait needs, before its work is enqueued. It is given back if it dies
- * unrecorded. */
-typedef struct {
-    PyObject_HEAD
-    struct wait *wait; /* once it is recorded, the record may be another's */
-    struct queue *queue;
-    bool recorded;
-    uint64_t ticket;
-} ReservedObject;
-
-static PyTypeObject *reserved_type;
-
-static void Reserved_dealloc(PyObject *object) {
-    ReservedObject *self = (ReservedObject *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    if (!self->recorded && !is_child()) wait_unreserve(self->wait);
-    PyObject_Free(object);
-    Py_DECREF(type);
-}
-
-struct recording_future {
-    ReservedObject *reserved;
-    enum stage stage;
-};
-
-static int do_record_future(struct handle *stream, void *argument) {
-    struct recording_future *recording = argument;
-    int status =
-        wait_record_future(recording->reserved->wait, handle_value(stream), &recording->stage);
-    if (status == CUDA_SUCCESS) recording->reserved->recorded = true;
-    return status;
-}
-
-/* record(handle): (0 or a refusal, who polls it first: STAGE_TASK, and then the loop has to poll
- * soon, STAGE_TIMER or STAGE_WATCHER, which has it until the end). The caller has pinned the
- * handle. */
-static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
-    struct recording_future recording = {.reserved = (ReservedObject *)object,
-                                         .stage = STAGE_WATCHER};
-    struct handle *handle = as_handle(stream);
-    if (!handle) return NULL;
-    if (recording.reserved->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was recorded before");
-    int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = operate_pinned_as_is(handle, do_record_future, &recording);
-    Py_END_ALLOW_THREADS
-    return Py_BuildValue("ii", status, (int)recording.stage);
-}
-
-/* fire(status): fires the ticket if there is nothing to record. Any thread. */
-static PyObject *Reserved_fire(PyObject *object, PyObject *status) {
-    ReservedObject *self = (ReservedObject *)object;
-    long code = PyLong_AsLong(status);
-    if ((code == -1 && PyErr_Occurred()) || refuse_in_child()) return NULL;
-    if (self->recorded) return PyErr_Format(PyExc_ValueError, "it was recorded before");
-    self->recorded = true;
-    wait_fire_unrecorded(self->wait, (int)code);
-    Py_RETURN_NONE;
-}
-
-/* take(at_once): the wait, if the loop polls it. Its caller, in the loop's thread, polls it from
- * now on. Otherwise None. An `await` of it polls at once, or after a turn of the loop. */
-static PyObject *Reserved_take(PyObject *object, PyObject *at_once) {
-    ReservedObject *self = (ReservedObject *)object;
-    if (refuse_in_child()) return NULL;
-    if (!self->recorded) Py_RETURN_NONE;
-    /* first, because what was taken must not be lost */
-    WaitObject *taken = (WaitObject *)new_wait(NULL, NULL);
-    if (!taken) return NULL;
-    if (!wait_take_future(self->wait, self->ticket)) {
-        Py_DECREF(taken);
-        Py_RETURN_NONE;
-    }
-    taken->wait = self->wait;
-    taken->queue = self->queue;
-    taken->ticket = self->ticket;
-    taken->yielded = at_once == Py_True;
-    return (PyObject *)taken;
-}
-
-static PyObject *Reserved_ticket(PyObject *object, void *unused) {
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(((ReservedObject *)object)->ticket);
-}
-
-static PyObject *Reserved_is_recorded(PyObject *object, void *unused) {
-    (void)unused;
-    return PyBool_FromLong(((ReservedObject *)object)->recorded);
-}
-
-static PyMethodDef reserved_methods[] = {
-    {"record", Reserved_record, METH_O,
-     "Records what a pinned stream has reached: (0 or a refusal, STAGE_...)."},
-    {"fire", Reserved_fire, METH_O, "Fires the ticket with a status in place of recording."},
-    {"take", Reserved_take, METH_O,
-     "The Wait, if its loop polls it: the caller does from now on. Else None."},
-    {NULL, NULL, 0, NULL},
-};
-static PyGetSetDef reserved_properties[] = {
-    {"ticket", Reserved_ticket, NULL, "The ticket that is fired at the end.", NULL},
-    {"is_recorded", Reserved_is_recorded, NULL, "Whether the ticket will be fired.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-static PyType_Slot reserved_slots[] = {
-    {Py_tp_dealloc, Reserved_dealloc},
-    {Py_tp_methods, reserved_methods},
-    {Py_tp_getset, reserved_properties},
-    {Py_tp_doc, "A reserved wait of a future."},
-    {0, NULL},
-};
-static PyType_Spec reserved_spec = {"aiostream._native.Reserved", sizeof(ReservedObject), 0,
-                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                    reserved_slots};
-
 /* --- History --- */
 
 typedef struct {
@@ -315,15 +207,10 @@ static PyType_Spec history_spec = {"aiostream._native.History", sizeof(HistoryOb
 typedef struct {
     PyObject_HEAD
     struct wait_list *list;
+    PyObject *order; /* of the completions of its stream */
 } WaitListObject;
 
 static PyTypeObject *wait_list_type;
-
-struct wait_list *as_wait_list(PyObject *object) {
-    if (PyObject_TypeCheck(object, wait_list_type)) return ((WaitListObject *)object)->list;
-    PyErr_SetString(PyExc_TypeError, "a WaitList is needed");
-    return NULL;
-}
 
 static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"context_id", "history", NULL};
@@ -336,16 +223,29 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     WaitListObject *self = (WaitListObject *)allocate(type, 0);
     if (!self) return NULL;
-    self->list = wait_list_new(context, history);
+    self->order = new_order();
+    self->list = self->order ? wait_list_new(context, history) : NULL;
     if (self->list) return (PyObject *)self;
     Py_DECREF(self);
     return PyErr_NoMemory();
+}
+
+static PyObject *WaitList_order(PyObject *self, void *unused) {
+    (void)unused;
+    return Py_NewRef(((WaitListObject *)self)->order);
+}
+
+struct wait_list *as_wait_list(PyObject *object) {
+    if (PyObject_TypeCheck(object, wait_list_type)) return ((WaitListObject *)object)->list;
+    PyErr_SetString(PyExc_TypeError, "a WaitList is needed");
+    return NULL;
 }
 
 static void WaitList_dealloc(PyObject *object) {
     WaitListObject *self = (WaitListObject *)object;
     PyTypeObject *type = Py_TYPE(object);
     if (self->list) wait_list_unref(self->list);
+    Py_XDECREF(self->order);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
@@ -358,7 +258,7 @@ static PyObject *from_result(const struct wait_result *result, struct queue *que
     return object;
 }
 
-static const struct strategy *as_strategy(long number) {
+const struct strategy *as_strategy(long number) {
     if (number >= 0 && number < strategy_count) return &strategies[number];
     if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "there is no wait strategy %ld", number);
     return NULL;
@@ -430,117 +330,25 @@ static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, 
     return from_result(&beginning.result, beginning.queue);
 }
 
-struct reserving {
-    struct wait_list *list;
-    struct queue *queue;
-    const struct strategy *strategy;
-    struct wait *wait;
-};
-
-static int do_reserve(struct handle *stream, void *argument) {
-    struct reserving *reserving = argument;
-    int refusal = stream ? capture_refusal(handle_value(stream)) : 0;
-    return refusal ? refusal
-                   : wait_reserve(reserving->list, reserving->queue, reserving->strategy,
-                                  &reserving->wait);
-}
-
-/* reserve(queue, strategy, stream): a Reserved, or the driver's error. With a stream, it asks first
- * whether the context was healthy within the last millisecond, and whether the stream captures. All
- * this gives up the GIL once, because each time may cost 5 ms while another thread computes in
- * Python. */
-static PyObject *WaitList_reserve(PyObject *object, PyObject *args) {
-    int index, number, status;
-    PyObject *stream = NULL;
-    if (!PyArg_ParseTuple(args, "ii|O", &index, &number, &stream) || refuse_in_child()) return NULL;
-    struct reserving reserving = {.list = ((WaitListObject *)object)->list};
-    struct handle *handle = stream ? as_handle(stream) : NULL;
-    if (stream && !handle) return NULL;
-    reserving.queue = as_queue(index);
-    reserving.strategy = reserving.queue ? as_strategy(number) : NULL;
-    if (!reserving.strategy) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    failed_forget();
-    status = handle ? wait_list_health(reserving.list) : CUDA_SUCCESS;
-    if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
-    else status = handle ? operate(handle, do_reserve, &reserving) : do_reserve(NULL, &reserving);
-    Py_END_ALLOW_THREADS
-    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
-    ReservedObject *self = PyObject_New(ReservedObject, reserved_type);
-    if (!self) {
-        wait_unreserve(reserving.wait);
-        return NULL;
-    }
-    self->wait = reserving.wait;
-    self->queue = reserving.queue;
-    self->recorded = false;
-    self->ticket = wait_ticket(reserving.wait);
-    return (PyObject *)self;
-}
-
 static PyMethodDef wait_list_methods[] = {
-    {"reserve", WaitList_reserve, METH_VARARGS, "Reserves the wait of a future."},
     {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
      "Begins a wait for a stream's present end."},
     {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef wait_list_properties[] = {
+    {"order", WaitList_order, NULL, "The order of the stream's completions.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot wait_list_slots[] = {
     {Py_tp_new, WaitList_new},
     {Py_tp_dealloc, WaitList_dealloc},
     {Py_tp_methods, wait_list_methods},
+    {Py_tp_getset, wait_list_properties},
     {Py_tp_doc, "The waits on one stream, in its order."},
     {0, NULL},
 };
 static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0,
                                      Py_TPFLAGS_DEFAULT, wait_list_slots};
-
-struct delivery {
-    PyObject *list;
-    struct queue *queue;
-};
-
-static bool append(void *argument, uint64_t ticket, int64_t status, bool complete) {
-    const struct delivery *delivery = argument;
-    PyObject *list = delivery->list;
-    Py_ssize_t length = PyList_Size(list);
-    struct wait *wait = wait_handed_back(status);
-    PyObject *code =
-        wait ? new_wait(wait, delivery->queue) : PyLong_FromLongLong(complete ? status : -status);
-    if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) &&
-        PyList_Append(list, code) == 0) {
-        Py_DECREF(code);
-        return true;
-    }
-    /* the ticket goes back on its queue, and the wait with it */
-    if (wait && code) disown_wait(code);
-    Py_XDECREF(code);
-    PyList_SetSlice(list, length, PyList_Size(list), NULL);
-    return false;
-}
-
-static PyObject *native_drain(PyObject *self, PyObject *args) {
-    (void)self;
-    int index;
-    PyObject *list;
-    if (!PyArg_ParseTuple(args, "iO!", &index, &PyList_Type, &list)) return NULL;
-    struct queue *queue = as_queue(index);
-    struct delivery delivery = {list, queue};
-    if (!queue) return NULL;
-    bool again = false;
-    if (waits_are_due(queue)) {
-        Py_BEGIN_ALLOW_THREADS
-        int mode = relaxed_enter();
-        waits_run_due(queue);
-        again = waits_poll_futures(queue);
-        relaxed_leave(mode);
-        Py_END_ALLOW_THREADS
-    }
-    if (!queue_drain(queue, append, &delivery)) return NULL;
-    for (uint64_t ticket; (ticket = waits_next_near(queue));)
-        if (!append(&delivery, ticket, STATUS_NEAR, true))
-            return NULL; /* then the loop goes on polling it */
-    return PyBool_FromLong(again);
-}
 
 static PyObject *native_spend_turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
@@ -556,40 +364,6 @@ static PyObject *native_new_turn(PyObject *self, PyObject *args) {
     struct queue *queue = as_queue(index);
     if (!queue) return NULL;
     queue_new_turn(queue);
-    Py_RETURN_NONE;
-}
-
-/* arm_alarm(queue, context, tickets): appends a ticket to the list of its owner. It is one step,
- * because a KeyboardInterrupt before the caller has stored the ticket would leave it armed, and its
- * queue could never be used again. */
-static PyObject *native_arm_alarm(PyObject *self, PyObject *args) {
-    (void)self;
-    int queue_number, context_id;
-    PyObject *tickets;
-    if (!PyArg_ParseTuple(args, "iiO!", &queue_number, &context_id, &PyList_Type, &tickets) ||
-        refuse_in_child())
-        return NULL;
-    struct queue *queue = as_queue(queue_number);
-    struct context *context = queue && context_id >= 0 ? as_context(context_id) : NULL;
-    if (!queue || (context_id >= 0 && !context)) return NULL;
-    uint64_t ticket = point_arm_alarm(queue, context);
-    if (!ticket) return PyErr_NoMemory();
-    if (append_number(tickets, PyLong_FromUnsignedLongLong(ticket))) Py_RETURN_NONE;
-    point_fire_alarm(ticket);
-    return NULL;
-}
-
-static PyObject *native_fire_alarm(PyObject *self, PyObject *args) {
-    (void)self;
-    unsigned long long ticket;
-    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    if (!is_child()) point_fire_alarm(ticket);
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_orphan(PyObject *self, PyObject *ticket) {
-    (void)self;
-    if (!is_child()) wait_orphan(PyLong_AsUnsignedLongLongMask(ticket));
     Py_RETURN_NONE;
 }
 
@@ -619,29 +393,17 @@ int add_wait_types(PyObject *module) {
     if (!history_type) history_type = (PyTypeObject *)PyType_FromSpec(&history_spec);
     if (!history_type || PyModule_AddObjectRef(module, "History", (PyObject *)history_type) < 0)
         return -1;
-    if (!reserved_type) reserved_type = (PyTypeObject *)PyType_FromSpec(&reserved_spec);
-    if (!reserved_type || PyModule_AddObjectRef(module, "Reserved", (PyObject *)reserved_type) < 0)
-        return -1;
     if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
     if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
     return PyModule_AddFunctions(module, wait_functions);
 }
 
 static PyMethodDef wait_functions[] = {
-    {"drain", native_drain, METH_VARARGS,
-     "Appends ticket, code, ... of all that has arrived to a list. True: drain again in the next "
-     "turn."},
     {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL,
      "Begins a wait for an event."},
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
      "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
-    {"arm_alarm", native_arm_alarm, METH_VARARGS,
-     "Appends to a list a ticket that fires with the code when the context fails; -1: of none."},
-    {"fire_alarm", native_fire_alarm, METH_VARARGS,
-     "Fires such a ticket with 0, unless it has fired."},
-    {"orphan", native_orphan, METH_O,
-     "No task waits for a ticket any more: the watcher and the janitor see to its end."},
     {"predict", native_predict, METH_O,
      "Whether the policy uses what waits have learnt; for benchmarks and tests."},
     {"limit_timer", native_limit_timer, METH_VARARGS,

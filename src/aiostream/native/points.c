@@ -12,6 +12,7 @@
  *   ARMED --watcher------------> ARMED|FAILED|QUEUED
  *   ARMED --capture began------> QUARANTINED (never used again)
  *   ARMED --driver refused-----> 0
+ *   ARMED --polled to its end--> ARMED|FIRED --> 0
  *   ARMED --its task has gone--> ARMED|ORPHANED, and the rest as without it
  *
  *   ARMED|FAILED|QUEUED --drain----------> ARMED|FAILED (leaked) --fire--> +FIRED|QUEUED
@@ -61,6 +62,10 @@ struct slot {
     _Atomic int64_t fire_status; /* written by the thread that sets FIRED, before it pushes */
     _Atomic int fail_status;     /* written by the watcher before it sets FAILED */
     uint32_t index;
+    /* What a ticket stands for, and which one. This file never looks at it. Guarded by the lock of
+     * those who own points. */
+    uint64_t owned;
+    void *owner;
     /* Written before the slot is armed. points_fail may read it at any time, and its transition
      * proves that what it read was right. */
     _Atomic uint8_t kind;
@@ -132,6 +137,34 @@ uint64_t point_reserve(struct queue *queue, struct context *context, enum point_
     return generation << SLOT_BITS | slot->index;
 }
 
+/* The thread that releases a slot need not hold the owners' lock, so an owner may stay in a slot
+ * until the next one comes. */
+void *point_own(uint64_t ticket, void *owner) {
+    struct slot *slot = slot_at(ticket);
+    void *former = slot->owner;
+    slot->owned = ticket;
+    slot->owner = owner;
+    return former;
+}
+
+void *point_owner(uint64_t ticket) {
+    const struct slot *slot = slot_at(ticket);
+    return slot && slot->owned == ticket ? slot->owner : NULL;
+}
+
+void *point_disown(uint64_t ticket) { return point_owner(ticket) ? point_own(ticket, NULL) : NULL; }
+
+void points_visit_owners(void (*visit)(void *argument, void *owner), void *argument) {
+    uint32_t chunk_total = atomic_load(&chunk_count);
+    for (uint32_t i = 0; i < chunk_total; i++) {
+        struct slot *chunk = atomic_load(&chunks[i]);
+        for (int j = 0; j < CHUNK_SLOTS; j++)
+            if (chunk[j].owner) visit(argument, chunk[j].owner);
+    }
+}
+
+struct context *point_context(uint64_t ticket) { return slot_at(ticket)->context; }
+
 void point_set_foreign(uint64_t ticket, host_function function, void *data) {
     struct slot *slot = slot_at(ticket);
     slot->foreign = function;
@@ -180,7 +213,7 @@ struct queue *point_orphan(uint64_t ticket) {
     return orphaned ? queue : NULL;
 }
 
-static bool awaits_firing(uint64_t ticket) {
+bool point_awaits_firing(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     if (!slot) return false;
     uint64_t word = atomic_load(&slot->word);
@@ -201,7 +234,7 @@ static bool fire(uint64_t ticket, int64_t status) {
     int before;
     /* The watcher and the consumer may move the slot between the two attempts. Then this thread
      * makes both again. */
-    while (slot && awaits_firing(ticket)) {
+    while (slot && point_awaits_firing(ticket)) {
         if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED,
                        &before)) {
             /* The watcher has failed the waiter, and the consumer has not looked yet. The consumer
@@ -241,7 +274,7 @@ static void on_callback(void *stream, int status, void *data) {
 
 static void on_python_host_function(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
+    if (point_awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
     point_fire(ticket, STATUS_UNKNOWN);
 }
 
@@ -249,13 +282,13 @@ static void on_python_callback(void *stream, int status, void *data) {
     (void)stream;
     failure_noted(status, "cuStreamAddCallback");
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (awaits_firing(ticket)) dispatch_to_python(ticket, status);
+    if (point_awaits_firing(ticket)) dispatch_to_python(ticket, status);
     point_fire(ticket, status);
 }
 
 static void on_foreign(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (awaits_firing(ticket)) {
+    if (point_awaits_firing(ticket)) {
         struct slot *slot = slot_at(ticket);
         slot->foreign(slot->foreign_data);
     }
@@ -265,7 +298,7 @@ static void on_foreign(void *data) {
 /* In a graph, at each launch. The ticket stays armed. */
 static void on_graph_host_function(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
+    if (point_awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
 }
 
 /* The user object's destructor. No graph can call the function any more. The driver calls this on a
@@ -450,6 +483,17 @@ uint64_t point_arm_alarm(struct queue *queue, struct context *context) {
 }
 
 void point_fire_alarm(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
+
+void point_end(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    struct queue *queue = slot->queue;
+    int before;
+    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, FIRED, &before)) return;
+    atomic_fetch_add(&counters[POINTS_FIRED], 1);
+    context_drop_pending(slot->context);
+    slot_release(slot);
+    queue_unref(queue);
+}
 
 /* --- the consumer --- */
 

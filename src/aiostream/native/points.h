@@ -36,6 +36,15 @@ bool queue_drain(struct queue *, emit_function, void *argument);
 /* Reserve the ticket, register it in Python, then arm it, because a point may fire before the call
  * that arms it has returned. */
 uint64_t point_reserve(struct queue *, struct context *, enum point_kind);
+/* What the ticket stands for. The owners of points call these under one lock, and set the owner
+ * before the point is armed, or in the thread that drains its queue. The consumer takes it back
+ * once the point was passed. Own and disown return what was there: NULL, or an owner whose ticket
+ * has ended. */
+void *point_own(uint64_t ticket, void *owner);
+void *point_owner(uint64_t ticket); /* NULL: it has none, or has ended */
+void *point_disown(uint64_t ticket);
+void points_visit_owners(void (*visit)(void *argument, void *owner), void *argument);
+struct context *point_context(uint64_t ticket);
 void point_set_foreign(uint64_t ticket, host_function, void *data);
 /* the mode of cuLaunchHostFunc_v2, which the driver must have */
 void point_set_sync_mode(uint64_t ticket, int mode);
@@ -44,6 +53,7 @@ int point_arm(uint64_t ticket, void *stream);
 /* What comes for the ticket goes to the orphans' queue. The queue that it would have gone to, or
  * NULL: it has come already. */
 struct queue *point_orphan(uint64_t ticket);
+bool point_awaits_firing(uint64_t ticket);
 /* the driver may still come to the point, or its consumer has not seen its end */
 bool point_is_live(uint64_t ticket);
 int64_t points_pending(void);
@@ -60,6 +70,9 @@ void point_fire(uint64_t ticket, int64_t status);
 uint64_t point_arm_alarm(struct queue *, struct context *);
 /* fires the ticket with 0, if it has not fired */
 void point_fire_alarm(uint64_t ticket);
+/* In place of point_fire, by the thread that drains the queue: the point has ended, and nothing
+ * will arrive. */
+void point_end(uint64_t ticket);
 
 /* Sets the function that runs a user's Python function for a ticket, on the driver's thread. Once,
  * before any such ticket is armed. */

@@ -44,6 +44,7 @@ struct queue {
     int eventfd;
     int descriptor; /* an epoll of the eventfd and the timer's descriptor */
     int index;
+    uint64_t identity;       /* another one for each owner; written before it is open */
     struct queue *next_free; /* under table_lock */
 };
 
@@ -96,8 +97,10 @@ static struct queue *queue_allocate(void) { /* table_lock held */
 struct queue *queue_open(void) {
     pthread_mutex_lock(&table_lock);
     struct queue *queue = free_queues;
+    static uint64_t identities;
     if (queue) free_queues = queue->next_free;
     else queue = queue_allocate();
+    if (queue) queue->identity = ++identities;
     pthread_mutex_unlock(&table_lock);
     if (!queue) return NULL;
     uint64_t ignored;
@@ -124,6 +127,7 @@ int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
 struct timer *queue_timer(const struct queue *queue) { return queue->timer; }
 void queue_suppress_wakeup(struct queue *queue) { atomic_store(&queue->wakeup_suppressed, true); }
 int queue_index(const struct queue *queue) { return queue->index; }
+uint64_t queue_identity(const struct queue *queue) { return queue->identity; }
 struct queue *queue_at(int index) {
     return index < 0 || index >= MAX_QUEUES ? NULL : queues[index];
 }

@@ -21,6 +21,7 @@ struct timer *queue_timer(const struct queue *);
 /* By the consumer. Until the next drain, a push does not wake it. */
 void queue_suppress_wakeup(struct queue *);
 int queue_index(const struct queue *);
+uint64_t queue_identity(const struct queue *); /* unlike an index, never used again */
 struct queue *queue_at(int index);
 void queue_wake(struct queue *);
 void queue_ref(struct queue *);   /* for a point that may still be pushed */
@@ -34,6 +35,7 @@ struct wait;
 /* used by the loop's thread alone; in the order in which they came */
 struct polled_waits {
     struct wait *first, *last; /* last is valid only if there is a first */
+    int count;                 /* how many they are */
     int near;                  /* how many of them are `near` */
     struct wait *taken;        /* those that tasks poll; guarded by taken_lock of future_waits.c */
 };

@@ -221,7 +221,7 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
     *result = (struct wait_result){0};
     switch (wait_look(wait, queue, &result->refusal)) {
     case LOOK_OVER:
-        if (wait->future) wait_end_future(wait, result->refusal);
+        if (wait->future) wait_end_future(wait);
         else end_by_task(wait);
         return true;
     case LOOK_EXPIRED:

@@ -146,7 +146,7 @@ void waits_leave_futures(struct queue *);
 void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
 /* wait_polls_on for a future that a task polls */
 bool wait_task_polls_on(struct wait *, uint64_t *ticket);
-void wait_end_future(struct wait *, int status); /* the task that polls it has seen its end */
+void wait_end_future(struct wait *); /* the task that polls it has seen its end */
 /* fires its ticket with STATUS_HANDED_BACK */
 void wait_fire_hand_back(struct wait *, int64_t length);
 

@@ -72,7 +72,7 @@ uint64_t waits_next_near(struct queue *);
 /* In the loop's thread, under RELAXED, before each drain: polls the futures whose end is near.
  * True: call it again in the next turn. */
 bool waits_poll_futures(struct queue *);
-/* false: the caller goes on polling */
+/* False: the caller goes on polling. If a future's wait is over, the caller ends its ticket. */
 bool wait_poll(struct wait *, struct queue *, struct wait_result *);
 void wait_drop(struct wait *); /* its task no longer waits */
 /* The same for one that a timer or the watcher has. The watcher has it then, and its end goes to

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from aiostream import _native
-from aiostream._runtime import completion, points, process
-from aiostream._runtime.completion import PolledFuture, SettledFuture
+from aiostream._runtime.completion import SettledFuture
 
 
 class Bridge:
@@ -31,10 +30,6 @@ class Bridge:
     current_task: Callable[[], Any]
 
     def __init__(self) -> None:
-        # What has arrived and is not delivered yet. The loop's thread alone fills and empties it.
-        # It is kept between drains, because a KeyboardInterrupt may come in the middle of one, and
-        # what was not delivered would be lost.
-        self._backlog: list[int | _native.Wait] = []
         # The queue's number, until the queue is closed. The janitor and the finalizer may both
         # close it. Each pops the number first, and one pop succeeds. Queues are recycled, so a
         # second close would close the queue of the next owner.
@@ -45,7 +40,6 @@ class Bridge:
         self.queue = self._unclosed[0]
         # Stands for the drain that the loop will do in its next turn, or None. The loop's thread.
         self._polling: object = None
-        self.orders = completion.Orders()
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
@@ -62,23 +56,16 @@ class Bridge:
 
     def drain(self) -> None:
         """Settles everything that has arrived. The loop calls it."""
-        # A forked child has the parent's descriptors. To read one there would take a wake-up away
-        # from the parent, whose tasks would then hang.
-        if _native.is_forked():
-            return
         try:
             # This drain replaces the one that is on its way. A KeyboardInterrupt may have taken
             # that one, and if it still stood here, no later drain would ever be asked for.
             self._polling = None
             # Before the queue is read. What arrives from here on brings a request of its own.
             self.asked = False
-            again = _native.drain(self.queue, self._backlog)
-            points.deliver(self._backlog)
-            if again:
+            if _native.drain(self.queue, False):
                 self.poll_soon()
         except BaseException:
-            # The native queue may be empty now, so nothing else would wake the loop for the
-            # backlog. If it is not empty, its one arrival may be used up.
+            # An interrupt may have kept this from asking for the next drain.
             _native.queue_wake(self.queue)
             raise
 
@@ -100,22 +87,6 @@ class Bridge:
     def _call_next_turn(self, function: Callable[[], None]) -> None:
         raise NotImplementedError
 
-    def settle_polled(
-        self, future: PolledFuture, point: completion.EventCompletion, refusal: int | None
-    ) -> None:
-        """Settles a future after its own task has seen the end, when its ticket is in the queue.
-
-        A success sets the future at once, so that the task continues in this turn.
-        The rest follows in the next turn, because its code is slow after the process has slept.
-        """
-        # Only if no earlier completion of the stream is open, because futures of one stream settle
-        # in its order, and the drain keeps that order.
-        if not refusal and point.is_first() and not future.done():
-            self.poll_soon()
-            completion.set_result(future, point.result)
-        else:
-            self.drain()
-
     def close(self) -> None:
         """Closes the queue, because the loop is gone. What still arrives goes to the janitor.
 
@@ -129,10 +100,6 @@ class Bridge:
         except IndexError:  # it was closed before
             return
         _native.queue_close(queue)
-        # The loop may have ended after a KeyboardInterrupt had cut a delivery short. The janitor
-        # delivers the rest, or those completions would stay in the registry.
-        if self._backlog:
-            process.run_in_janitor(partial(points.deliver, self._backlog, orphaned=True))
 
     def must_yield(self) -> bool:
         """Whether a task whose wait was over at once has to give the loop a turn.
@@ -153,7 +120,7 @@ class Bridge:
         """
         return self.new_future()
 
-    def new_polled_future(self) -> PolledFuture:
+    def new_polled_future(self) -> SettledFuture:
         """Makes a future whose awaiting task polls the work itself when the end is near."""
         raise NotImplementedError
 

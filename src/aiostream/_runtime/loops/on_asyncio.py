@@ -11,7 +11,7 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._runtime import completion, process
-from aiostream._runtime.completion import EventCompletion, PolledFuture, SettledFuture
+from aiostream._runtime.completion import Completion, SettledFuture
 from aiostream._runtime.loops.bridge import Bridge
 from aiostream._runtime.loops.unwatched import unwatched
 from aiostream._runtime.observing import is_observed, observed_await, observers
@@ -25,7 +25,6 @@ class _Latest(threading.local):
 # Bound once, because each wait uses these.
 _running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
-_FIRST_TICKET = _native.FIRST_TICKET
 
 # Held while one of the two dicts changes, because loops may start in several threads at once, and a
 # WeakKeyDictionary is written in Python. Reentrant, because a signal handler may come here in the
@@ -136,7 +135,8 @@ class AsyncioBridge(Bridge):
 
     def new_future(self) -> SettledFuture:
         """Makes a future with `loop.create_future()`."""
-        return self._open_loop().create_future()
+        loop = self.loop()
+        return (loop if loop is not None else self._open_loop()).create_future()
 
     def new_queued_future(self, queue: dict[Any, None]) -> SettledFuture:
         """Makes a `QueuedFuture`."""
@@ -144,11 +144,10 @@ class AsyncioBridge(Bridge):
         future.queue = queue
         return future
 
-    def new_polled_future(self) -> PolledFuture:
+    def new_polled_future(self) -> SettledFuture:
         """Makes an `AsyncioFuture`."""
-        future = AsyncioFuture(loop=self._open_loop())
-        future.point = future.polled = future.waiter = None
-        return future
+        loop = self.loop()
+        return AsyncioFuture(loop=loop if loop is not None else self._open_loop())
 
     def _open_loop(self) -> asyncio.AbstractEventLoop:
         loop = self.loop()
@@ -226,14 +225,13 @@ class AsyncioFuture(asyncio.Future[Any]):
     Threads: the loop's thread only.
     """
 
-    # The maker sets these, because a constructor in Python would take longer than asyncio's.
-    __slots__ = ("point", "polled", "waiter")
+    __slots__ = ("point",)  # native code sets it, when the driver has the point
 
-    point: EventCompletion | None  # it is cancelled with the future
-    polled: _native.Wait | None  # while an awaiting task polls it
-    # Where an awaiting task waits until the end is near. At most one task, because one that polls
-    # suffices. The others wait as for any future.
-    waiter: asyncio.Future[None] | None
+    point: Completion  # it is cancelled with the future
+
+    # What native code calls, which has stopped the polling before.
+    _set_result = asyncio.Future.set_result
+    _set_exception = asyncio.Future.set_exception
 
     def __repr__(self) -> str:
         # An interrupt may have come before the maker has set the slot.
@@ -244,52 +242,39 @@ class AsyncioFuture(asyncio.Future[Any]):
         try:
             if observers and not self.done() and not is_observed():
                 return (yield from observed_await(AsyncioFuture.__await__, self))
-            point = self.point
             # In another loop than its own, asyncio's future raises the error.
-            if point is None or self.done() or _running_loop() is not self.get_loop():
+            if self.done() or _running_loop() is not self.get_loop():
                 return (yield from super().__await__())
+            point = self.point
             polled = None
             woken = False
             try:
                 while not self.done():
                     # The wait has one poller: this task, or the loop in its drains. The native
-                    # part gives it to one of them, so that the ticket fires once.
-                    polled = point.reserved.take(woken)
+                    # part gives it to one of them, so that it ends once. The poll that sees the end
+                    # settles this future.
+                    polled = point.take(woken)
                     if polled is not None:
-                        # Only then. Another task may be the poller, and a cancellation must find
-                        # it.
-                        self.polled = polled
-                        answer = yield from polled.__await__()
-                        polled = self.polled = None
-                        # A ticket means that a timer or the watcher has the wait now.
-                        if answer is None or answer < _FIRST_TICKET:
-                            current_bridge(_running_loop()).settle_polled(self, point, answer)
-                    elif self.waiter is None:
-                        self.waiter = self.get_loop().create_future()
+                        yield from polled.__await__()
+                    elif point.waiter is None:
+                        # Where this task sleeps until the end is near. At most one task, because
+                        # one that polls suffices. The others wait as for any future.
+                        point.waiter = self.get_loop().create_future()
                         try:
-                            yield from self.waiter
+                            yield from point.waiter
                         finally:
-                            self.waiter = None
+                            point.waiter = None
                         woken = True
                     else:
                         return (yield from super().__await__())
-            except asyncio.CancelledError:
-                self.cancel()  # as asyncio's own future does
-                raise
-            except GeneratorExit:
-                raise
-            except BaseException:
-                # A KeyboardInterrupt, perhaps after the last poll. That poll has put the ticket
-                # into the queue without waking the loop, so the loop has to be woken here, or it
-                # would not settle the future before the next arrival.
-                _native.queue_wake(current_bridge(_running_loop()).queue)
-                raise
-            finally:
+            except BaseException as error:
                 # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
                 # poller, and the future would never settle.
                 if polled is not None:
-                    self.polled = None
                     polled.drop()
+                if isinstance(error, asyncio.CancelledError):
+                    self.cancel()  # as asyncio's own future does
+                raise
             return self.result()
         finally:
             # The error's traceback refers to this frame. If the frame referred to the future too,
@@ -299,35 +284,19 @@ class AsyncioFuture(asyncio.Future[Any]):
     __iter__ = __await__
 
     def set_result(self, result: Any) -> None:
-        """See `asyncio.Future`."""
-        # First, because a KeyboardInterrupt may cut this short. The delivery is then repeated, but
-        # not for a future that is done, and the awaiting task would never be woken.
-        self._leave()
+        """See `asyncio.Future`. Only your code calls it."""
         super().set_result(result)
+        self.point.wake()
 
     def set_exception(self, exception: type | BaseException) -> None:
-        """See `asyncio.Future`."""
-        self._leave()
+        """See `asyncio.Future`. Only your code calls it."""
         super().set_exception(exception)
+        self.point.wake()
 
     def cancel(self, msg: Any = None) -> bool:
         """See `asyncio.Future`."""
-        self._leave()
         cancelled = super().cancel(msg)
+        # An interrupt may have come before native code had set the slot.
         if cancelled and (point := getattr(self, "point", None)) is not None:
             point.cancel()
         return cancelled
-
-    def _leave(self) -> None:
-        # The future is about to be done. The task stops polling and continues in its next turn.
-        # `getattr`, because an interrupt may have come before the maker had set the slot.
-        polled = getattr(self, "polled", None)
-        if polled is not None:
-            polled.drop()
-        self.wake()
-
-    def wake(self) -> None:
-        """See `PolledFuture`."""
-        waiter = getattr(self, "waiter", None)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)

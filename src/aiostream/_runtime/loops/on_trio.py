@@ -19,14 +19,13 @@ from typing import Any, cast
 from aiostream import _native
 from aiostream._base import turns
 from aiostream._runtime import completion, process
-from aiostream._runtime.completion import EventCompletion, OwnFuture, PolledFuture, SettledFuture
+from aiostream._runtime.completion import Completion, OwnFuture, SettledFuture
 from aiostream._runtime.loops.bridge import Bridge
 from aiostream._runtime.loops.unwatched import unwatched
 from aiostream._runtime.observing import is_observed, observed_await, observers
 from aiostream.errors import CudaError, StreamClosedError
 
 _running_loop = asyncio._get_running_loop
-_FIRST_TICKET = _native.FIRST_TICKET
 # Held while the run variable is made, because runs may start in several threads at once. With two
 # run variables a run would get two bridges. Reentrant, because a signal handler may come here in
 # the thread that holds it.
@@ -128,7 +127,7 @@ class TrioBridge(Bridge):
         """Makes a `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
 
-    def new_polled_future(self) -> PolledFuture:
+    def new_polled_future(self) -> SettledFuture:
         """Makes a `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
 
@@ -207,7 +206,7 @@ class TrioFuture(OwnFuture):
     Threads: the run's thread only.
     """
 
-    point: EventCompletion | None = None  # see `PolledFuture`
+    point: Completion | None = None  # native code sets it; it is cancelled with the future
     _retrieved = True  # False: it has an exception that no code has asked for
 
     def __init__(self, trio: ModuleType, token: Any) -> None:
@@ -220,7 +219,6 @@ class TrioFuture(OwnFuture):
         self._raised = False  # whether the exception object itself was raised
         self._message: Any = None  # of the cancellation
         self._waiting: dict[Any, None] = {}  # trio's tasks, in the order in which they came
-        self.polled: _native.Wait | None = None  # while one of them polls it
         self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context]] = []
 
     def __repr__(self) -> str:
@@ -248,8 +246,6 @@ class TrioFuture(OwnFuture):
         """
         if self.done():
             return False
-        if self.polled is not None:
-            self.polled.drop()
         self._message = msg
         self._settle("cancelled")
         if self.point is not None:
@@ -380,11 +376,10 @@ class TrioFuture(OwnFuture):
             point = self.point
             while not self.done():
                 # The wait has one poller: this task, or the run in its drains. The native part
-                # gives it to one of them, so that the ticket fires once.
-                polled = point.reserved.take(True) if point is not None else None
+                # gives it to one of them, so that it ends once.
+                polled = point.take(True) if point is not None else None
                 if polled is not None:
-                    assert point is not None
-                    await self._poll(point, polled)
+                    await self._poll(polled)
                 else:
                     await self._suspend()
             return self.result()
@@ -407,41 +402,26 @@ class TrioFuture(OwnFuture):
             # that is not suspended would end the whole run.
             self._waiting.pop(task, None)
 
-    async def _poll(self, point: EventCompletion, polled: _native.Wait) -> None:
+    async def _poll(self, polled: _native.Wait) -> None:
         # Polls in each turn of the run, until the work is over, or a timer or the watcher has the
-        # wait, or the future is cancelled.
-        self.polled = polled
+        # wait, or the future is cancelled. The poll that sees the end settles this future.
         try:
             while True:
                 await self._trio.lowlevel.checkpoint()
-                if self.done():
+                if self.done() or not isinstance(polled.poll(), _native.Wait):
                     return
-                answer = polled.poll()
-                if not isinstance(answer, _native.Wait):
-                    break
-            self.polled = None
-            if answer is None or answer < _FIRST_TICKET:
-                current_bridge().settle_polled(self, point, answer)
-        except (self._trio.Cancelled, GeneratorExit):
-            raise
-        except BaseException:
-            # A KeyboardInterrupt, perhaps after the last poll. That poll has put the ticket into
-            # the queue without waking the run, so the run has to be woken here, or it would not
-            # settle the future before the next arrival.
-            _native.queue_wake(current_bridge().queue)
-            raise
         finally:
             # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
             # poller, and the future would never settle.
             polled.drop()
-            self.polled = None
 
-    def wake(self) -> None:
-        """See `PolledFuture`. It wakes one task, because one that polls suffices."""
+    def _wake(self) -> bool:
+        """See `OwnFuture`. It wakes one task, because one that polls suffices."""
         for task in self._waiting:
             del self._waiting[task]
             self._trio.lowlevel.reschedule(task)
-            return
+            return True
+        return False
 
     def _settle(self, state: str) -> None:
         self._state = state

@@ -1,0 +1,574 @@
+/* Completions: what a point stands for in Python, from its reservation to its end.
+ *
+ * The slot of a point holds its owner (`point_own`), a Python object:
+ *
+ * - A `Completion`: a future that is settled, and objects that are kept alive. All of it is done
+ *   here.
+ * - A future of a loop, and no more: a task sleeps on it while a timer or the watcher has its wait.
+ *   It gets the answer of the wait (see `as_answer` in module_waits.c) as its result.
+ * - Anything else. Its methods `complete` and `abandon` are called.
+ *
+ * A step here is one call from Python, so no KeyboardInterrupt comes between two lines of it. It
+ * may come in what a step calls: the function of `enqueue`, a future's methods, and finalizers
+ * where a reference is dropped. An object changes its state after such a call. If the call has
+ * raised, what had arrived goes back to the queue, and the next drain does it again. Everything may
+ * be done twice: a future that is done is left alone. */
+#include "module_completions.h"
+
+PyTypeObject *completion_type;
+static PyTypeObject *order_type, *own_future_type;
+
+/* Called with each future that ends because the GPU has passed its point or has failed. NULL:
+ * nothing is observed. */
+static PyObject *observer;
+
+struct names names;
+
+/* --- calls of Python --- */
+
+/* -1: it has raised */
+int call_truth(PyObject *object, PyObject *method) {
+    PyObject *answer = PyObject_CallMethodObjArgs(object, method, NULL);
+    int truth = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return truth;
+}
+
+int call_with_one(PyObject *object, PyObject *method, PyObject *value) {
+    PyObject *answer = PyObject_CallMethodObjArgs(object, method, value, NULL);
+    Py_XDECREF(answer);
+    return answer ? 0 : -1;
+}
+
+/* For what is rare, a function of a module of the library. */
+static PyObject *call_library(const char *module, const char *function, const char *format, ...) {
+    PyObject *imported = PyImport_ImportModule(module);
+    PyObject *callable = imported ? PyObject_GetAttrString(imported, function) : NULL;
+    Py_XDECREF(imported);
+    va_list values;
+    va_start(values, format);
+    PyObject *arguments = callable ? Py_VaBuildValue(format, values) : NULL;
+    va_end(values);
+    PyObject *answer = arguments ? PyObject_CallObject(callable, arguments) : NULL;
+    Py_XDECREF(arguments);
+    Py_XDECREF(callable);
+    return answer;
+}
+
+bool is_own_future(PyObject *future) { return PyObject_TypeCheck(future, own_future_type); }
+
+bool is_order(PyObject *object) { return PyObject_TypeCheck(object, order_type); }
+
+/* --- the order of a stream --- */
+
+/* The completions of one stream whose points the driver has, oldest first. Those of different loops
+ * stand in one list. They settle in the order of their own loop. It refers to none of them: each
+ * refers to the order, and leaves it when it ends or dies. */
+void completion_enter(CompletionObject *self, PyObject *order) {
+    OrderObject *list = (OrderObject *)order;
+    self->order = Py_NewRef(order);
+    self->next = NULL;
+    self->previous = list->last;
+    *(list->last ? &list->last->next : &list->first) = self;
+    list->last = self;
+}
+
+static void leave_order(CompletionObject *self) {
+    OrderObject *list = (OrderObject *)self->order;
+    if (!list) return;
+    *(self->previous ? &self->previous->next : &list->first) = self->next;
+    *(self->next ? &self->next->previous : &list->last) = self->previous;
+    self->order = NULL;
+    Py_DECREF(list);
+}
+
+static CompletionObject *earlier_of(const CompletionObject *self) {
+    CompletionObject *each = ((OrderObject *)self->order)->first;
+    while (each != self && each->queue_identity != self->queue_identity) each = each->next;
+    return each == self ? NULL : each;
+}
+
+/* --- how it ends --- */
+
+void completion_end(CompletionObject *self, enum state outcome) {
+    static const enum counter counted[] = {[DONE] = FUTURES_DONE,
+                                           [FAILED] = FUTURES_FAILED,
+                                           [CANCELLED] = FUTURES_CANCELLED,
+                                           [DROPPED] = FUTURES_DROPPED};
+    if (self->state != PENDING) return; /* another thread was first, in a call of Python */
+    self->state = outcome;
+    atomic_fetch_add(&counters[counted[outcome]], 1);
+    Py_CLEAR(self->future);
+    Py_CLEAR(self->waiter);
+}
+
+int observe(PyObject *future) {
+    PyObject *function = Py_XNewRef(observer);
+    PyObject *answer = function ? PyObject_CallFunctionObjArgs(function, future, NULL) : NULL;
+    int failed = function && !answer;
+    Py_XDECREF(answer);
+    Py_XDECREF(function);
+    return failed ? -1 : 0;
+}
+
+/* Wakes the task that sleeps on the completion. Whether there was one; -1: an exception. */
+int completion_wake(const CompletionObject *self) {
+    PyObject *waiter = Py_XNewRef(self->waiter);
+    if (!waiter) return 0;
+    int done = call_truth(waiter, names.done);
+    if (done == 0 && call_with_one(waiter, names.set_result, Py_None) < 0) done = -1;
+    Py_DECREF(waiter);
+    return done < 0 ? -1 : !done;
+}
+
+/* A task that polls the work stops, and the watcher gets it: the future is about to be done. */
+static void stop_polling(CompletionObject *self) {
+    if (self->taken && !is_child()) wait_drop_future(self->wait, self->ticket);
+}
+
+/* error: NULL if the point was passed. */
+static int settle_future(CompletionObject *self, PyObject *future, PyObject *error) {
+    stop_polling(self);
+    if (completion_wake(self) < 0) return -1;
+    bool own = self->own_setters || is_own_future(future);
+    if (error)
+        return call_with_one(future, own ? names.own_set_exception : names.set_exception, error);
+    return call_with_one(future, own ? names.own_set_result : names.set_result,
+                         self->result ? self->result : Py_None);
+}
+
+/* Settles the future. error: with which it fails, or NULL. */
+static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
+    if (self->state != PENDING) return 0;
+    if (!self->future) { /* a dead task took it along */
+        completion_end(self, CANCELLED);
+        return 0;
+    }
+    PyObject *future = Py_NewRef(self->future);
+    enum state outcome = error ? FAILED : DONE;
+    int done = call_truth(future, names.done), cancelled = 0, failed = -1;
+    if (done > 0) cancelled = call_truth(future, names.cancelled);
+    if (done < 0 || cancelled < 0) goto end;
+    if (cancelled) {
+        outcome = CANCELLED;
+    } else if (orphaned) {
+        /* In the janitor's thread. The loop is gone, so no other thread uses the future, and no
+         * task would ever read a result. asyncio's own future is left alone, because to settle it
+         * would raise: its loop is closed. */
+        outcome = DROPPED;
+        if (!done && is_own_future(future)) {
+            PyObject *answer = PyObject_CallMethodObjArgs(future, names.drop, NULL);
+            Py_XDECREF(answer);
+            if (!answer) goto end;
+        }
+    } else if (!done && settle_future(self, future, error) < 0) {
+        goto end;
+    }
+    if ((outcome == DONE || outcome == FAILED) && observe(future) < 0) goto end;
+    completion_end(self, outcome);
+    failed = 0;
+end:
+    Py_DECREF(future);
+    return failed;
+}
+
+static int settle(CompletionObject *self, int code, bool orphaned) {
+    if (self->state != PENDING || code == 0 || orphaned) return settle_with(self, NULL, orphaned);
+    /* Each waiter gets an object of its own. */
+    PyObject *error =
+        call_library("aiostream._base.driver", "error", "(isO)", code, self->call, self->name);
+    int failed = error ? settle_with(self, error, false) : -1;
+    Py_XDECREF(error);
+    return failed;
+}
+
+/* Nothing proves that the GPU has passed the work: what it may use is never released. */
+void completion_leak(CompletionObject *self) {
+    if (self->keepalive) {
+        atomic_fetch_add(&counters[POINTS_ARMED], 1);
+        atomic_fetch_add(&counters[POINTS_LEAKED], 1);
+        self->keepalive = self->result = NULL;
+    }
+    Py_CLEAR(self->result);
+}
+
+/* Settles the future and releases everything, because the GPU has passed the point. After a failed
+ * event nothing proves that it has, and the objects are leaked. */
+static int finish(CompletionObject *self, int code, bool orphaned) {
+    if (settle(self, code, orphaned) < 0) return -1;
+    if (code && self->wait) {
+        completion_leak(self);
+        return 0;
+    }
+    /* A destructor may block, for example if it frees GPU memory. If the future has got its result,
+     * the objects die where the user's code drops them. If not, they must not die here, because
+     * they would block a loop that no longer uses them, or the janitor. */
+    if (self->state != DONE &&
+        (self->keepalive || (orphaned && self->result && self->result != Py_None))) {
+        PyObject *answer = call_library("aiostream._runtime.process", "release_in_thread", "(OO)",
+                                        self->keepalive ? self->keepalive : Py_None,
+                                        self->result ? self->result : Py_None);
+        if (!answer) return -1;
+        Py_DECREF(answer);
+    }
+    Py_CLEAR(self->keepalive);
+    Py_CLEAR(self->result);
+    return 0;
+}
+
+/* What the GPU has passed on the stream before this point is over too. The loop may hear of it
+ * later, because it learns of an event in another way than of a host function. */
+static int finish_earlier(CompletionObject *self, bool orphaned) {
+    CompletionObject *earlier;
+    while (self->order && (earlier = earlier_of(self))) {
+        Py_INCREF((PyObject *)earlier);
+        int failed = finish(earlier, 0, orphaned);
+        if (!failed) leave_order(earlier);
+        Py_DECREF(earlier);
+        if (failed) return -1;
+    }
+    return 0;
+}
+
+int completion_complete(CompletionObject *self, int code, bool orphaned) {
+    /* After a failure nothing is known of the earlier ones. The watcher fails each of them. */
+    if (code == 0 && finish_earlier(self, orphaned) < 0) return -1;
+    if (finish(self, code, orphaned) < 0) return -1;
+    leave_order(self);
+    return 0;
+}
+
+/* The context has failed, so the GPU may still use the objects. They stay. */
+int completion_abandon(CompletionObject *self, int code, bool orphaned) {
+    if (settle(self, code, orphaned) < 0) return -1;
+    leave_order(self);
+    return 0;
+}
+
+/* No task waits any more. The watcher and the janitor see to the end of its event, because its loop
+ * may not run for long. In the loop's thread. */
+void completion_give_up(CompletionObject *self) {
+    /* First, because the janitor may complete this from the last step on, and it must not settle
+     * what other tasks of this loop await. */
+    leave_order(self);
+    if (!self->recorded || is_child()) return;
+    if (self->wait) {
+        wait_take_future(self->wait, self->ticket); /* from its loop */
+        wait_drop_future(self->wait, self->ticket);
+    }
+    wait_orphan(self->ticket);
+}
+
+/* --- the type --- */
+
+void completion_unreserve(CompletionObject *self) {
+    uint64_t ticket = self->ticket;
+    self->ticket = 0;
+    if (!ticket || self->recorded || is_child()) return;
+    if (self->wait) wait_unreserve(self->wait);
+    else point_unreserve(ticket);
+}
+
+static int Completion_clear(PyObject *object) {
+    CompletionObject *self = (CompletionObject *)object;
+    Py_CLEAR(self->future);
+    Py_CLEAR(self->waiter);
+    Py_CLEAR(self->keepalive);
+    Py_CLEAR(self->result);
+    return 0;
+}
+
+static int Completion_traverse(PyObject *object, visitproc visit, void *arg) {
+    CompletionObject *self = (CompletionObject *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->future);
+    Py_VISIT(self->waiter);
+    Py_VISIT(self->keepalive);
+    Py_VISIT(self->result);
+    return 0;
+}
+
+static void Completion_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    CompletionObject *self = (CompletionObject *)object;
+    PyObject_GC_UnTrack(object);
+    completion_unreserve(self);
+    leave_order(self);
+    Completion_clear(object);
+    Py_CLEAR(self->name);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+PyObject *Completion_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)args, (void)kwargs;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return allocate(type, 0);
+}
+
+void completion_fill(CompletionObject *self, PyObject *future, PyObject *name,
+                     PyObject *keepalive) {
+    self->future = future == Py_None ? NULL : Py_NewRef(future);
+    self->name = Py_NewRef(name);
+    self->keepalive = keepalive == Py_None ? NULL : Py_NewRef(keepalive);
+    self->call = "cuEventQuery";
+}
+
+static int Completion_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"future", "stream", "keepalive", NULL};
+    PyObject *future, *name, *keepalive = Py_None;
+    CompletionObject *self = (CompletionObject *)object;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OU|O", keywords, &future, &name, &keepalive))
+        return -1;
+    if (self->name) {
+        PyErr_SetString(PyExc_TypeError, "it has begun");
+        return -1;
+    }
+    completion_fill(self, future, name, keepalive);
+    return 0;
+}
+
+/* begin(): counts the future as pending, if it is new. */
+void completion_begin(CompletionObject *self) {
+    if (self->state != NEW) return;
+    self->state = PENDING;
+    atomic_fetch_add(&counters[FUTURES_CREATED], 1);
+}
+
+static PyObject *Completion_begin(PyObject *object, PyObject *unused) {
+    (void)unused;
+    completion_begin((CompletionObject *)object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Completion_complete(PyObject *object, PyObject *args) {
+    int code, orphaned;
+    if (!PyArg_ParseTuple(args, "ip", &code, &orphaned) ||
+        completion_complete((CompletionObject *)object, code, orphaned) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *Completion_abandon(PyObject *object, PyObject *args) {
+    int code, orphaned;
+    if (!PyArg_ParseTuple(args, "ip", &code, &orphaned) ||
+        completion_abandon((CompletionObject *)object, code, orphaned) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *Completion_fail(PyObject *object, PyObject *args) {
+    PyObject *error;
+    int orphaned;
+    CompletionObject *self = (CompletionObject *)object;
+    if (!PyArg_ParseTuple(args, "Op", &error, &orphaned) || settle_with(self, error, orphaned) < 0)
+        return NULL;
+    completion_leak(self);
+    Py_RETURN_NONE;
+}
+
+/* wake(): the future was settled by another hand. */
+static PyObject *Completion_wake(PyObject *object, PyObject *unused) {
+    (void)unused;
+    stop_polling((CompletionObject *)object);
+    if (completion_wake((CompletionObject *)object) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* It may be called again, and when it has ended. */
+static PyObject *Completion_cancel(PyObject *object, PyObject *unused) {
+    (void)unused;
+    CompletionObject *self = (CompletionObject *)object;
+    Py_INCREF(object);                 /* the future may have the last reference */
+    int woken = completion_wake(self); /* first, because the end forgets the waiter */
+    completion_end(self, CANCELLED);
+    /* A subclass hears of its end in its own loop. */
+    if (Py_IS_TYPE(object, completion_type)) completion_give_up(self);
+    Py_DECREF(object);
+    if (woken < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* take(at_once): the wait, if the loop polls it. Its caller, in the loop's thread, polls it from
+ * now on. Otherwise None. An `await` of it polls at once, or after a turn of the loop. */
+static PyObject *Completion_take(PyObject *object, PyObject *at_once) {
+    CompletionObject *self = (CompletionObject *)object;
+    if (refuse_in_child()) return NULL;
+    if (!self->recorded || !self->wait) Py_RETURN_NONE;
+    /* first, because what was taken must not be lost */
+    PyObject *taken = new_wait(NULL, NULL);
+    if (!taken) return NULL;
+    if (!wait_take_future(self->wait, self->ticket)) {
+        Py_DECREF(taken);
+        Py_RETURN_NONE;
+    }
+    give_future_wait(taken, self->wait, self->queue, self->ticket, at_once == Py_True);
+    self->taken = true;
+    return taken;
+}
+
+/* unreserve(): gives the reservation back, if nothing was recorded. */
+static PyObject *Completion_unreserve(PyObject *object, PyObject *unused) {
+    (void)unused;
+    completion_unreserve((CompletionObject *)object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *get_object(PyObject *self, void *offset) {
+    PyObject *object = *(PyObject **)((char *)self + (uintptr_t)offset);
+    return Py_NewRef(object ? object : Py_None);
+}
+
+static int set_waiter(PyObject *object, PyObject *value, void *unused) {
+    (void)unused;
+    CompletionObject *self = (CompletionObject *)object;
+    PyObject *former = self->waiter;
+    self->waiter = !value || value == Py_None ? NULL : Py_NewRef(value);
+    Py_XDECREF(former);
+    return 0;
+}
+
+static PyObject *is_in_state(PyObject *self, void *state) {
+    return PyBool_FromLong(((CompletionObject *)self)->state == (enum state)(uintptr_t)state);
+}
+
+static PyObject *is_recorded(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((CompletionObject *)self)->recorded);
+}
+
+static PyObject *is_ordered(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((CompletionObject *)self)->order != NULL);
+}
+
+static PyObject *is_polled(PyObject *object, void *unused) {
+    (void)unused;
+    const CompletionObject *self = (CompletionObject *)object;
+    return PyBool_FromLong(self->taken && wait_is_taken(self->wait, self->ticket));
+}
+
+static PyMethodDef completion_methods[] = {
+    {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
+    {"reserve", Completion_reserve, METH_VARARGS, "Reserves a wait: 0, or a refusal."},
+    {"run", Completion_run, METH_VARARGS,
+     "Calls a function and records an event behind its work: 0, or a refusal."},
+    {"fire", Completion_fire, METH_VARARGS, "Ends it with a status in place of recording."},
+    {"unreserve", Completion_unreserve, METH_NOARGS, "Gives back what was reserved and not used."},
+    {"complete", Completion_complete, METH_VARARGS,
+     "The GPU has passed the point: settles the future with a code, releases everything."},
+    {"abandon", Completion_abandon, METH_VARARGS,
+     "The context has failed: settles the future with a code, keeps everything."},
+    {"fail", Completion_fail, METH_VARARGS,
+     "Settles the future with an error, and leaks what is kept alive."},
+    {"wake", Completion_wake, METH_NOARGS, "Has the task look at the future, which is done."},
+    {"cancel", Completion_cancel, METH_NOARGS, "No task waits any more."},
+    {"take", Completion_take, METH_O,
+     "The Wait, if its loop polls it: the caller does from now on. Else None."},
+    {NULL, NULL, 0, NULL},
+};
+#define FIELD(name) (void *)offsetof(CompletionObject, name)
+static PyGetSetDef completion_properties[] = {
+    {"future", get_object, NULL, "None once it has ended.", FIELD(future)},
+    {"keepalive", get_object, NULL, "What stays alive.", FIELD(keepalive)},
+    {"stream", get_object, NULL, "The stream's name, in errors.", FIELD(name)},
+    {"waiter", get_object, set_waiter, "What is woken when the end is near, or has come.",
+     FIELD(waiter)},
+    {"is_pending", is_in_state, NULL, "Whether it is counted and has not ended.", (void *)PENDING},
+    {"is_cancelled", is_in_state, NULL, "Whether it was cancelled.", (void *)CANCELLED},
+    {"is_recorded", is_recorded, NULL, "Whether its point will arrive.", NULL},
+    {"is_ordered", is_ordered, NULL, "Whether others settle after it.", NULL},
+    {"is_polled", is_polled, NULL, "Whether a task polls it.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot completion_slots[] = {
+    {Py_tp_new, Completion_new},
+    {Py_tp_init, Completion_init},
+    {Py_tp_dealloc, Completion_dealloc},
+    {Py_tp_traverse, Completion_traverse},
+    {Py_tp_clear, Completion_clear},
+    {Py_tp_methods, completion_methods},
+    {Py_tp_getset, completion_properties},
+    {Py_tp_doc, "A point for which a task waits: its future, and what is kept alive."},
+    {0, NULL},
+};
+static PyType_Spec completion_spec = {"aiostream._native.Completion", sizeof(CompletionObject), 0,
+                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                                      completion_slots};
+
+static PyType_Slot order_slots[] = {
+    {Py_tp_doc, "The completions of one stream, in the order of their points."},
+    {0, NULL},
+};
+static PyType_Spec order_spec = {"aiostream._native.Order", sizeof(OrderObject), 0,
+                                 Py_TPFLAGS_DEFAULT, order_slots};
+
+PyObject *new_order(void) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(order_type, Py_tp_alloc);
+    return allocate(order_type, 0);
+}
+
+static PyType_Slot own_future_slots[] = {
+    {Py_tp_doc, "The base of the library's own futures, whose setters are private."},
+    {0, NULL},
+};
+static PyType_Spec own_future_spec = {"aiostream._native.OwnFuture", sizeof(PyObject), 0,
+                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, own_future_slots};
+
+/* set_observer(function): what is called with each future that ends because the GPU has passed its
+ * point, or has failed. None: nothing is. */
+static PyObject *native_set_observer(PyObject *module, PyObject *function) {
+    (void)module;
+    PyObject *former = observer;
+    observer = function == Py_None ? NULL : Py_NewRef(function);
+    Py_XDECREF(former);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef completion_functions[] = {
+    {"set_observer", native_set_observer, METH_O, "What hears of the futures that end."},
+    {NULL, NULL, 0, NULL},
+};
+
+static bool make_names(void) {
+    const struct {
+        PyObject **place;
+        const char *name;
+    } made[] = {
+        {&names.done, "done"},
+        {&names.cancelled, "cancelled"},
+        {&names.set_result, "set_result"},
+        {&names.own_set_result, "_set_result"},
+        {&names.set_exception, "set_exception"},
+        {&names.own_set_exception, "_set_exception"},
+        {&names.drop, "_drop"},
+        {&names.wake, "_wake"},
+        {&names.complete, "complete"},
+        {&names.abandon, "abandon"},
+        {&names.point, "point"},
+    };
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (!*made[i].place && !(*made[i].place = PyUnicode_InternFromString(made[i].name)))
+            return false;
+    return true;
+}
+
+int add_completion_types(PyObject *module) {
+    if (!make_names()) return -1;
+    if (!completion_type) completion_type = (PyTypeObject *)PyType_FromSpec(&completion_spec);
+    if (!completion_type ||
+        PyModule_AddObjectRef(module, "Completion", (PyObject *)completion_type) < 0)
+        return -1;
+    if (!order_type) order_type = (PyTypeObject *)PyType_FromSpec(&order_spec);
+    if (!order_type || PyModule_AddObjectRef(module, "Order", (PyObject *)order_type) < 0)
+        return -1;
+    if (!own_future_type) own_future_type = (PyTypeObject *)PyType_FromSpec(&own_future_spec);
+    if (!own_future_type ||
+        PyModule_AddObjectRef(module, "OwnFuture", (PyObject *)own_future_type) < 0)
+        return -1;
+    if (PyModule_AddFunctions(module, completion_functions) < 0 ||
+        PyModule_AddFunctions(module, enqueue_functions) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, drain_functions);
+}

@@ -1,0 +1,88 @@
+/* What the files about completions share. See module_completions.c. */
+#ifndef AIOSTREAM_MODULE_COMPLETIONS_H
+#define AIOSTREAM_MODULE_COMPLETIONS_H
+
+#include "module.h"
+#include "waits.h"
+
+enum state { NEW, PENDING, DONE, FAILED, CANCELLED, DROPPED };
+
+typedef struct order {
+    PyObject_HEAD
+    struct completion *first, *last;
+} OrderObject;
+
+typedef struct completion {
+    PyObject_HEAD
+    PyObject *future;    /* NULL once it has ended */
+    PyObject *waiter;    /* on asyncio: the future on which the task sleeps that awaits this one */
+    PyObject *keepalive; /* stays alive until the GPU has passed the point */
+    PyObject *result;    /* what the future's result will be */
+    PyObject *name;      /* of the stream, in errors */
+    PyObject *order;     /* NULL: it stands in none */
+    struct completion *next, *previous; /* in that order */
+    /* NULL: it ends by a host function, and not by an event */
+    struct wait *wait;
+    struct queue *queue;
+    uint64_t queue_identity;
+    uint64_t ticket;  /* 0: nothing is reserved */
+    const char *call; /* of the driver, in errors */
+    enum state state;
+    bool recorded;
+    bool taken;       /* a task has taken the wait at least once */
+    bool own_setters; /* asyncio's future, which the loop or a task polls */
+} CompletionObject;
+
+extern PyTypeObject *completion_type;
+/* The names of the methods that native code calls, made once. */
+extern struct names {
+    PyObject *done, *cancelled, *set_result, *own_set_result, *set_exception, *own_set_exception,
+        *drop, *wake, *complete, *abandon, *point;
+} names;
+
+/* -1: it has raised */
+int call_truth(PyObject *object, PyObject *method);
+int call_with_one(PyObject *object, PyObject *method, PyObject *value);
+bool is_own_future(PyObject *);
+bool is_order(PyObject *);
+/* calls the observer with a future that has ended; -1: it has raised */
+int observe(PyObject *future);
+
+PyObject *Completion_new(PyTypeObject *, PyObject *args, PyObject *kwargs);
+void completion_fill(CompletionObject *, PyObject *future, PyObject *name, PyObject *keepalive);
+/* counts the future as pending, if it is new */
+void completion_begin(CompletionObject *);
+/* counts its end, if it is pending */
+void completion_end(CompletionObject *, enum state outcome);
+void completion_enter(CompletionObject *, PyObject *order);
+/* Wakes the task that sleeps on it. Whether there was one; -1: an exception. */
+int completion_wake(const CompletionObject *);
+/* The GPU has passed its point. -1: it has raised, and may be called again. */
+int completion_complete(CompletionObject *, int code, bool orphaned);
+/* The context has failed, so the GPU may still use the objects. They stay. */
+int completion_abandon(CompletionObject *, int code, bool orphaned);
+/* Nothing proves that the GPU has passed the work: what it may use is never released. */
+void completion_leak(CompletionObject *);
+/* No task waits any more. The watcher and the janitor see to the end of its event, because its loop
+ * may not run for long. In the loop's thread. */
+void completion_give_up(CompletionObject *);
+void completion_unreserve(CompletionObject *);
+extern PyMethodDef enqueue_functions[], drain_functions[];
+PyObject *Completion_reserve(PyObject *, PyObject *args);
+PyObject *Completion_run(PyObject *, PyObject *args);
+PyObject *Completion_fire(PyObject *, PyObject *args);
+
+/* A future that is an owner by itself has this bit in the slot. */
+enum { BARE = 1 };
+
+static inline PyObject *object_of(void *owner) {
+    return (PyObject *)((uintptr_t)owner & ~(uintptr_t)BARE);
+}
+
+static inline void own(uint64_t ticket, PyObject *object, int bit) {
+    Py_XDECREF(object_of(point_own(ticket, (void *)((uintptr_t)Py_NewRef(object) | bit))));
+}
+
+static inline void disown(uint64_t ticket) { Py_XDECREF(object_of(point_disown(ticket))); }
+
+#endif

@@ -1,0 +1,328 @@
+/* What arrives: the owners of points that are no completions, and what a drain does. */
+#include "module_completions.h"
+
+/* --- other owners --- */
+
+/* own(ticket, future): the future gets the answer of the wait that has this ticket. In the loop's
+ * thread, which would deliver the ticket. */
+static PyObject *native_own(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long ticket;
+    PyObject *future;
+    if (!PyArg_ParseTuple(args, "KO", &ticket, &future)) return NULL;
+    own(ticket, future, BARE);
+    Py_RETURN_NONE;
+}
+
+/* orphan(ticket): no task waits for it any more. */
+static PyObject *native_orphan(PyObject *module, PyObject *object) {
+    (void)module;
+    uint64_t ticket = PyLong_AsUnsignedLongLongMask(object);
+    if (is_child()) Py_RETURN_NONE;
+    void *owner = point_owner(ticket);
+    wait_orphan(ticket);
+    if ((uintptr_t)owner & BARE) disown(ticket);
+    Py_RETURN_NONE;
+}
+
+static int do_arm(struct handle *stream, void *argument) {
+    return point_arm(*(uint64_t *)argument, handle_value(stream));
+}
+
+/* arm(handle, context, kind, owner, sync_mode, function, data): enqueues a host function or
+ * callback of a user, which belongs to no loop. 0, a driver code, or a refusal. */
+static PyObject *native_arm(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *object, *owner;
+    int context_id, kind, sync_mode;
+    unsigned long long function, data;
+    if (!PyArg_ParseTuple(args, "OiiOiKK", &object, &context_id, &kind, &owner, &sync_mode,
+                          &function, &data))
+        return NULL;
+    struct handle *stream = as_handle(object);
+    struct context *context = stream ? as_context(context_id) : NULL;
+    if (!context) return NULL;
+    if ((kind == KIND_PYTHON_HOST || kind == KIND_PYTHON_CALLBACK) && refuse_at_exit()) return NULL;
+    /* The janitor's queue. On a loop's queue, the objects would be kept until that loop runs again,
+     * and this thread need not have a loop at all. */
+    uint64_t ticket = point_reserve(queue_orphans(), context, kind);
+    if (!ticket) return PyErr_NoMemory();
+    /* All of this comes before the ticket is armed, because the driver's thread reads it without a
+     * lock as soon as the GPU is there. The arming orders the two. */
+    point_set_foreign(ticket, (host_function)(uintptr_t)function, (void *)(uintptr_t)data);
+    point_set_sync_mode(ticket, sync_mode);
+    own(ticket, owner, 0);
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = operate(stream, do_arm, &ticket);
+    point_unreserve(ticket); /* it never came to arming */
+    Py_END_ALLOW_THREADS
+    if (result && !point_is_live(ticket)) disown(ticket);
+    return PyLong_FromLong(result);
+}
+
+/* arm_alarm(queue, context, owner, tickets): appends a ticket to the list of its owner, which gets
+ * the code when the context fails. It is one step, because a KeyboardInterrupt before the caller
+ * has stored the ticket would leave it armed, and its queue could never be used again. */
+static PyObject *native_arm_alarm(PyObject *module, PyObject *args) {
+    (void)module;
+    int queue_number, context_id;
+    PyObject *owner, *tickets;
+    if (!PyArg_ParseTuple(args, "iiOO!", &queue_number, &context_id, &owner, &PyList_Type,
+                          &tickets) ||
+        refuse_in_child())
+        return NULL;
+    struct queue *queue = as_queue(queue_number);
+    struct context *context = queue && context_id >= 0 ? as_context(context_id) : NULL;
+    if (!queue || (context_id >= 0 && !context)) return NULL;
+    uint64_t ticket = point_arm_alarm(queue, context);
+    if (!ticket) return PyErr_NoMemory();
+    if (!append_number(tickets, PyLong_FromUnsignedLongLong(ticket))) {
+        point_fire_alarm(ticket);
+        return NULL;
+    }
+    own(ticket, owner, 0); /* it may have fired, but this thread delivers it, and not here */
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_fire_alarm(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long ticket;
+    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
+    if (!is_child()) point_fire_alarm(ticket);
+    Py_RETURN_NONE;
+}
+
+struct watching {
+    struct wait_list *list;
+    struct queue *queue;
+    struct wait *wait;
+};
+
+static int do_watch(struct handle *stream, void *argument) {
+    struct watching *watching = argument;
+    enum stage stage;
+    return wait_record_future(watching->wait, handle_value(stream), &stage);
+}
+
+/* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
+ * and the owner hears of its end. Whether that was possible. */
+static PyObject *native_watch(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *handle, *list, *owner;
+    int queue_number, number, status;
+    if (!PyArg_ParseTuple(args, "OOiiO", &handle, &list, &queue_number, &number, &owner))
+        return NULL;
+    struct watching watching = {.list = as_wait_list(list)};
+    struct handle *stream = watching.list ? as_handle(handle) : NULL;
+    watching.queue = stream ? as_queue(queue_number) : NULL;
+    const struct strategy *strategy = watching.queue ? as_strategy(number) : NULL;
+    if (!strategy) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = wait_reserve(watching.list, watching.queue, strategy, &watching.wait);
+    Py_END_ALLOW_THREADS
+    if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
+    uint64_t ticket = wait_ticket(watching.wait);
+    own(ticket, owner, 0);
+    Py_BEGIN_ALLOW_THREADS
+    status = operate(stream, do_watch, &watching);
+    if (status != CUDA_SUCCESS) wait_unreserve(watching.wait);
+    Py_END_ALLOW_THREADS
+    if (status != CUDA_SUCCESS) disown(ticket);
+    return PyBool_FromLong(status == CUDA_SUCCESS);
+}
+
+static void append_owner(void *list, void *owner) { PyList_Append(list, object_of(owner)); }
+
+/* owners(): of all points, for the ledger and for tests. */
+static PyObject *native_owners(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    PyObject *list = PyList_New(0);
+    if (list) points_visit_owners(append_owner, list);
+    if (list && PyErr_Occurred()) Py_CLEAR(list);
+    return list;
+}
+
+/* --- what a drain does --- */
+
+struct draining {
+    struct queue *queue;
+    bool orphaned; /* the loop is gone, or no task waits any more: this is the janitor's thread */
+    struct context *context; /* whose health was read in this drain */
+    int health;
+    /* An exception that came when its cause had been dealt with. */
+    PyObject *kind, *value, *traceback;
+};
+
+/* An event and a stream callback bring their status. A host function brings none. By the manual it
+ * never runs after an error, but some drivers were reported to run it. So the health of its context
+ * is read once for each drain, after the firing: what settles as done has succeeded. The janitor
+ * settles no future with a result, so it needs no proof of success. */
+static int code_of(struct draining *draining, uint64_t ticket, int64_t status) {
+    if (status != STATUS_UNKNOWN) return (int)status;
+    if (draining->orphaned) return CUDA_SUCCESS;
+    struct context *context = point_context(ticket);
+    if (context != draining->context) {
+        Py_BEGIN_ALLOW_THREADS
+        draining->health = context_health(context);
+        Py_END_ALLOW_THREADS
+        draining->context = context;
+    }
+    return draining->health;
+}
+
+/* Gives a task the answer of its wait. False: it has raised, and the task has got nothing. */
+static bool answer_task(struct draining *draining, PyObject *future, int64_t status) {
+    struct wait *wait = wait_handed_back(status);
+    int done = draining->orphaned ? 1 : call_truth(future, names.done);
+    if (done < 0) return false;
+    if (done) { /* no task waits any more */
+        if (wait && !is_child()) wait_drop(wait);
+        return true;
+    }
+    PyObject *answer = wait     ? new_wait(wait, draining->queue)
+                       : status ? PyLong_FromLongLong(status)
+                                : Py_NewRef(Py_None);
+    if (!answer) return false;
+    bool given = true;
+    PyObject *method = is_own_future(future) ? names.own_set_result : names.set_result;
+    if (call_with_one(future, method, answer) < 0 || (!wait && observe(future) < 0)) {
+        PyObject *kind, *value, *traceback;
+        PyErr_Fetch(&kind, &value, &traceback);
+        given = call_truth(future, names.done) != 0;
+        if (given) { /* the rest is delivered, and then this is raised */
+            Py_XDECREF(draining->kind), Py_XDECREF(draining->value);
+            Py_XDECREF(draining->traceback);
+            PyErr_Clear();
+            draining->kind = kind, draining->value = value, draining->traceback = traceback;
+        } else {
+            if (wait) disown_wait(answer);
+            PyErr_Restore(kind, value, traceback);
+        }
+    }
+    Py_DECREF(answer);
+    return given;
+}
+
+/* One arrival. False: it has raised, and comes again. */
+static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed) {
+    struct draining *draining = argument;
+    void *owner = point_owner(ticket);
+    if (!owner) { /* its task has gone */
+        struct wait *wait = wait_handed_back(status);
+        if (wait && !is_child()) wait_drop(wait);
+        return true;
+    }
+    PyObject *object = Py_NewRef(object_of(owner));
+    int failed = 0;
+    if ((uintptr_t)owner & BARE) {
+        failed = answer_task(draining, object, status) ? 0 : -1;
+    } else {
+        int code = code_of(draining, ticket, status);
+        if (Py_IS_TYPE(object, completion_type)) {
+            CompletionObject *completion = (CompletionObject *)object;
+            failed = passed ? completion_complete(completion, code, draining->orphaned)
+                            : completion_abandon(completion, code, draining->orphaned);
+        } else {
+            PyObject *number = PyLong_FromLong(code);
+            PyObject *answer = number ? PyObject_CallMethodObjArgs(
+                                            object, passed ? names.complete : names.abandon, number,
+                                            draining->orphaned ? Py_True : Py_False, NULL)
+                                      : NULL;
+            Py_XDECREF(number);
+            Py_XDECREF(answer);
+            failed = answer ? 0 : -1;
+        }
+    }
+    /* If the point was not passed, the driver may still come to it, and the owner stays. */
+    if (!failed && passed) disown(ticket);
+    Py_DECREF(object);
+    return !failed;
+}
+
+/* Whether a task was woken, which will take the wait and poll it; -1: an exception. */
+static int come_near(uint64_t ticket) {
+    PyObject *object = Py_XNewRef(object_of(point_owner(ticket)));
+    if (!object) return 0;
+    CompletionObject *completion = (CompletionObject *)object;
+    int woken = 0;
+    if (Py_IS_TYPE(object, completion_type) && completion->future)
+        woken = is_own_future(completion->future) ? call_truth(completion->future, names.wake)
+                                                  : completion_wake(completion);
+    Py_DECREF(object);
+    return woken;
+}
+
+/* drain(queue, orphaned): settles all that has arrived. Whether to drain again in the next turn of
+ * the loop, which polls futures. In a forked child it does nothing: the descriptor is the parent's,
+ * and to read it would take a wake-up away from it. */
+static PyObject *native_drain(PyObject *module, PyObject *args) {
+    (void)module;
+    int index, orphaned;
+    if (!PyArg_ParseTuple(args, "ip", &index, &orphaned)) return NULL;
+    if (is_child()) Py_RETURN_FALSE;
+    struct draining draining = {.queue = as_queue(index), .orphaned = orphaned};
+    if (!draining.queue) return NULL;
+    if (waits_are_due(draining.queue)) {
+        Py_BEGIN_ALLOW_THREADS
+        int mode = relaxed_enter();
+        waits_run_due(draining.queue);
+        waits_poll_futures(draining.queue);
+        relaxed_leave(mode);
+        Py_END_ALLOW_THREADS
+    }
+    bool failed = !queue_drain(draining.queue, arrive, &draining);
+    int woken = 0, one = 0;
+    for (uint64_t ticket; !failed && (ticket = waits_next_near(draining.queue)); woken += one)
+        failed = (one = come_near(ticket)) < 0;
+    if (draining.kind && !failed) {
+        PyErr_Restore(draining.kind, draining.value, draining.traceback);
+        return NULL;
+    }
+    Py_XDECREF(draining.kind), Py_XDECREF(draining.value), Py_XDECREF(draining.traceback);
+    if (failed) return NULL;
+    /* Tasks that were woken poll in the loop's place. */
+    return PyBool_FromLong(queue_polled_waits(draining.queue)->count > woken);
+}
+
+int future_ends(uint64_t ticket, int code) {
+    PyObject *object = Py_XNewRef(object_of(point_owner(ticket)));
+    int failed = 0;
+    if (object && Py_IS_TYPE(object, completion_type))
+        failed = completion_complete((CompletionObject *)object, code, false);
+    if (failed) {
+        point_fire(ticket, code);
+    } else {
+        disown(ticket);
+        point_end(ticket);
+    }
+    Py_XDECREF(object);
+    return failed;
+}
+
+void run_host_function(uint64_t ticket, int status) {
+    PyObject *object = Py_XNewRef(object_of(point_owner(ticket)));
+    if (!object) return;
+    PyObject *answer = PyObject_CallMethod(object, "run", "i", status);
+    if (answer) Py_DECREF(answer);
+    else PyErr_WriteUnraisable(object);
+    Py_DECREF(object);
+}
+
+PyMethodDef drain_functions[] = {
+    {"drain", native_drain, METH_VARARGS,
+     "Settles all that has arrived. True: drain again in the next turn."},
+    {"own", native_own, METH_VARARGS, "The future that gets the answer of a wait."},
+    {"orphan", native_orphan, METH_O,
+     "No task waits for a ticket any more: the watcher and the janitor see to its end."},
+    {"arm", native_arm, METH_VARARGS,
+     "Enqueues a user's host function; 0, a driver code, or a negative refusal."},
+    {"arm_alarm", native_arm_alarm, METH_VARARGS,
+     "Appends to a list a ticket that fires with the code when the context fails; -1: of none."},
+    {"fire_alarm", native_fire_alarm, METH_VARARGS,
+     "Fires such a ticket with 0, unless it has fired."},
+    {"watch", native_watch, METH_VARARGS,
+     "Has the watcher report the end of a stream's work to an owner. False: not possible."},
+    {"owners", native_owners, METH_NOARGS, "What the tickets of all points stand for."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,257 @@
+/* How work is enqueued with a completion behind it. */
+#include "module_completions.h"
+
+struct reserving {
+    CompletionObject *completion;
+    struct wait_list *list;
+    struct context *context;
+    const struct strategy *strategy;
+    enum point_kind kind;
+    bool asks; /* whether the context is healthy, and whether the stream captures */
+    bool enters;
+};
+
+/* Without the GIL, under RELAXED, with the stream pinned. */
+static int do_reserve(struct handle *stream, void *argument) {
+    const struct reserving *reserving = argument;
+    CompletionObject *completion = reserving->completion;
+    int refusal = reserving->asks ? capture_refusal(handle_value(stream)) : 0;
+    if (refusal) return refusal;
+    if (reserving->list) {
+        refusal = wait_reserve(reserving->list, completion->queue, reserving->strategy,
+                               &completion->wait);
+        if (refusal) return refusal;
+        completion->ticket = wait_ticket(completion->wait);
+        return CUDA_SUCCESS;
+    }
+    completion->ticket = point_reserve(completion->queue, reserving->context, reserving->kind);
+    return completion->ticket ? CUDA_SUCCESS : RESULT_NO_MEMORY;
+}
+
+/* Everything that can be refused before the work is enqueued. The GIL is given up once, because
+ * each time may cost 5 ms while another thread computes in Python. */
+static int reserve(struct reserving *reserving, struct handle *stream) {
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    failed_forget();
+    status = !reserving->asks  ? CUDA_SUCCESS
+             : reserving->list ? wait_list_health(reserving->list)
+                               : context_recent_health(reserving->context);
+    if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
+    else status = operate_pinned(stream, do_reserve, reserving);
+    if (status == CUDA_SUCCESS && reserving->enters)
+        status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(stream)));
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+struct recording {
+    struct wait *wait;
+    uint64_t ticket;
+    enum stage stage;
+};
+
+static int do_record(struct handle *stream, void *argument) {
+    struct recording *recording = argument;
+    if (!recording->wait) return point_arm(recording->ticket, handle_value(stream));
+    return wait_record_future(recording->wait, handle_value(stream), &recording->stage);
+}
+
+/* Enqueues the point behind the work. 0, or a refusal, after which only a quarantined one still has
+ * its owner. *polls: the loop has to poll soon. It also leaves the context that was pushed. */
+static int record(CompletionObject *self, struct handle *stream, bool leaves, bool *polls) {
+    struct recording recording = {self->wait, self->ticket, STAGE_WATCHER};
+    int status;
+    own(self->ticket, (PyObject *)self, 0);
+    Py_BEGIN_ALLOW_THREADS
+    if (leaves) {
+        void *popped;
+        driver.ctx_pop(&popped);
+    }
+    status = recording.wait ? operate_pinned_as_is(stream, do_record, &recording)
+                            : operate_pinned(stream, do_record, &recording);
+    Py_END_ALLOW_THREADS
+    self->recorded = status == CUDA_SUCCESS || status == RESULT_QUARANTINED;
+    *polls = recording.stage == STAGE_TASK;
+    if (!self->recorded) disown(self->ticket);
+    return status;
+}
+
+/* Calls `call`, if there is one, and enqueues the point behind what it has enqueued. The context
+ * was pushed if there is a call. -1: `call` has raised. The point is enqueued then too, if objects
+ * are to be kept alive until the GPU has passed what it has enqueued. *refusal says whether that
+ * went well.
+ */
+static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal,
+                     bool *polls) {
+    PyObject *kind = NULL, *value = NULL, *traceback = NULL;
+    PyObject *result = call ? PyObject_CallNoArgs(call) : Py_NewRef(Py_None);
+    *refusal = 0;
+    if (is_child()) { /* `call` has forked, and the driver is the parent's */
+        if (result) refuse_in_child();
+        Py_XDECREF(result);
+        return -1;
+    }
+    if (!result) PyErr_Fetch(&kind, &value, &traceback);
+    /* `call` may hold what it has got before it raised. */
+    self->result = result ? result : Py_NewRef(call);
+    /* Before the record. Otherwise the event could be complete and counted while this thread waits
+     * for the GIL, and `drain` in another thread would miss the future. */
+    if (result && self->future) completion_begin(self);
+    if (result || self->keepalive) {
+        *refusal = record(self, stream, call != NULL, polls);
+    } else {
+        void *popped;
+        Py_BEGIN_ALLOW_THREADS
+        driver.ctx_pop(&popped);
+        Py_END_ALLOW_THREADS
+        Py_CLEAR(self->result);
+    }
+    if (result) return 0;
+    PyErr_Restore(kind, value, traceback);
+    return -1;
+}
+
+/* leak(keepalive): nothing will prove that the GPU does not use it. */
+static PyObject *native_leak(PyObject *module, PyObject *keepalive) {
+    (void)module;
+    CompletionObject leaking = {.keepalive = Py_NewRef(keepalive)};
+    completion_leak(&leaking);
+    Py_RETURN_NONE;
+}
+
+/* enqueue(handle, wait_list, context, queue, number, future, call, keepalive, order, name): a
+ * future of what `call` enqueues on a stream, or of the stream's present end if `call` is None.
+ * `number` is that of a strategy, or a KIND_ if there is no wait list. `call` runs in the stream's
+ * context. Everything that can be refused is reserved before. If the future is None, the caller has
+ * pinned the stream, and objects are kept alive until the GPU has passed its present end.
+ *
+ * None: done. True: done, and the loop has to poll soon. The Completion: done, and it has no wait
+ * list. A number: it was refused before `call` ran. A tuple with a number: after that. */
+static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 10) return PyErr_Format(PyExc_TypeError, "ten arguments are needed");
+    struct handle *stream = as_handle(args[0]);
+    struct reserving reserving = {0};
+    PyObject *call = args[6] == Py_None ? NULL : args[6], *order = args[8];
+    if (!stream) return NULL;
+    struct queue *queue = as_queue((int)PyLong_AsLong(args[3]));
+    if (!queue) return NULL;
+    long number = PyLong_AsLong(args[4]);
+    if (args[1] == Py_None) {
+        reserving.context = as_context((int)PyLong_AsLong(args[2]));
+        reserving.kind = (enum point_kind)number;
+        if (!reserving.context) return NULL;
+    } else {
+        reserving.list = as_wait_list(args[1]);
+        reserving.strategy = reserving.list ? as_strategy(number) : NULL;
+        if (!reserving.strategy) return NULL;
+    }
+    if (!is_order(order)) return PyErr_Format(PyExc_TypeError, "an Order is needed");
+    PyObject *object = Completion_new(completion_type, NULL, NULL);
+    if (!object) return NULL;
+    CompletionObject *self = reserving.completion = (CompletionObject *)object;
+    completion_fill(self, args[5], args[9], args[7]);
+    if (!reserving.list)
+        self->call = reserving.kind == KIND_CALLBACK ? "cuStreamAddCallback" : "cuLaunchHostFunc";
+    self->queue = queue;
+    self->queue_identity = queue_identity(queue);
+    self->own_setters = reserving.list != NULL;
+    reserving.enters = call != NULL;
+    /* The record would harm a capture only on the legacy stream. */
+    reserving.asks = call || (uintptr_t)handle_value(stream) <= 1;
+    PyObject *answer = NULL;
+    /* Until the point is behind the work, because `call` or another thread may close the stream,
+     * and the work would then have no completion. */
+    bool pins = self->future != NULL;
+    if (pins && !pin_here(stream)) {
+        answer = PyLong_FromLong(RESULT_CLOSED);
+        goto end;
+    }
+    int refusal = reserve(&reserving, stream);
+    if (refusal) {
+        if (!call) completion_leak(self);
+        answer = PyLong_FromLong(refusal);
+        goto unpin;
+    }
+    bool polls = false;
+    int raised = carry_out(self, stream, call, &refusal, &polls);
+    if (refusal) { /* the driver would refuse again */
+        if (self->state == PENDING) completion_end(self, CANCELLED);
+        if (refusal != RESULT_QUARANTINED) completion_leak(self);
+    }
+    if (raised) {
+        completion_give_up(self);
+    } else if (refusal) {
+        answer = Py_BuildValue("(i)", refusal);
+    } else {
+        completion_enter(self, order);
+        if (!self->wait || !self->future) answer = Py_NewRef(object);
+        else if (PyObject_SetAttr(args[5], names.point, object) == 0)
+            answer = Py_NewRef(polls ? Py_True : Py_None);
+    }
+unpin:
+    if (pins) unpin_here(stream);
+end:
+    Py_DECREF(object);
+    return answer;
+}
+
+/* The two steps of an enqueue that another thread carries out. */
+
+/* reserve(wait_list, queue, strategy, handle): 0, or a refusal. */
+PyObject *Completion_reserve(PyObject *object, PyObject *args) {
+    CompletionObject *self = (CompletionObject *)object;
+    PyObject *list, *handle;
+    int queue_number, number;
+    if (!PyArg_ParseTuple(args, "OiiO", &list, &queue_number, &number, &handle)) return NULL;
+    struct reserving reserving = {.completion = self, .list = as_wait_list(list), .asks = true};
+    struct handle *stream = reserving.list ? as_handle(handle) : NULL;
+    self->queue = stream ? as_queue(queue_number) : NULL;
+    reserving.strategy = self->queue ? as_strategy(number) : NULL;
+    if (!reserving.strategy) return NULL;
+    if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was reserved before");
+    if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
+    int status = reserve(&reserving, stream);
+    unpin_here(stream);
+    return PyLong_FromLong(status);
+}
+
+/* run(handle, call): as `enqueue`, with a pinned stream. 0, or a refusal. */
+PyObject *Completion_run(PyObject *object, PyObject *args) {
+    CompletionObject *self = (CompletionObject *)object;
+    PyObject *handle, *call;
+    if (!PyArg_ParseTuple(args, "OO", &handle, &call)) return NULL;
+    struct handle *stream = as_handle(handle);
+    if (!stream) return NULL;
+    if (!self->ticket || self->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
+    int refusal;
+    bool polls;
+    Py_BEGIN_ALLOW_THREADS
+    failed_forget();
+    refusal = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(stream)));
+    Py_END_ALLOW_THREADS
+    if (refusal) return PyLong_FromLong(refusal);
+    return carry_out(self, stream, call, &refusal, &polls) < 0 ? NULL : PyLong_FromLong(refusal);
+}
+
+/* fire(status): ends it if there is nothing to record. Any thread. */
+PyObject *Completion_fire(PyObject *object, PyObject *args) {
+    CompletionObject *self = (CompletionObject *)object;
+    int status;
+    if (!PyArg_ParseTuple(args, "i", &status) || refuse_in_child()) return NULL;
+    if (!self->wait || self->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
+    self->recorded = true;
+    own(self->ticket, object, 0);
+    wait_fire_unrecorded(self->wait, status);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef enqueue_functions[] = {
+    {"enqueue", (PyCFunction)(void (*)(void))native_enqueue, METH_FASTCALL,
+     "Enqueues work and a point behind it, at which a future settles."},
+    {"leak", native_leak, METH_O, "Keeps an object for the life of the process: counted."},
+    {NULL, NULL, 0, NULL},
+};
