@@ -387,7 +387,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
         # stream, because a worker thread could otherwise begin a use that the pool has not seen.
         stream._handle.close()
-        slot.end_loan()
+        slot.alarm = slot.lent = slot.holder = None  # as `end_loan` does
         # Unless a thread of enqueue_in_thread is under way, which holds `stream`. A pool of
         # borrowed streams may end before it, and their sources would destroy what the thread uses.
         if not stream._handle.is_used:
@@ -501,7 +501,8 @@ class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     async def __aenter__(self) -> Stream:
         # If an interrupt comes before the assignment, the `Stream` dies with this frame. The pool
         # notices that, because it refers to the `Stream` weakly.
-        self._lent = lent = await self._begin()
+        self._acquiring = self._acquiring or self._pool._acquire()  # as `_begin` does
+        self._lent = lent = await self._acquiring
         return lent
 
     async def __aexit__(self, kind: object, *_: object) -> None:

@@ -37,6 +37,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
 
 _NOT_READY = 600
+_PER_THREAD = reference.PER_THREAD
 
 
 class Stream(
@@ -279,7 +280,8 @@ class Stream(
         return self._borrowed_as(type(self))
 
     def _borrowed_as(self, kind: type[S]) -> S:
-        self._require_open()
+        if not self._handle.is_open:
+            self._require_open()
         # A pool does this for each request, so this copies what it can instead of looking it up.
         # Another thread may close the owner after the check. The new handle has it as its parent,
         # so its first use then refuses, as every later one does.
@@ -291,7 +293,10 @@ class Stream(
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
         borrowed._name, borrowed._label = self._name, self._label
-        borrowed._handle = handle = reference.new_handle(owner.value, context, False, owner)
+        value = owner.value
+        borrowed._handle = handle = _native.Handle(
+            _native.HANDLE_STREAM, value, context._handle, False, value <= _PER_THREAD, owner
+        )
         borrowed._wait = self._wait
         borrowed._mode = self._mode
         own = self._reference

@@ -106,7 +106,7 @@ class PoolCore:
         is in no list, and `_find_lost` takes it back.
         """
         try:
-            lent = slot.stream.to_borrowed()
+            lent = slot.stream._borrowed_as(type(slot.stream))
         except StreamClosedError:  # a borrowed stream, whose owner has closed it
             self._drop(slot)
             raise
@@ -269,7 +269,7 @@ class PoolCore:
         """The stream's work is done. It goes to the task that has waited for longest."""
         if self._closed:
             slot.stream.close()
-        elif not self._waiters.hand(slot):
+        elif not (self._waiters.futures and self._waiters.hand(slot)):
             self._idle.append(slot)
 
     def _drop(self, slot: Slot) -> None:
@@ -290,7 +290,9 @@ class PoolCore:
             self._busy.add_unwatched(slot)
             self._thread_left = True
             return
-        code = pool_returns.query(slot)
+        code = _native.stream_query(slot.stream._handle)
+        if code <= _native.RESULT_CAPTURING:
+            code = pool_returns.query_after_capture(slot)
         if code == 0 or self._closed:
             self._put_back(slot)
         elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it

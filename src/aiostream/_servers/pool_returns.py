@@ -144,10 +144,7 @@ class Return:
         self.complete(code, orphaned)
 
 
-def query(slot: Slot) -> int:
-    """Queries a stream that came back, and ends a capture that this library began on it."""
-    code = _native.stream_query(slot.stream._handle)
-    if code <= _native.RESULT_CAPTURING:
-        captures.end_left(slot.stream._reference)
-        code = _native.stream_query(slot.stream._handle)
-    return code
+def query_after_capture(slot: Slot) -> int:
+    """Ends a capture that this library began on a stream which came back, and queries it."""
+    captures.end_left(slot.stream._reference)
+    return _native.stream_query(slot.stream._handle)
