@@ -42,7 +42,7 @@ _PAUSE = 0.05  # seconds
 
 # The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
 # thread win. So a start that a KeyboardInterrupt has cut short can be repeated, whether its thread
-# had begun or not. Without this, a repeated start would run two janitors on one backlog.
+# had begun or not. Without this, a repeated start would run two janitors on one queue.
 _serving: dict[str, object] = {}
 
 

@@ -112,8 +112,8 @@ class TrioBridge(Bridge):
         """See `Bridge`. A drain that is under way ends first.
 
         A run that is ending refuses new requests before it has done the last ones. The janitor
-        takes the refusal for its end. If it closed the queue then, the janitor and the run would
-        deliver the same backlog, and the last drain might read the queue's next owner's.
+        takes the refusal for its end. If it closed the queue then, the last drain might read the
+        queue's next owner's.
         """
         self._closes = True
         if not self._drains:
