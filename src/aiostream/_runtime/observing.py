@@ -77,16 +77,17 @@ _of_future = weakref.WeakKeyDictionary()
 
 
 def add_observer(observer: Observer) -> None:
-    """Reports each await to an observer, from now on."""
-    _native.set_observer(future_reached)
+    """Reports each await to an observer, from now on. Any thread."""
     observers[observer] = None
+    _native.set_observer(future_reached)
 
 
 def remove_observer(observer: Observer) -> None:
-    """Reports to it no more. May be called again."""
+    """Reports to it no more. May be called again. Any thread."""
     observers.pop(observer, None)
-    if not observers:
-        _native.set_observer(None)
+    _native.set_observer(None)
+    if observers:  # asked last, because another thread may just have added one
+        _native.set_observer(future_reached)
 
 
 def is_observed() -> bool:
