@@ -43,6 +43,7 @@ class _ThreadCall(Completion):
         "raised",
         "reference",
         "refusal",
+        "refused",
         "unstarted",
     )
 
@@ -60,7 +61,7 @@ class _ThreadCall(Completion):
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
         self.raised: BaseException | None = None  # by the function
-        self.refusal = 0  # of the event behind the work
+        self.refusal, self.refused = 0, "cuEventRecord"  # of the event behind the work
 
     def expect(self) -> None:
         """Counts the call as pending from now on, so that `drain` waits for it."""
@@ -106,8 +107,16 @@ class _ThreadCall(Completion):
         except IndexError:  # the task was cancelled before
             return
         call = in_libraries(self.reference, self.keepalive)
+        status = _UNKNOWN_ERROR
         try:
-            self.refusal = super().run(self.reference.handle, call)
+            answer = super().run(self.reference.handle, call)
+            if isinstance(answer, int):
+                status = 0  # the function was not called
+                driver.raise_for(answer, "cuCtxPushCurrent", self.stream)
+            elif answer is not None:
+                self.refusal = answer[0]
+                # Asked in this thread, which has met it.
+                self.refused = _native.failed_call(self.refusal) or self.refused
         except BaseException as error:
             # For the task, which raises it when the GPU has passed what was enqueued before it.
             self.raised = error
@@ -115,8 +124,8 @@ class _ThreadCall(Completion):
             self._unpin()
             # Without an event nothing would ever fire the ticket, and the task would hang.
             if not self.is_recorded:
-                self.refusal = self.refusal or _UNKNOWN_ERROR
-                self.fire(_UNKNOWN_ERROR)
+                self.refusal = self.refusal or status
+                self.fire(status)
 
     # ---------------------------------------------------------------------- in the loop's thread
 
@@ -144,7 +153,7 @@ class _ThreadCall(Completion):
         if self.refusal:
             hint = waiting.LEFT_CAPTURING
             try:
-                driver.raise_for(self.refusal, "cuEventRecord", self.stream, hint)
+                driver.raise_for(self.refusal, self.refused, self.stream, hint)
             except Exception as error:
                 self.fail(error, orphaned)
         else:

@@ -199,6 +199,7 @@ async def synchronize_async(self: Awaitable) -> None:
     # Exactly one of task, timer and watcher holds the wait (`wait_record.h`). Here it is the task
     # while `answer` is a Wait, and another one while it is a ticket.
     future: Any = None
+    asked = "cuEventQuery" if reference.is_event else "cuStreamQuery"
     try:
         while answer is not None:
             if isinstance(answer, _Wait):
@@ -211,7 +212,7 @@ async def synchronize_async(self: Awaitable) -> None:
                 if observers:
                     future_made(future)
                 answer = await future
-                future = None
+                future, asked = None, "cuEventQuery"
                 # Handed back. The task polls before the next turn, because the end may have come.
                 if isinstance(answer, _Wait):
                     answer = answer.poll()
@@ -233,9 +234,7 @@ async def synchronize_async(self: Awaitable) -> None:
                 answer.drop()
         future = None
         raise
-    driver.raise_for(
-        answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name
-    )
+    driver.raise_for(answer, asked, reference.name)
 
 
 def _begin_event(event: Reference, bridge: loops.Bridge, mode: int) -> int | _native.Wait | None:

@@ -452,8 +452,7 @@ static PyObject *is_polled(PyObject *object, void *unused) {
 static PyMethodDef completion_methods[] = {
     {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
     {"reserve", Completion_reserve, METH_VARARGS, "Reserves a wait: 0, or a refusal."},
-    {"run", Completion_run, METH_VARARGS,
-     "Calls a function and records an event behind its work: 0, or a refusal."},
+    {"run", Completion_run, METH_VARARGS, "Calls a function and records an event behind its work."},
     {"fire", Completion_fire, METH_VARARGS, "Ends it with a status in place of recording."},
     {"unreserve", Completion_unreserve, METH_NOARGS, "Gives back what was reserved and not used."},
     {"complete", Completion_complete, METH_VARARGS,

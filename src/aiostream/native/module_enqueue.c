@@ -217,7 +217,7 @@ PyObject *Completion_reserve(PyObject *object, PyObject *args) {
     return PyLong_FromLong(status);
 }
 
-/* run(handle, call): as `enqueue`, with a pinned stream. 0, or a refusal. */
+/* run(handle, call): as `enqueue`, with a pinned stream, and with the same answers. */
 PyObject *Completion_run(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     PyObject *handle, *call;
@@ -233,7 +233,9 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     refusal = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(stream)));
     Py_END_ALLOW_THREADS
     if (refusal) return PyLong_FromLong(refusal);
-    return carry_out(self, stream, call, &refusal, &polls) < 0 ? NULL : PyLong_FromLong(refusal);
+    if (carry_out(self, stream, call, &refusal, &polls) < 0) return NULL;
+    if (refusal) return Py_BuildValue("(i)", refusal);
+    Py_RETURN_NONE;
 }
 
 /* fire(status): ends it if there is nothing to record. Any thread. */
