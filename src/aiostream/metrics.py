@@ -82,7 +82,7 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     hooks = [hook]
 
     def observer(call: str, target: Any, _: Any) -> _Timed:
-        return _Timed(call, getattr(target, "name", None), hooks)
+        return _Timed(call, getattr(target, "_label", None), hooks)
 
     def end() -> None:
         hooks.clear()  # a wait that began before is not reported any more

@@ -255,7 +255,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         try:
             return await stream.run(fn, *args, **kwargs)
         finally:
-            self.release(stream)
+            try:
+                self.release(stream)
+            except ValueError:  # see `_Lending.__aexit__`
+                pass
 
     async def run_in_thread(
         self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any

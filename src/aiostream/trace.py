@@ -18,6 +18,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -139,11 +141,15 @@ class _Record(Observation):
         except TypeError:  # the call itself raises the error
             return args
 
+        # What the function returns, in one step with its return. It lives as long as `marked`, also
+        # if an interrupt comes before the second mark is there.
+        made: list[Any] = []
+
         def marked(*more: Any, **named: Any) -> Any:
             self.first = clock.mark(stream)
-            result = fn(*more, **named)
+            made.extend(starmap(partial(fn, **named), (more,)))
             self.last = clock.mark(stream)
-            return result
+            return made[0]
 
         marked.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr
         return (marked, *others)

@@ -112,3 +112,17 @@ def test_type_checkers_report_a_guess(checker: str, tmp_path: Path) -> None:
     )
     lines = {int(found) for found in re.findall(r"program\.py:(\d+)(?::\d+)?.*error", done.stdout)}
     assert lines == {4, 5, 6, 7}, done.stdout
+
+
+def test_property_that_fails_in_a_subclass_says_why() -> None:
+    class Model(Stream):
+        @property
+        def weights(self) -> Any:
+            return self.config.wieghts  # type: ignore[attr-defined]
+
+        config = 3
+
+    stream = Model()
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'wieghts'"):
+        _ = stream.weights
+    stream.close()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import weakref
 
 import pytest
 
 import aiostream
 import internals
-from aiostream import Stream, statistics
+from aiostream import Stream, statistics, trace
 from aiostream.testing import Gate
-from interrupts import is_interrupt
+from interrupts import Striker, ends, is_interrupt
 from support import PLAIN_LOOPS, run_on
 from waiters import until
 
@@ -76,3 +78,37 @@ def test_ctrl_c_in_a_step_of_a_call_in_a_thread_reaches_the_main_task(
         trio.run(main)
     assert is_interrupt(raised.value), raised.value
     trio.run(aiostream.drain, 20)
+
+
+class Held:
+    """An object that is watched: what keeps it alive?"""
+
+
+def test_ctrl_c_behind_the_function_of_a_traced_run_frees_nothing() -> None:
+    watched: list[weakref.ref[Held]] = []
+    striker = Striker(1)
+
+    def launch() -> Held:
+        result = Held()
+        watched.append(weakref.ref(result))
+        striker.__enter__()  # it strikes in the trace, which marks the end of the work
+        return result
+
+    async def run() -> None:
+        with trace.record(), Gate() as gate:
+            gate.hold(stream)
+            with pytest.raises(KeyboardInterrupt):
+                await stream.run(launch)
+            striker.end()
+            gc.collect()
+            assert watched[0]() is not None, striker.where
+
+    stream = Stream()
+    try:
+        run_on("asyncio", run)
+    finally:
+        striker.end()
+    assert "trace" in striker.where
+    stream.synchronize()
+    assert ends(lambda: watched[0]() is None)
+    stream.close()

@@ -245,6 +245,7 @@ def test_failed_awaits_have_their_error(breakable: Any) -> None:
             for each in (waiting, future):
                 with pytest.raises(aiostream.ContextFailedError):
                     await each
+            await asyncio.sleep(0)  # the futures' callbacks run in the loop's next turn
         with pytest.raises(aiostream.CudaError):
             stream.shutdown()
         return recording

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any, assert_type
@@ -159,7 +160,6 @@ async def test_run_returns_the_result_when_the_gpu_has_passed(strategy: Any) -> 
         def launch(first: int, *, second: int) -> tuple[int, int]:
             assert Context.get_current() == stream.context
             spin(stream, 0.002)
-            assert not stream.query()
             return first, second
 
         answer = await stream.run(launch, 1, second=2)
@@ -425,3 +425,55 @@ def test_coroutine_that_ends_without_its_loop_frees_nothing_early(collects: bool
     assert ends(lambda: watched() is None)
     assert statistics().points.leaked == leaked
     stream.close()
+
+
+@pytest.mark.leaks(1)
+def test_coroutine_that_another_thread_ends_frees_nothing_of_a_per_thread_stream() -> None:
+    argument = Held()
+    watched = weakref.ref(argument)
+    loop = asyncio.new_event_loop()
+    stream = Stream.per_thread()
+    with Gate() as gate:
+        gate.hold(stream)
+        coroutine: Any = stream.run(id, argument)
+
+        async def step() -> None:
+            with contextlib.suppress(StopIteration):
+                coroutine.send(None)
+
+        loop.run_until_complete(step())
+        thread = threading.Thread(target=coroutine.close, name="aiostream-test")
+        thread.start()
+        thread.join()
+        del argument
+        coroutine = None
+        gc.collect()
+        assert watched() is not None
+    loop.close()
+    stream.synchronize()
+    stream.close()
+
+
+def test_dead_task_in_a_pools_run_reports_nothing() -> None:
+    owner = Stream()
+    pool = StreamPool.borrow([owner])
+    with Gate() as gate:
+        gate.hold(owner)
+        loop = asyncio.new_event_loop()
+
+        async def wrap() -> None:
+            me = asyncio.current_task()  # a cycle, which the collector finds
+            await pool.run(int)
+            del me
+
+        task: Any = loop.create_task(wrap())
+        task._log_destroy_pending = False
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        del task
+        pool.close()
+        gc.collect()
+    owner.synchronize()
+    gc.collect()
+    assert ends(lambda: statistics().waits.pending == 0)
+    owner.close()

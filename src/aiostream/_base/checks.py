@@ -235,6 +235,7 @@ _CALLERS = tuple(
         "_objects.runs",
         "_objects.threads",
         "_waits.waiting",
+        "trace",
     )
 )
 

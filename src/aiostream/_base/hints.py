@@ -66,6 +66,8 @@ class Hinted:
     if not TYPE_CHECKING:  # type checkers report these names themselves
 
         def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(type(self), name):  # a property has raised an AttributeError of its own
+                object.__getattribute__(self, name)
             kinds = [kind.__name__ for kind in type(self).__mro__]
             said = f"{kinds[0]!r} object"
             if name.startswith("_"):  # finalizers ask for these, when modules may be empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Generator
 from functools import partial
@@ -39,12 +40,13 @@ class Work(waiting.Target):
     Threads: the loop's, and the janitor's if the call's frame is gone before it could do so.
     """
 
-    __slots__ = ("call", "frame", "pins", "results")
+    __slots__ = ("call", "frame", "pins", "results", "thread")
 
     def __init__(self, reference: Reference, mode: int, call: Callable[[], Any]) -> None:
         self._reference = reference  # these two are a Target's
         self._mode = mode
         self.call = call
+        self.thread = threading.get_ident()
         self.results: list[Any] = []
         # One item while it pins the stream, so that a close does not destroy what `keep` needs.
         self.pins: list[bool] = []
@@ -92,9 +94,19 @@ class Work(waiting.Target):
         return self.results
 
     def keep(self) -> None:
-        """Keeps everything until the GPU has passed the stream's present end. Repeatable."""
-        if self.pins:
-            waiting.keep_until_passed(self._reference, (self.call, self.results))
+        """Keeps everything until the GPU has passed the stream's present end. Repeatable.
+
+        Another thread has another per-thread stream, so from there nothing proves that.
+        """
+        objects = self.call, self.results
+        if (
+            self.pins
+            and self._reference.handle.value == PER_THREAD
+            and (self.thread != threading.get_ident())
+        ):
+            _native.leak(objects)
+        elif self.pins:
+            waiting.keep_until_passed(self._reference, objects)
         self.end()
 
     def gone(self, _: object) -> None:
@@ -102,9 +114,6 @@ class Work(waiting.Target):
 
         Threads: any, in a finalizer.
         """
-        if self._reference.handle.value == PER_THREAD:  # another stream in the janitor's thread
-            _native.leak((self.call, self.results))
-            self.pins.clear()  # which pin nothing
         process.run_in_janitor(self.keep)
 
 

@@ -107,9 +107,12 @@ async def observed(
     try:
         coroutine = method(target, *args, **kwargs)
         if _see_steps(observations):
-            # `_steps` must not throw an error into a wait of another library. Trio's wait for a
-            # thread, for one, goes on, and at its end trio would wake a task that is over.
-            coroutine = turns.without_interrupts(_steps)(coroutine, observations)
+            # `_steps` must not throw an error into trio's wait for a thread, which goes on, and at
+            # whose end trio would wake a task that is over. Other calls run the user's function in
+            # this thread, which must stay interruptible.
+            protected = call.endswith("in_thread")
+            steps = turns.without_interrupts(_steps) if protected else _steps
+            coroutine = steps(coroutine, observations)
         result: T = await coroutine
     except GeneratorExit:
         # The coroutine was dropped, and no task waits any more. This may be the garbage collector,
