@@ -73,6 +73,11 @@ class Scene:
         with anyio.move_on_after(0):
             await self.stream.run(spin, self.stream, 0.001)
 
+    async def leave_a_thread(self) -> None:
+        """The call is taken back before its thread begins, or left to it."""
+        with anyio.move_on_after(0):
+            await self.pool.run_in_thread(len, "a")
+
     async def run_in_pool(self) -> None:
         assert await self.pool.run(lambda kept: kept, 7) == 7
 
@@ -191,6 +196,7 @@ AWAITS: dict[str, tuple[str, Callable[[Scene], Any]]] = {
     **{f"run, {strategy}": (strategy, Scene.run) for strategy in STRATEGIES},
     "run, fails": ("auto", Scene.run_what_fails),
     "run, cancelled": ("auto", Scene.leave_a_run),
+    "pool, run in thread, cancelled": ("auto", Scene.leave_a_thread),
     "pool, run": ("auto", Scene.run_in_pool),
     "completion": ("auto", Scene.completion),
     "checked completion": ("auto", Scene.checked_completion),

@@ -33,7 +33,8 @@ class _ThreadCall(Completion):
     gone before the function has returned, the limiter's token stays taken.
 
     Threads: `run` is called in the worker thread, and the rest in the loop's. Each pops the one
-    item of `unstarted`, and one pop succeeds: so either `run` or `cancel` comes first.
+    item of `unstarted`, and one pop succeeds: so either `run` or `cancel` comes first. `cancel`
+    puts it into `withdrawn`.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class _ThreadCall(Completion):
         "refusal",
         "refused",
         "unstarted",
+        "withdrawn",
     )
 
     def __init__(self, reference: Reference, function: Callable[[], Any], limiter: Any) -> None:
@@ -55,7 +57,7 @@ class _ThreadCall(Completion):
             future_made(future)
         self.reference = reference
         self.limiter = limiter
-        self.unstarted = [True]
+        self.unstarted, self.withdrawn = [True], list[bool]()
         # One item while it pins the stream. Popped once, by the worker or by `cancel`.
         self.pins: list[bool] = []
         # The next two are the worker's until it records the event or fires the ticket, and the
@@ -133,10 +135,12 @@ class _ThreadCall(Completion):
         """Ends the wait, because its task has gone.
 
         A function that has not begun is not called. One that has begun goes on without the task.
+        After an interrupt it is called again.
         """
-        try:
-            self.unstarted.pop()
-        except IndexError:
+        # One step, so that an interrupt does not come between the two.
+        with contextlib.suppress(IndexError):
+            self.withdrawn.extend(map(list.pop, [self.unstarted]))
+        if not self.withdrawn:
             super().cancel()
             return
         self.unreserve()
@@ -179,11 +183,12 @@ class _ThreadCall(Completion):
 
     def _unpin(self) -> None:
         # The worker and `cancel` never both come here: see `unstarted`.
-        if self.pins:
-            self.pins.pop()
-            # It is not there if an interrupt came between the pin and the append.
-            with contextlib.suppress(ValueError):
-                self.reference.common.held.remove(self)
+        # It is not there if an interrupt came between the pin and the append.
+        with contextlib.suppress(ValueError):
+            self.reference.common.held.remove(self)
+        # No call lies between the two, so no interrupt comes in between.
+        pins, self.pins = self.pins, []
+        if pins:
             self.reference.handle.let_go()
 
 
@@ -305,7 +310,11 @@ class ThreadStream:
                 if call.raised is None:
                     raise
         except BaseException:
-            call.cancel()
+            try:
+                call.cancel()
+            except BaseException:
+                call.cancel()
+                raise
             # The work may have failed before, while the task still waited for the thread. The task
             # gets another error, and asyncio would report that no task has read that one.
             if future.done() and not future.cancelled():
