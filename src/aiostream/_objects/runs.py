@@ -98,15 +98,19 @@ class Work(waiting.Target):
 
         Another thread has another per-thread stream, so from there nothing proves that.
         """
+        # Taken, because the collector has both the coroutine and `gone` come here, in two threads.
+        # No call lies between the two, so nothing comes in between.
+        pins, self.pins = self.pins, []
         objects = self.call, self.results
-        if (
-            self.pins
-            and self._reference.handle.value == PER_THREAD
-            and (self.thread != threading.get_ident())
-        ):
-            _native.leak(objects)
-        elif self.pins:
-            waiting.keep_until_passed(self._reference, objects)
+        per_thread = self._reference.handle.value == PER_THREAD
+        if pins:
+            try:
+                if per_thread and self.thread != threading.get_ident():
+                    _native.leak(objects)
+                else:
+                    waiting.keep_until_passed(self._reference, objects)
+            finally:
+                self.pins = pins
         self.end()
 
     def gone(self, _: object) -> None:
