@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -209,12 +208,8 @@ ENQUEUE_STEPS = {
     function.__code__
     for function in (
         waiting.enqueue,
-        loop_bridge.Bridge.poll_soon,
-        loop_bridge.Bridge._poll,
         loop_bridge.Bridge.drain,
-        on_asyncio.AsyncioBridge._call_next_turn,
         on_asyncio.AsyncioBridge.new_polled_future,
-        on_asyncio.AsyncioFuture.__await__,
         on_asyncio.AsyncioFuture.cancel,
     )
 }
@@ -381,44 +376,7 @@ def intercept_hand_back(
     patch.setattr(on_trio.TrioFuture, "_set_result", set_result)
 
 
-def is_polled_by_task(future: Any) -> bool:
-    """Whether a task that awaits this future polls its work."""
-    return bool(future.point.is_polled)
-
-
 # ----------------------------------------------------------------------------- loops and deliveries
-
-
-def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
-    """The next drain that a bridge asks for never comes, as if an interrupt had taken it."""
-    original = on_asyncio.AsyncioBridge._call_next_turn
-    lost: list[None] = []
-
-    def call_next_turn(bridge: Any, function: Callable[[], None]) -> None:
-        if lost:
-            original(bridge, function)
-        lost.append(None)
-
-    patch.setattr(on_asyncio.AsyncioBridge, "_call_next_turn", call_next_turn)
-
-
-def intercept_come_near(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Calls `act()` before the task of a future is woken because the end is near, or has come."""
-    awaits = on_asyncio.AsyncioFuture.__await__.__code__
-    create_future, wake = asyncio.BaseEventLoop.create_future, on_trio.TrioFuture._wake
-
-    class Intercepted(asyncio.Future[Any]):
-        def set_result(self, answer: Any) -> None:
-            act()
-            super().set_result(answer)
-
-    def create(loop: Any) -> Any:
-        in_await = sys._getframe(1).f_code is awaits
-        made: Any = Intercepted(loop=loop) if in_await else create_future(loop)
-        return made
-
-    patch.setattr(asyncio.BaseEventLoop, "create_future", create)
-    patch.setattr(on_trio.TrioFuture, "_wake", lambda future: (act(), wake(future))[1])
 
 
 def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
@@ -426,10 +384,10 @@ def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
     original = _native.drain
     places = [_native.COUNTERS.index(f"FUTURES_{end}") for end in ("DONE", "FAILED", "DROPPED")]
 
-    def drain(queue: int, orphaned: bool) -> bool:
+    def drain(queue: int, orphaned: bool) -> None:
         before = _native.counters()
         try:
-            return original(queue, orphaned)
+            original(queue, orphaned)
         finally:
             after = _native.counters()
             delivered.extend(queue for place in places for _ in range(after[place] - before[place]))
@@ -501,13 +459,13 @@ def janitor_is_idle() -> bool:
 
 
 def intercept_drain(
-    patch: pytest.MonkeyPatch, act: Callable[[bool, Callable[[], bool]], bool]
+    patch: pytest.MonkeyPatch, act: Callable[[bool, Callable[[], None]], object]
 ) -> None:
     """Calls `act(orphaned, drain)` in place of each drain; `drain()` carries it out."""
     original = _native.drain
 
-    def drain(queue: int, orphaned: bool) -> bool:
-        return act(orphaned, lambda: original(queue, orphaned))
+    def drain(queue: int, orphaned: bool) -> None:
+        act(orphaned, lambda: original(queue, orphaned))
 
     patch.setattr(_native, "drain", drain)
 

@@ -275,7 +275,7 @@ class Collector:
             ("aiostream_wait_stages", "How often a stage of waiting was entered", "stage"): _fields(
                 now.waits, "ready", "spun", "by_timer", "watched", "handed_back"
             ),
-            ("aiostream_watcher_polls", "How often the watcher has polled an event"): {
+            ("aiostream_watcher_polls", "How often the watcher, or a loop, has polled an event"): {
                 (): now.waits.polls
             },
             ("aiostream_leaked", "What is kept until the process ends", "kind"): {

@@ -2,7 +2,7 @@
  * and drains, the tasks' polls. Only the clock, the sleeps and the driver are false.
  *
  * A schedule is random: waits and futures join the list at any age of those before them, are
- * cancelled, are taken by a task, are handed back. After each step, each wait that a task still
+ * cancelled, are handed back. After each step, each wait that a task still
  * wants must have been looked at so lately that promise 16 holds, whenever its work ends. So the
  * work need not end at the one moment at which it would be noticed too late. What ends is checked
  * as well.
@@ -57,8 +57,8 @@ static int64_t bound_of(int64_t length) {
 
 struct loop {
     struct queue *queue;
-    int64_t at, timer_at;  /* its next turn; its timer */
-    bool is_woken, drains; /* by a write; a drain has asked for the next one */
+    int64_t at, timer_at; /* its next turn; its timer */
+    bool is_woken;        /* by a write */
 };
 static struct loop loops[LOOPS];
 
@@ -68,7 +68,7 @@ struct event { int64_t end; };
 enum state { FREE, POLLS, LEFT };
 struct task {
     enum state state;
-    bool future, wanted, awaited; /* awaited: a task takes it when its end is near */
+    bool future, wanted;
     struct wait *wait;
     struct event *event;
     uint64_t ticket;
@@ -241,27 +241,15 @@ static void follow(struct task *task, const struct wait_result *result) {
         task->ticket = result->ticket;
     } else {
         resume(task);
-        if (task->future) point_end(task->ticket);
         task->state = FREE;
     }
 }
 
 static void poll(struct task *task) {
     struct wait_result result;
-    if (task->future && !wait_is_taken(task->wait, task->ticket)) {
-        task->state = LEFT;
-        return;
-    }
     wait_poll(task->wait, task->loop->queue, &result);
     if (!result.spinning) note("wait %d leaves its task", number_of(task));
     follow(task, &result);
-}
-
-static void take(struct task *task) {
-    if (task->state == LEFT && wait_take_future(task->wait, task->ticket)) {
-        note("wait %d is taken by its task", number_of(task));
-        task->state = POLLS;
-    }
 }
 
 static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
@@ -288,23 +276,20 @@ static void turn(struct loop *loop) {
     loop->at = NEVER;
     bool polls = false;
     note("loop %d turns", (int)(loop - loops));
-    if (loop->is_woken || loop->drains || loop->timer_at <= clock_ns) {
-        loop->is_woken = loop->drains = false;
+    if (loop->is_woken || loop->timer_at <= clock_ns) {
+        loop->is_woken = false;
         if (waits_are_due(loop->queue)) {
             waits_run_due(loop->queue);
-            loop->drains = waits_poll_futures(loop->queue);
+            waits_poll_futures(loop->queue);
         }
         queue_drain(loop->queue, emit, NULL);
-        for (uint64_t near; (near = waits_next_near(loop->queue));)
-            for (int i = 0; i < WAITS; i++)
-                if (tasks[i].ticket == near && tasks[i].future && tasks[i].awaited) take(&tasks[i]);
     }
     for (int i = 0; i < WAITS; i++) {
         if (tasks[i].loop != loop || tasks[i].state != POLLS) continue;
         poll(&tasks[i]);
         polls |= tasks[i].state == POLLS;
     }
-    if (polls || loop->drains) loop->at = clock_ns + 4 * US + chance(8 * US);
+    if (polls) loop->at = clock_ns + 4 * US + chance(8 * US);
     else if (loop->timer_at != NEVER) wake_loop(loop, loop->timer_at);
 }
 
@@ -347,19 +332,14 @@ static void join_future(void) {
     struct task *task = latest = begin();
     if (!task) return;
     task->future = true;
-    enum stage stage;
     const struct strategy *strategy = chance(4) ? WAIT_AUTO : WAIT_EVENT;
     REQUIRE(wait_reserve(list, task->loop->queue, strategy, &task->wait) == 0, "refused");
     task->ticket = wait_ticket(task->wait);
     task->event = task->wait->event;
-    task->awaited = chance(2);
     task->state = LEFT;
     note("future %d joins, %s, of %.3f ms", number_of(task), strategy->name,
          (task->end - clock_ns) / 1e6);
-    REQUIRE(wait_record_future(task->wait, &work_ends, &stage) == 0, "refused");
-    if (stage != STAGE_TASK) return;
-    task->loop->drains = true;
-    wake_loop(task->loop, clock_ns);
+    REQUIRE(wait_record_future(task->wait, &work_ends) == 0, "refused");
 }
 
 /* forget: a future goes on without its task */
@@ -368,29 +348,17 @@ static void cancel(struct task *task, bool forget) {
     note("%s %d is %s", task->future ? "future" : "wait", number_of(task),
          forget ? "forgotten" : "cancelled");
     task->wanted = forget;
-    task->awaited = false;
-    if (task->future && !forget) take(task);
-    if (task->state == POLLS && task->future) {
-        wait_drop_future(task->wait, task->ticket);
-        task->state = LEFT;
-    } else if (task->state == POLLS) {
+    if (task->future && !forget) wait_drop_future(task->wait, task->ticket);
+    if (task->state == POLLS) {
         wait_drop(task->wait);
         task->state = FREE;
     }
     if (task->state == LEFT && !forget) wait_orphan(task->ticket);
 }
 
-static void await_one(void) {
-    struct task *task = &tasks[chance(WAITS)];
-    if (!is_waiting(task) || !task->future || task->awaited) return;
-    task->awaited = true;
-    take(task);
-    if (task->state == POLLS) wake_loop(task->loop, clock_ns);
-}
-
 static void act(void) {
     struct task *task;
-    switch (chance(8)) {
+    switch (chance(7)) {
     case 0:
     case 1:
         join();
@@ -403,9 +371,6 @@ static void act(void) {
     case 5:
         task = latest && chance(2) ? latest : &tasks[chance(WAITS)];
         cancel(task, task->future && chance(3) == 0);
-        break;
-    case 6:
-        await_one();
         break;
     default: /* another list's wait */
         if (clock_ns < watcher_at) sleep_until(clock_ns);

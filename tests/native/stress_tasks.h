@@ -32,7 +32,6 @@ struct task {
     bool cancelled;
     bool future;          /* its ticket is for all its life */
     struct wait *record;  /* of a future; another's once the ticket was fired */
-    bool taken;           /* a task that awaits the future polls it */
     int64_t polled;       /* when it took the wait or polled it last */
     bool may_be_captured; /* it began while its event was, or was being, recorded into a capture */
     int returned;         /* how often it was handed back */
@@ -49,13 +48,12 @@ struct loop {
     pthread_t thread;
     uint64_t seed;
     struct queue *queue;
-    bool polls_futures; /* it must not sleep */
     struct task tasks[TASKS];
 };
 static _Atomic int64_t begun_count, delivered, orphaned, handed_back, repeated, dropped, ended,
     failures, captured;
 static _Atomic int64_t outstanding[CONTEXTS];
-static _Atomic int64_t futures_begun, futures_taken, futures_near, events_awaited, events_recorded,
+static _Atomic int64_t futures_begun, futures_dropped, events_awaited, events_recorded,
     records_refused, events_closed;
 
 static struct shared_history *histories[2];
@@ -284,11 +282,9 @@ static void begin_future(struct loop *loop, struct wait_list *list, struct strea
     if (result->refusal) return;
     uint64_t ticket = wait_ticket(wait);
     enqueue_work(stream);
-    enum stage stage = STAGE_WATCHER;
-    result->refusal = chance(50) ? wait_record_future(wait, stream, &stage) : ERROR_REFUSED;
+    result->refusal = chance(50) ? wait_record_future(wait, stream) : ERROR_REFUSED;
     if (result->refusal) wait_unreserve(wait);
     else result->ticket = ticket;
-    loop->polls_futures |= stage == STAGE_TASK;
     task->future = true;
     task->record = wait;
     relaxed_add(&futures_begun, 1);
@@ -349,50 +345,15 @@ static void poll_task(struct loop *loop, struct task *task) {
     else task_ends(task, result.refusal);
 }
 
-static void drop_taken(struct task *task) {
-    if (task->taken) wait_drop_future(task->record, task->ticket);
-    task->taken = false;
-}
-
-/* A task that awaits a future takes its wait when its loop polls it, and polls it until it is over,
- * or expired. */
-static void await_future(struct loop *loop, struct task *task) {
-    int64_t before = now_ns();
-    if (!task->taken) {
-        task->taken = chance(2) && wait_take_future(task->record, task->ticket);
-        if (task->taken) relaxed_add(&futures_taken, 1);
-        task->polled = before;
-    } else if (chance(60) == 0) {
-        drop_taken(task);
-    } else if (!wait_is_taken(task->record, task->ticket)) {
-        /* This loop was so slow that it took the wait back, as from a task that is never resumed:
-         * see SECOND_SOURCE_NS in future_waits.c. */
-        REQUIRE(before - task->polled > 20 * MILLISECOND,
-                "another loop has a wait that its task polls");
-        task->taken = false;
-    } else {
-        task->polled = before;
-        struct wait_result result = {.spinning = task->record};
-        int mode = relaxed_enter();
-        bool over = wait_poll(task->record, loop->queue, &result);
-        relaxed_leave(mode);
-        REQUIRE(!result.ticket || result.ticket == task->ticket, "a future has another ticket");
-        if (over) task->taken = false;
-        /* As if to settle the future had failed. The next drain hears of the end. */
-        if (over && !result.ticket) point_fire(task->ticket, result.refusal);
-    }
-}
-
 static void leave(struct task *task) {
-    drop_taken(task);
     if (task->state == SPINNING) {
         drop(task, task->wait);
     } else if (task->state == WATCHED && chance(2)) {
         task->cancelled = true; /* it stays registered until its ticket is delivered */
     } else if (task->state == WATCHED) {
         tickets[task->ticket & 0xffffff].task = NULL;
-        if (task->future && wait_take_future(task->record, task->ticket))
-            wait_drop_future(task->record, task->ticket);
+        if (task->future && wait_drop_future(task->record, task->ticket))
+            relaxed_add(&futures_dropped, 1);
         wait_orphan(task->ticket);
         *task = (struct task){0};
     }
@@ -407,12 +368,11 @@ static void require_not_forgotten(struct task *task) {
 }
 
 /* As the drain of a loop's queue does. */
-static bool run_due(struct queue *queue) {
+static void run_due(struct queue *queue) {
     int mode = relaxed_enter();
     waits_run_due(queue);
-    bool again = waits_poll_futures(queue);
+    waits_poll_futures(queue);
     relaxed_leave(mode);
-    return again;
 }
 
 /* One turn of a loop. */
@@ -425,17 +385,14 @@ static void turn(struct loop *loop, bool may_begin) {
         else if (task->state == SPINNING && chance(60) == 0) leave(task);
         else if (task->state == SPINNING) poll_task(loop, task);
         else if (task->state == WATCHED && chance(400) == 0) leave(task);
-        else if (task->state == WATCHED && task->future) await_future(loop, task);
         if (task->state == WATCHED) require_not_forgotten(task);
-        spinning += task->state == SPINNING || task->taken;
+        spinning += task->state == SPINNING;
         watched += task->state == WATCHED;
     }
     if (chance(10) == 0) disturb_event();
-    if (watched && !spinning && !loop->polls_futures && chance(2))
-        await_wake(loop->queue, "a loop");
-    do loop->polls_futures = run_due(loop->queue);
+    if (watched && !spinning && chance(2)) await_wake(loop->queue, "a loop");
+    do run_due(loop->queue);
     while (!queue_drain(loop->queue, emit, NULL));
-    while (waits_next_near(loop->queue)) relaxed_add(&futures_near, 1);
     if (chance(3) == 0) pause_for(chance(200000));
 }
 
@@ -456,11 +413,9 @@ static void *loop(void *argument) {
         close_queue(self->queue);
         for (int i = 0; i < TASKS; i++) {
             if (self->tasks[i].state == SPINNING) leave(&self->tasks[i]);
-            drop_taken(&self->tasks[i]);
             self->tasks[i] = (struct task){0};
         }
         self->queue = queue_open();
-        self->polls_futures = false;
     }
     for (bool busy = true; busy;) {
         turn(self, false);

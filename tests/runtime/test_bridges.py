@@ -114,7 +114,7 @@ def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
 
     struck: list[None] = []
 
-    def interrupt_once(orphaned: bool, drain: Callable[[], bool]) -> bool:
+    def interrupt_once(orphaned: bool, drain: Callable[[], None]) -> None:
         if not orphaned and not struck:
             struck.append(None)
             raise KeyboardInterrupt

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.all_loops
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
 
-    def count_and_drain(orphaned: bool, drain: Callable[[], bool]) -> bool:
+    def count_and_drain(orphaned: bool, drain: Callable[[], None]) -> None:
         before = statistics().futures.done
         again = drain()
         if not orphaned and statistics().futures.done > before:
@@ -312,7 +312,7 @@ def test_a_run_of_trio_that_refuses_requests_finishes_its_drain(
     closed: list[None] = []
     dropped = statistics().futures.dropped
 
-    def close_and_drain(orphaned: bool, drain: Callable[[], bool]) -> bool:
+    def close_and_drain(orphaned: bool, drain: Callable[[], None]) -> None:
         if not orphaned and not closed:
             closed.append(None)
             thread = threading.Thread(target=internals.current_bridge().close)
@@ -380,7 +380,7 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
     loop = asyncio.new_event_loop()
     interrupts = 0
 
-    def interrupt_and_drain(orphaned: bool, drain: Callable[[], bool]) -> bool:
+    def interrupt_and_drain(orphaned: bool, drain: Callable[[], None]) -> None:
         nonlocal interrupts
         if not orphaned and len(internals.owners()) > 2 and interrupts < 30:
             interrupts += 1

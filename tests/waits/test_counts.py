@@ -202,12 +202,13 @@ class Operation:
 
     def wake(self) -> None:
         """The wait was predicted and comes back to its task, which finds the end at once."""
-        if self.stream is None:
+        stream, self.stream = self.stream, None  # the task is to drop the one that a pool gave it
+        if stream is None or self.stage != "auto":
             return
         self.recorder.off()
         self.gate.open()
-        assert settle(lambda: internals.stream_status(self.stream) == 0)
-        self.woken, self.stream = True, None  # the task is to drop the stream that a pool gave it
+        assert settle(lambda: internals.stream_status(stream) == 0)
+        self.woken, stream = True, None
         self.recorder.on()
 
     def _is_waiting(self) -> bool:
@@ -249,14 +250,21 @@ async def measure(case: str, known: Counts) -> Counts:
         now: list[Operation] = []
         patch = resources.enter_context(pytest.MonkeyPatch.context())
 
-        def wake(*step: Any) -> None:
+        def drain(_: bool, go_on: Callable[[], None]) -> None:  # the loop's timer is due
+            if now:
+                now[0].recorder.native["drain"] += 1  # which the interception hides
+                now[0].wake()
+            go_on()
+
+        def hand_back(_: Any, go_on: Callable[[], None]) -> None:
             if now:
                 now[0].wake()
-            for hand_back in step[1:]:
-                hand_back()
+            go_on()
 
-        internals.intercept_come_near(patch, wake)
-        internals.intercept_hand_back(patch, wake)
+        if "enqueue" in name:
+            internals.intercept_drain(patch, drain)
+        else:
+            internals.intercept_hand_back(patch, hand_back)
         way = getattr(ways, name)
         for done in range(MOST):
             # Before each predicted one, because its own end teaches a wrong length. On a busy
@@ -337,7 +345,7 @@ def measure_policy(folder: Path) -> Counts:
     printed = subprocess.run([program, "0"], capture_output=True, text=True, check=True).stdout
     title, found = "", {}
     for line in printed.splitlines():
-        if head := re.match(r" *(\w+, +\d+ wait lists?)", line):
+        if head := re.match(r" *(\w+, +\d+ (?:wait lists?|waits))", line):
             title = " ".join(head[1].split())
         elif row := re.match(r"(\S.*?) {2,}\d.* (\S+) +(\S+) +(\S+)$", line):
             found[f"{title}: {row[1]}"] = f"polls*{row[2]} passes*{row[3]} wakes*{row[4]}"

@@ -40,6 +40,27 @@ async def test_shorter_waits_after_steady_ones_end_soon(
     pattern: str, thing: str, loop_kind: str
 ) -> None:
     """P16: what the library expects does not keep it from noticing an earlier end."""
+    await end_soon(pattern, thing)
+
+
+@pytest.mark.alone
+@cases_on_loops("pattern, thing", zip(PATTERNS, itertools.cycle(THINGS)))
+async def test_shorter_waits_of_a_crowded_loop_end_soon(
+    pattern: str, thing: str, loop_kind: str
+) -> None:
+    """The same where the loop looks at all waits together, and the watcher makes no guard looks."""
+    # One stream, because a gate holds a hardware queue of the GPU, and there are eight.
+    with contextlib.closing(Stream()) as stream, Gate() as gate:
+        gate.hold(stream)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(12):
+                tasks.start_soon(stream.synchronize_async)
+            await end_soon(pattern, thing)
+            gate.open()
+
+
+async def end_soon(pattern: str, thing: str) -> None:
+    """Waits for the pattern's work after steady work, and asserts that each length is noticed."""
     waiter = Waiter("by timer", thing)
     for _ in range(40):
         waiter.work(LONG)

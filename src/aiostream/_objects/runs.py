@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import PER_THREAD, Reference, current_in_libraries, wait_list_of
+from aiostream._handles.reference import PER_THREAD, Reference, in_libraries, wait_list_of
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
@@ -45,7 +45,8 @@ class Work(waiting.Target):
     def __init__(self, reference: Reference, mode: int, call: Callable[[], Any]) -> None:
         self._reference = reference  # these two are a Target's
         self._mode = mode
-        self.call = call
+        # The way into torch and cupy holds the result too.
+        self.call = in_libraries(reference, call) if reference.common.currents else call
         self.thread = threading.get_ident()
         self.results: list[Any] = []
         # One item while it pins the stream, so that a close does not destroy what `keep` needs.
@@ -63,16 +64,14 @@ class Work(waiting.Target):
             CudaError: The driver refused, or the context has failed.
         """
         reference, frame = self._reference, Frame()
-        call = reference.handle, self.call, self.results, wait_list_of(reference), self.pins
+        wait_list = wait_list_of(reference)
         _begun.add(self)
         self.frame = weakref.ref(frame, self.gone)
         # It is there before the pin, because `into_raw` would otherwise wait for this task.
         reference.common.held.append(self)
-        if reference.common.currents:
-            with reference.context._pushed(), current_in_libraries(reference):
-                refusal = _native.call_in_context(*call)
-        else:
-            refusal = _native.call_in_context(*call)
+        refusal = _native.call_in_context(
+            reference.handle, self.call, self.results, wait_list, self.pins
+        )
         if refusal:
             self.end()
             captures = refusal <= _native.RESULT_CAPTURING

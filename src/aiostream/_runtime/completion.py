@@ -44,13 +44,6 @@ class OwnFuture(_native.OwnFuture, checks.NotCopied):
         """
         raise NotImplementedError
 
-    def _wake(self) -> bool:
-        """Wakes a task that awaits it, because the end is near. `False` if there is none.
-
-        The task takes the wait (`Completion.take`) and polls it.
-        """
-        raise NotImplementedError
-
 
 def set_result(future: Any, result: Any) -> None:
     """Settles a loop's future with a result."""

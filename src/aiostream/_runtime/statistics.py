@@ -93,9 +93,9 @@ class WaitCounts:
     pending: int
     """Waits that are not over, including those that their tasks poll."""
     polls: int
-    """How often the watcher polled an event."""
+    """How often the watcher polled an event, or a loop in the place of its tasks."""
     passes: int
-    """How often the watcher went through its waits. It may poll several in one pass."""
+    """How often they went through their waits. They may poll several in one pass."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

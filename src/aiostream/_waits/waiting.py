@@ -322,9 +322,7 @@ def enqueue(
             reference.name,
         )
         if answer is not None:
-            if answer is not True:
-                _refuse(answer, reference, "cuEventCreate", "cuEventRecord")
-            bridge.poll_soon()
+            _refuse(answer, reference, "cuEventCreate", "cuEventRecord")
         return future
     finally:
         # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its

@@ -26,8 +26,8 @@ COUNTER(WAITS_SPUN)          /* ended in the waiting task's own polls */
 COUNTER(WAITS_BY_TIMER)      /* how often a wait was left to a timer of its loop */
 COUNTER(WAITS_WATCHED)       /* how often a wait was left to the watcher */
 COUNTER(WAITS_HANDED_BACK)   /* how often the watcher handed a wait back to its task */
-COUNTER(EVENT_POLLS)         /* by the watcher */
-COUNTER(EVENT_PASSES)        /* of the watcher, in which it made these polls. Some find nothing due. */
+COUNTER(EVENT_POLLS)         /* by the watcher, and by loops in the place of tasks */
+COUNTER(EVENT_PASSES)        /* in which they made these polls. Some find nothing due. */
 COUNTER(POINT_SLOTS)         /* made so far. They are recycled, so this is the most in use at once. */
 COUNTER(WAIT_RECORDS)        /* the same, of records of waits */
 COUNTER(HISTORIES)           /* that exist now */

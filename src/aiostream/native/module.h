@@ -38,12 +38,7 @@ const struct strategy *as_strategy(long number);
 /* A Wait that its task polls. NULL: no memory, and the wait is still the caller's. */
 PyObject *new_wait(struct wait *, struct queue *);
 void disown_wait(PyObject *); /* the wait is the caller's again */
-/* makes it that of a future */
-void give_future_wait(PyObject *, struct wait *, struct queue *, uint64_t ticket, bool at_once);
 PyObject *new_order(void);
-/* The task that polls a future's wait has seen its end. -1: settling the future has raised, and the
- * next drain does it again. */
-int future_ends(uint64_t ticket, int code);
 /* on a driver's thread, with the GIL */
 void run_host_function(uint64_t ticket, int status);
 

@@ -99,7 +99,6 @@ void completion_end(CompletionObject *self, enum state outcome) {
     self->state = outcome;
     atomic_fetch_add(&counters[counted[outcome]], 1);
     Py_CLEAR(self->future);
-    Py_CLEAR(self->waiter);
 }
 
 int observe(PyObject *future) {
@@ -111,26 +110,9 @@ int observe(PyObject *future) {
     return failed ? -1 : 0;
 }
 
-/* Wakes the task that sleeps on the completion. Whether there was one; -1: an exception. */
-int completion_wake(const CompletionObject *self) {
-    PyObject *waiter = Py_XNewRef(self->waiter);
-    if (!waiter) return 0;
-    int done = call_truth(waiter, names.done);
-    if (done == 0 && call_with_one(waiter, names.set_result, Py_None) < 0) done = -1;
-    Py_DECREF(waiter);
-    return done < 0 ? -1 : !done;
-}
-
-/* A task that polls the work stops, and the watcher gets it: the future is about to be done. */
-static void stop_polling(CompletionObject *self) {
-    if (self->taken && !is_child()) wait_drop_future(self->wait, self->ticket);
-}
-
 /* error: NULL if the point was passed. */
 static int settle_future(CompletionObject *self, PyObject *future, PyObject *error) {
-    stop_polling(self);
-    if (completion_wake(self) < 0) return -1;
-    bool own = self->own_setters || is_own_future(future);
+    bool own = is_own_future(future);
     if (error)
         return call_with_one(future, own ? names.own_set_exception : names.set_exception, error);
     return call_with_one(future, own ? names.own_set_result : names.set_result,
@@ -252,10 +234,7 @@ void completion_give_up(CompletionObject *self) {
      * what other tasks of this loop await. */
     leave_order(self);
     if (!self->recorded || is_child()) return;
-    if (self->wait) {
-        wait_take_future(self->wait, self->ticket); /* from its loop */
-        wait_drop_future(self->wait, self->ticket);
-    }
+    if (self->wait) wait_drop_future(self->wait, self->ticket);
     wait_orphan(self->ticket);
 }
 
@@ -272,7 +251,6 @@ void completion_unreserve(CompletionObject *self) {
 static int Completion_clear(PyObject *object) {
     CompletionObject *self = (CompletionObject *)object;
     Py_CLEAR(self->future);
-    Py_CLEAR(self->waiter);
     Py_CLEAR(self->keepalive);
     Py_CLEAR(self->result);
     return 0;
@@ -282,7 +260,6 @@ static int Completion_traverse(PyObject *object, visitproc visit, void *arg) {
     CompletionObject *self = (CompletionObject *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->future);
-    Py_VISIT(self->waiter);
     Py_VISIT(self->keepalive);
     Py_VISIT(self->result);
     return 0;
@@ -368,44 +345,16 @@ static PyObject *Completion_fail(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* wake(): the future was settled by another hand. */
-static PyObject *Completion_wake(PyObject *object, PyObject *unused) {
-    (void)unused;
-    stop_polling((CompletionObject *)object);
-    if (completion_wake((CompletionObject *)object) < 0) return NULL;
-    Py_RETURN_NONE;
-}
-
 /* It may be called again, and when it has ended. */
 static PyObject *Completion_cancel(PyObject *object, PyObject *unused) {
     (void)unused;
     CompletionObject *self = (CompletionObject *)object;
-    Py_INCREF(object);                 /* the future may have the last reference */
-    int woken = completion_wake(self); /* first, because the end forgets the waiter */
+    Py_INCREF(object); /* the future may have the last reference */
     completion_end(self, CANCELLED);
     /* A subclass hears of its end in its own loop. */
     if (Py_IS_TYPE(object, completion_type)) completion_give_up(self);
     Py_DECREF(object);
-    if (woken < 0) return NULL;
     Py_RETURN_NONE;
-}
-
-/* take(at_once): the wait, if the loop polls it. Its caller, in the loop's thread, polls it from
- * now on. Otherwise None. An `await` of it polls at once, or after a turn of the loop. */
-static PyObject *Completion_take(PyObject *object, PyObject *at_once) {
-    CompletionObject *self = (CompletionObject *)object;
-    if (refuse_in_child()) return NULL;
-    if (!self->recorded || !self->wait) Py_RETURN_NONE;
-    /* first, because what was taken must not be lost */
-    PyObject *taken = new_wait(NULL, NULL);
-    if (!taken) return NULL;
-    if (!wait_take_future(self->wait, self->ticket)) {
-        Py_DECREF(taken);
-        Py_RETURN_NONE;
-    }
-    give_future_wait(taken, self->wait, self->queue, self->ticket, at_once == Py_True);
-    self->taken = true;
-    return taken;
 }
 
 /* unreserve(): gives the reservation back, if nothing was recorded. */
@@ -418,15 +367,6 @@ static PyObject *Completion_unreserve(PyObject *object, PyObject *unused) {
 static PyObject *get_object(PyObject *self, void *offset) {
     PyObject *object = *(PyObject **)((char *)self + (uintptr_t)offset);
     return Py_NewRef(object ? object : Py_None);
-}
-
-static int set_waiter(PyObject *object, PyObject *value, void *unused) {
-    (void)unused;
-    CompletionObject *self = (CompletionObject *)object;
-    PyObject *former = self->waiter;
-    self->waiter = !value || value == Py_None ? NULL : Py_NewRef(value);
-    Py_XDECREF(former);
-    return 0;
 }
 
 static PyObject *is_in_state(PyObject *self, void *state) {
@@ -443,12 +383,6 @@ static PyObject *is_ordered(PyObject *self, void *unused) {
     return PyBool_FromLong(((CompletionObject *)self)->order != NULL);
 }
 
-static PyObject *is_polled(PyObject *object, void *unused) {
-    (void)unused;
-    const CompletionObject *self = (CompletionObject *)object;
-    return PyBool_FromLong(self->taken && wait_is_taken(self->wait, self->ticket));
-}
-
 static PyMethodDef completion_methods[] = {
     {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
     {"reserve", Completion_reserve, METH_VARARGS, "Reserves a wait: 0, or a refusal."},
@@ -461,10 +395,7 @@ static PyMethodDef completion_methods[] = {
      "The context has failed: settles the future with a code, keeps everything."},
     {"fail", Completion_fail, METH_VARARGS,
      "Settles the future with an error, and leaks what is kept alive."},
-    {"wake", Completion_wake, METH_NOARGS, "Has the task look at the future, which is done."},
     {"cancel", Completion_cancel, METH_NOARGS, "No task waits any more."},
-    {"take", Completion_take, METH_O,
-     "The Wait, if its loop polls it: the caller does from now on. Else None."},
     {NULL, NULL, 0, NULL},
 };
 #define FIELD(name) (void *)offsetof(CompletionObject, name)
@@ -472,13 +403,10 @@ static PyGetSetDef completion_properties[] = {
     {"future", get_object, NULL, "None once it has ended.", FIELD(future)},
     {"keepalive", get_object, NULL, "What stays alive.", FIELD(keepalive)},
     {"stream", get_object, NULL, "The stream's name, in errors.", FIELD(name)},
-    {"waiter", get_object, set_waiter, "What is woken when the end is near, or has come.",
-     FIELD(waiter)},
     {"is_pending", is_in_state, NULL, "Whether it is counted and has not ended.", (void *)PENDING},
     {"is_cancelled", is_in_state, NULL, "Whether it was cancelled.", (void *)CANCELLED},
     {"is_recorded", is_recorded, NULL, "Whether its point will arrive.", NULL},
     {"is_ordered", is_ordered, NULL, "Whether others settle after it.", NULL},
-    {"is_polled", is_polled, NULL, "Whether a task polls it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot completion_slots[] = {
@@ -542,7 +470,6 @@ static bool make_names(void) {
         {&names.set_exception, "set_exception"},
         {&names.own_set_exception, "_set_exception"},
         {&names.drop, "_drop"},
-        {&names.wake, "_wake"},
         {&names.complete, "complete"},
         {&names.abandon, "abandon"},
         {&names.point, "point"},

@@ -14,12 +14,11 @@ typedef struct order {
 
 typedef struct completion {
     PyObject_HEAD
-    PyObject *future;    /* NULL once it has ended */
-    PyObject *waiter;    /* on asyncio: the future on which the task sleeps that awaits this one */
-    PyObject *keepalive; /* stays alive until the GPU has passed the point */
-    PyObject *result;    /* what the future's result will be */
-    PyObject *name;      /* of the stream, in errors */
-    PyObject *order;     /* NULL: it stands in none */
+    PyObject *future;                   /* NULL once it has ended */
+    PyObject *keepalive;                /* stays alive until the GPU has passed the point */
+    PyObject *result;                   /* what the future's result will be */
+    PyObject *name;                     /* of the stream, in errors */
+    PyObject *order;                    /* NULL: it stands in none */
     struct completion *next, *previous; /* in that order */
     /* NULL: it ends by a host function, and not by an event */
     struct wait *wait;
@@ -29,15 +28,13 @@ typedef struct completion {
     const char *call; /* of the driver, in errors */
     enum state state;
     bool recorded;
-    bool taken;       /* a task has taken the wait at least once */
-    bool own_setters; /* asyncio's future, which the loop or a task polls */
 } CompletionObject;
 
 extern PyTypeObject *completion_type;
 /* The names of the methods that native code calls, made once. */
 extern struct names {
     PyObject *done, *cancelled, *set_result, *own_set_result, *set_exception, *own_set_exception,
-        *drop, *wake, *complete, *abandon, *point;
+        *drop, *complete, *abandon, *point;
 } names;
 
 /* -1: it has raised */
@@ -55,8 +52,6 @@ void completion_begin(CompletionObject *);
 /* counts its end, if it is pending */
 void completion_end(CompletionObject *, enum state outcome);
 void completion_enter(CompletionObject *, PyObject *order);
-/* Wakes the task that sleeps on it. Whether there was one; -1: an exception. */
-int completion_wake(const CompletionObject *);
 /* The GPU has passed its point. -1: it has raised, and may be called again. */
 int completion_complete(CompletionObject *, int code, bool orphaned);
 /* The context has failed, so the GPU may still use the objects. They stay. */

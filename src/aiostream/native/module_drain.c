@@ -100,9 +100,7 @@ struct watching {
 };
 
 static int do_watch(struct handle *stream, void *argument) {
-    struct watching *watching = argument;
-    enum stage stage;
-    return wait_record_future(watching->wait, handle_value(stream), &stage);
+    return wait_record_future(((struct watching *)argument)->wait, handle_value(stream));
 }
 
 /* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
@@ -240,27 +238,13 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
     return !failed;
 }
 
-/* Whether a task was woken, which will take the wait and poll it; -1: an exception. */
-static int come_near(uint64_t ticket) {
-    PyObject *object = Py_XNewRef(object_of(point_owner(ticket)));
-    if (!object) return 0;
-    CompletionObject *completion = (CompletionObject *)object;
-    int woken = 0;
-    if (Py_IS_TYPE(object, completion_type) && completion->future)
-        woken = is_own_future(completion->future) ? call_truth(completion->future, names.wake)
-                                                  : completion_wake(completion);
-    Py_DECREF(object);
-    return woken;
-}
-
-/* drain(queue, orphaned): settles all that has arrived. Whether to drain again in the next turn of
- * the loop, which polls futures. In a forked child it does nothing: the descriptor is the parent's,
- * and to read it would take a wake-up away from it. */
+/* drain(queue, orphaned): settles all that has arrived. In a forked child it does nothing: the
+ * descriptor is the parent's, and to read it would take a wake-up away from it. */
 static PyObject *native_drain(PyObject *module, PyObject *args) {
     (void)module;
     int index, orphaned;
     if (!PyArg_ParseTuple(args, "ip", &index, &orphaned)) return NULL;
-    if (is_child()) Py_RETURN_FALSE;
+    if (is_child()) Py_RETURN_NONE;
     struct draining draining = {.queue = as_queue(index), .orphaned = orphaned};
     if (!draining.queue) return NULL;
     if (waits_are_due(draining.queue)) {
@@ -272,32 +256,13 @@ static PyObject *native_drain(PyObject *module, PyObject *args) {
         Py_END_ALLOW_THREADS
     }
     bool failed = !queue_drain(draining.queue, arrive, &draining);
-    int woken = 0, one = 0;
-    for (uint64_t ticket; !failed && (ticket = waits_next_near(draining.queue)); woken += one)
-        failed = (one = come_near(ticket)) < 0;
     if (draining.kind && !failed) {
         PyErr_Restore(draining.kind, draining.value, draining.traceback);
         return NULL;
     }
     Py_XDECREF(draining.kind), Py_XDECREF(draining.value), Py_XDECREF(draining.traceback);
     if (failed) return NULL;
-    /* Tasks that were woken poll in the loop's place. */
-    return PyBool_FromLong(queue_polled_waits(draining.queue)->count > woken);
-}
-
-int future_ends(uint64_t ticket, int code) {
-    PyObject *object = Py_XNewRef(object_of(point_owner(ticket)));
-    int failed = 0;
-    if (object && Py_IS_TYPE(object, completion_type))
-        failed = completion_complete((CompletionObject *)object, code, false);
-    if (failed) {
-        point_fire(ticket, code);
-    } else {
-        disown(ticket);
-        point_end(ticket);
-    }
-    Py_XDECREF(object);
-    return failed;
+    Py_RETURN_NONE;
 }
 
 void run_host_function(uint64_t ticket, int status) {
@@ -310,8 +275,7 @@ void run_host_function(uint64_t ticket, int status) {
 }
 
 PyMethodDef drain_functions[] = {
-    {"drain", native_drain, METH_VARARGS,
-     "Settles all that has arrived. True: drain again in the next turn."},
+    {"drain", native_drain, METH_VARARGS, "Settles all that has arrived."},
     {"own", native_own, METH_VARARGS, "The future that gets the answer of a wait."},
     {"orphan", native_orphan, METH_O,
      "No task waits for a ticket any more: the watcher and the janitor see to its end."},

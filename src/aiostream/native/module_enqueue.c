@@ -48,19 +48,18 @@ static int reserve(struct reserving *reserving, struct handle *stream) {
 struct recording {
     struct wait *wait;
     uint64_t ticket;
-    enum stage stage;
 };
 
 static int do_record(struct handle *stream, void *argument) {
     struct recording *recording = argument;
     if (!recording->wait) return point_arm(recording->ticket, handle_value(stream));
-    return wait_record_future(recording->wait, handle_value(stream), &recording->stage);
+    return wait_record_future(recording->wait, handle_value(stream));
 }
 
 /* Enqueues the point behind the work. 0, or a refusal, after which only a quarantined one still has
- * its owner. *polls: the loop has to poll soon. It also leaves the context that was pushed. */
-static int record(CompletionObject *self, struct handle *stream, bool leaves, bool *polls) {
-    struct recording recording = {self->wait, self->ticket, STAGE_WATCHER};
+ * its owner. It also leaves the context that was pushed. */
+static int record(CompletionObject *self, struct handle *stream, bool leaves) {
+    struct recording recording = {self->wait, self->ticket};
     int status;
     own(self->ticket, (PyObject *)self, 0);
     Py_BEGIN_ALLOW_THREADS
@@ -72,7 +71,6 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves, bo
                             : operate_pinned(stream, do_record, &recording);
     Py_END_ALLOW_THREADS
     self->recorded = status == CUDA_SUCCESS || status == RESULT_QUARANTINED;
-    *polls = recording.stage == STAGE_TASK;
     if (!self->recorded) disown(self->ticket);
     return status;
 }
@@ -82,8 +80,7 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves, bo
  * are to be kept alive until the GPU has passed what it has enqueued. *refusal says whether that
  * went well.
  */
-static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal,
-                     bool *polls) {
+static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal) {
     PyObject *kind = NULL, *value = NULL, *traceback = NULL;
     PyObject *result = call ? PyObject_CallNoArgs(call) : Py_NewRef(Py_None);
     *refusal = 0;
@@ -99,7 +96,7 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
      * for the GIL, and `drain` in another thread would miss the future. */
     if (result && self->future) completion_begin(self);
     if (result || self->keepalive) {
-        *refusal = record(self, stream, call != NULL, polls);
+        *refusal = record(self, stream, call != NULL);
     } else {
         void *popped;
         Py_BEGIN_ALLOW_THREADS
@@ -126,8 +123,8 @@ static PyObject *native_leak(PyObject *module, PyObject *keepalive) {
  * context. Everything that can be refused is reserved before. If the future is None, the caller has
  * pinned the stream, and objects are kept alive until the GPU has passed its present end.
  *
- * None: done. True: done, and the loop has to poll soon. The Completion: done, and it has no wait
- * list. A number: it was refused before `call` ran. A tuple with a number: after that. */
+ * None: done. The Completion: done, and it has no wait list. A number: it was refused before `call`
+ * ran. A tuple with a number: after that. */
 static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     if (count != 10) return PyErr_Format(PyExc_TypeError, "ten arguments are needed");
@@ -156,7 +153,6 @@ static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssiz
         self->call = reserving.kind == KIND_CALLBACK ? "cuStreamAddCallback" : "cuLaunchHostFunc";
     self->queue = queue;
     self->queue_identity = queue_identity(queue);
-    self->own_setters = reserving.list != NULL;
     reserving.enters = call != NULL;
     /* The record would harm a capture only on the legacy stream. */
     reserving.asks = call || (uintptr_t)handle_value(stream) <= 1;
@@ -174,8 +170,7 @@ static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssiz
         answer = PyLong_FromLong(refusal);
         goto unpin;
     }
-    bool polls = false;
-    int raised = carry_out(self, stream, call, &refusal, &polls);
+    int raised = carry_out(self, stream, call, &refusal);
     if (refusal) { /* the driver would refuse again */
         if (self->state == PENDING) completion_end(self, CANCELLED);
         if (refusal != RESULT_QUARANTINED) completion_leak(self);
@@ -187,8 +182,7 @@ static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssiz
     } else {
         completion_enter(self, order);
         if (!self->wait || !self->future) answer = Py_NewRef(object);
-        else if (PyObject_SetAttr(args[5], names.point, object) == 0)
-            answer = Py_NewRef(polls ? Py_True : Py_None);
+        else if (PyObject_SetAttr(args[5], names.point, object) == 0) answer = Py_NewRef(Py_None);
     }
 unpin:
     if (pins) unpin_here(stream);
@@ -227,13 +221,12 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     if (!self->ticket || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
     int refusal;
-    bool polls;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
     refusal = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(stream)));
     Py_END_ALLOW_THREADS
     if (refusal) return PyLong_FromLong(refusal);
-    if (carry_out(self, stream, call, &refusal, &polls) < 0) return NULL;
+    if (carry_out(self, stream, call, &refusal) < 0) return NULL;
     if (refusal) return Py_BuildValue("(i)", refusal);
     Py_RETURN_NONE;
 }

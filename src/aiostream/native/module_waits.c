@@ -13,7 +13,6 @@ typedef struct {
     PyObject_HEAD
     struct wait *wait;   /* NULL: it is over, or the watcher has it */
     struct queue *queue; /* of the loop whose task polls it */
-    uint64_t ticket;     /* of a future's wait; else 0 */
     bool yielded;        /* the loop has had its turn, so the next step is a poll */
 } WaitObject;
 
@@ -25,32 +24,20 @@ PyObject *new_wait(struct wait *wait, struct queue *queue) {
     if (!self) return NULL;
     self->wait = wait;
     self->queue = queue;
-    self->ticket = 0;
     self->yielded = false;
     return (PyObject *)self;
 }
 
 void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
 
-void give_future_wait(PyObject *object, struct wait *wait, struct queue *queue, uint64_t ticket,
-                      bool at_once) {
-    WaitObject *self = (WaitObject *)object;
-    self->wait = wait;
-    self->queue = queue;
-    self->ticket = ticket;
-    self->yielded = at_once;
-}
-
 /* Whether it is over, one way or another. If it is not, or has failed with an exception, result is
- * of no use. A future's end settles the future, so that its task continues in this turn. */
+ * of no use. */
 static bool poll(WaitObject *self, struct wait_result *result) {
     if (refuse_in_child()) return false;
     if (!self->wait) {
         PyErr_SetString(PyExc_ValueError, "the wait is over");
         return false;
     }
-    *result = (struct wait_result){.ticket = self->ticket};
-    if (self->ticket && !wait_is_taken(self->wait, self->ticket)) return true;
     *result = (struct wait_result){.spinning = self->wait};
     bool over;
     Py_BEGIN_ALLOW_THREADS
@@ -59,9 +46,8 @@ static bool poll(WaitObject *self, struct wait_result *result) {
     over = wait_poll(self->wait, self->queue, result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
-    if (!over) return false;
-    self->wait = NULL;
-    return !self->ticket || result->ticket || future_ends(self->ticket, result->refusal) == 0;
+    if (over) self->wait = NULL;
+    return over;
 }
 
 /* What begin, poll and await answer, always in the same form. None: the wait is over and has
@@ -93,13 +79,10 @@ static PyObject *end_iteration(const struct wait_result *result) {
 /* The C side of the seam to asyncio (see `_runtime/loops`): one step of `await wait`. It yields
  * None, as a bare `yield` does, which asks asyncio for one turn of the loop, and then polls with
  * turns in between. The await ends with poll()'s last answer. Only
- * `_runtime/loops/on_asyncio.py` awaits a Wait, because trio would refuse what is yielded here. A
- * future's wait that was dropped meanwhile (the future was cancelled) has been left to the watcher.
- */
+ * `_runtime/loops/on_asyncio.py` awaits a Wait, because trio would refuse what is yielded here. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
-    struct wait_result result = {.ticket = self->ticket};
-    if (!self->wait && self->ticket) return end_iteration(&result);
+    struct wait_result result;
     if (!self->yielded) {
         self->yielded = true;
         Py_RETURN_NONE;
@@ -118,9 +101,7 @@ static PyObject *Wait_await(PyObject *self) { return Py_NewRef(self); }
 static void drop(WaitObject *self) {
     struct wait *wait = self->wait;
     self->wait = NULL;
-    if (!wait || is_child()) return;
-    if (self->ticket) wait_drop_future(wait, self->ticket);
-    else wait_drop(wait);
+    if (wait && !is_child()) wait_drop(wait);
 }
 
 static PyObject *Wait_drop(PyObject *self, PyObject *unused) {

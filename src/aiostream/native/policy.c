@@ -68,11 +68,22 @@ static const int64_t LAG_WAIT_MOST_NS = 1000000;
 /* so much of one turn of a loop goes to ready waits, all tasks together ("fairness") */
 static const int64_t TURN_BUDGET_NS = 500000;
 static const int64_t UNWANTED_MOST_NS = 45000000;
+/* between the looks that all waits of a crowded loop share, because a wake-up costs some 10 us
+ * ("64 x 5 ms") */
+static const int64_t CROWD_STEP_NS = 200000;
+static const int64_t CROWD_WINDOW_NS = 60000; /* between looks where an end is expected */
+/* where none is expected, before it falls together with others */
+static const int64_t CROWD_SHORTEST_NS = 300000, CROWD_LONGEST_NS = 600000;
+/* a look of a crowded loop that is due so soon may spare a wake-up if it comes now */
+static const int64_t CROWD_DUE_SOON_NS = 40000, DUE_SOON_NS = 2000;
+/* the watcher has what is older, so that old waits do not wake their loop ("64 pending") */
+static const int64_t CROWD_AGE_NS = 32000000;
 enum {
     INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
     LATE_SHARE = 150,      /* P16 */
     LATE_INTERVALS = 400,  /* or after each 400th, if that is more ("patterns: log-uniform") */
     DENSE_PER_AGE = 32,    /* a close look: after each 32nd of the age */
+    CROWD_PER_AGE = 16,
     TRUE_SHARE = 24,
     TRUE_WITHIN = 16, /* waits in which at least one true length is learnt */
     GAP_SHARE = 16,
@@ -97,6 +108,7 @@ enum {
     MOST_BACKOFF = 32,
     /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
     LOOP_LISTS = 8,
+    FEW_WAITS = 8, /* with more, their loop looks at all of them ("64 x 5 ms") */
     /* up to so many lists each is polled just when it is due, if its look is exact */
     EXACT_LISTS = 8,
     FEW_LISTS = 2, /* with more, the others are polled together */
@@ -406,6 +418,38 @@ static inline int64_t watch_at(const struct prediction *prediction, const struct
     return greatest(at, age + load->loop_lag_ns / LAG_SHARE);
 }
 
+/* --- a crowd --- */
+
+int64_t policy_crowd_latest(int64_t age) {
+    return age + greatest(least(age / 2, GUARD_MOST_NS), age / LATE_SHARE) + CROWD_STEP_NS;
+}
+
+/* Of a wait whose end is expected, only the ends of the window matter, and a few looks before. Most
+ * of these looks cost no wake-up of their own, because all waits of the loop share them. */
+static struct plan crowd_plan(const struct prediction *prediction, const struct window *window,
+                              int64_t age) {
+    struct plan plan = {
+        .stage = STAGE_TIMER, .at = policy_crowd_latest(age), .look = true, .common = true};
+    if (prediction->dense) {
+        plan.exact = true;
+        plan.at = age + clamp(age / DENSE_PER_AGE, CROWD_WINDOW_NS, CROWD_STEP_NS);
+    } else if (!window || !window->narrow || prediction->irregular) {
+        plan.at = age + clamp(age / CROWD_PER_AGE, CROWD_SHORTEST_NS, CROWD_LONGEST_NS);
+    } else if (age >= window->first || window->first <= plan.at) {
+        plan.exact = true;
+        plan.at = greatest(window->first, age + CROWD_WINDOW_NS);
+    }
+    return plan;
+}
+
+int64_t policy_due_soon(int waits) { return waits > FEW_WAITS ? CROWD_DUE_SOON_NS : DUE_SOON_NS; }
+
+int64_t policy_common_look(int64_t now, int64_t time) {
+    int64_t step = CROWD_STEP_NS;
+    while (4 * step <= time - now) step *= 2;
+    return greatest(time / step * step, now + CROWD_WINDOW_NS);
+}
+
 /* --- the strategies --- */
 
 static inline struct plan watch(const struct prediction *prediction, const struct window *window,
@@ -425,6 +469,8 @@ static struct plan plan_auto(const struct prediction *prediction, int64_t age,
         return (struct plan){.stage = STAGE_TASK,
                              .at = age,
                              .until = opens_soon && window->narrow ? window->closes : SPIN_NS};
+    if (load->waits > FEW_WAITS && load->alone && age < CROWD_AGE_NS)
+        return load->timers_allowed ? crowd_plan(prediction, window, age) : watcher;
     if (is_loop_window(prediction, window, load)) {
         int64_t look = age < window->first ? window->first
                                            : age + greatest(step_of(window), 2 * load->loop_lag_ns);

@@ -73,6 +73,7 @@ struct prediction history_predict(const struct history *);
 struct load {
     int64_t loop_lag_ns; /* the lag of the loop */
     int lists;           /* wait lists that the watcher has */
+    int waits;           /* of the loop */
     bool alone;          /* no other wait is pending on the stream */
     bool timers_allowed; /* the loop's timer takes another wait */
     bool task_allowed;   /* who asks can leave the wait to its task, or to a future's loop */
@@ -92,8 +93,11 @@ struct plan {
     int64_t length; /* of the window for which the task polls or is woken; 0: none */
     /* STAGE_TIMER: the loop polls natively at `at`, and does not resume the task for that */
     bool look;
-    /* STAGE_WATCHER: an end is expected at `at`, so the watcher polls exactly then */
+    /* an end is expected at `at`, so the watcher or the loop polls exactly then */
     bool exact;
+    /* With `look`: the loop is crowded, so the watcher makes no guard looks. If the look need not
+     * be exact, `policy_common_look` says when it comes. */
+    bool common;
 };
 
 /* How a wait proceeds. The strategies are the rows of the table in policy.c. CONTRIBUTING.md says
@@ -122,6 +126,13 @@ bool policy_keep_turn(int64_t elapsed, int ops, int tasks);
 /* How soon the watcher's next pass may come, for an exact look or for others. `loop_lag` is that of
  * the loop that lags least. */
 int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag);
+/* The latest next look at a wait of a crowded loop, by P16. */
+int64_t policy_crowd_latest(int64_t age);
+/* When a look of a crowded loop comes that was planned for `time` and need not be exact. Such looks
+ * fall together, so that one wake-up serves many. Both are times of the clock. */
+int64_t policy_common_look(int64_t now, int64_t time);
+/* What is due so soon is due now, in a loop with so many waits. */
+int64_t policy_due_soon(int waits);
 /* By when a pass comes in spite of that, because of P16, which holds for loops that are not
  * busy. */
 int64_t policy_latest_pass(int64_t age, int64_t loop_lag);

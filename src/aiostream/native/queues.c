@@ -40,6 +40,7 @@ struct queue {
         int64_t latest;        /* when the latest wait was ready */
     } turn;
     struct polled_waits polled;
+    _Atomic int waits;   /* any thread */
     struct timer *timer; /* these four are constant */
     int eventfd;
     int descriptor; /* an epoll of the eventfd and the timer's descriptor */
@@ -231,6 +232,7 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.tasks = 0;
 }
 
+_Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
 struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }
 
 void queue_ref(struct queue *queue) { atomic_fetch_add(&queue->refs, 1); }

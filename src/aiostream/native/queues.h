@@ -31,14 +31,11 @@ void queue_push(struct queue *, struct queue_entry *);
 struct queue_entry *queue_take(struct queue *);
 /* gives back what the consumer could not take, and wakes it again */
 void queue_put_back(struct queue *, struct queue_entry *oldest);
+_Atomic int *queue_waits(struct queue *); /* its waits that have a task */
 struct wait;
-/* used by the loop's thread alone; in the order in which they came */
-struct polled_waits {
-    struct wait *first, *last; /* last is valid only if there is a first */
-    int count;                 /* how many they are */
-    int near;                  /* how many of them are `near` */
-    struct wait *taken;        /* those that tasks poll; guarded by taken_lock of future_waits.c */
-};
+/* Used by the loop's thread alone, in the order in which they came. `last` is valid only if there
+ * is a `first`. */
+struct polled_waits { struct wait *first, *last; };
 struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c */
 /* How long the loop now takes to come back to what waits for it, in ns. 0: it is not busy. */
 int64_t queue_lag(const struct queue *);

@@ -53,12 +53,13 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     wait->poll_until = start + plan->until;
     wait->woken_for = plan->length;
     wait->look_at_due = plan->look;
-    int64_t now = now_ns(),
-            guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
+    int64_t now = now_ns(), at = start + plan->at, guard = INT64_MAX;
+    if (!plan->common)
+        guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
+    else if (!plan->exact) at = policy_common_look(now, at);
     struct timer *timer = queue_timer(wait->queue);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
-    if (!timer_add(timer, &wait->timer_entry, start + plan->at, atomic_load(&max_timer_waits)))
-        return false;
+    if (!timer_add(timer, &wait->timer_entry, at, atomic_load(&max_timer_waits))) return false;
     atomic_fetch_add(&counters[WAITS_BY_TIMER], 1);
     /* Without a guard look before the timer, the watcher need not hear of it. (If it still lists
      * the wait, it finds that out.) */
@@ -92,8 +93,7 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
 /* Decides what comes next for a task's wait that was pending at `now`. False: the task polls on. */
 static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     uint64_t ticket = 0;
-    if (wait->future ? wait_task_polls_on(wait, &ticket)
-                     : wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
+    if (wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
         result->spinning = wait;
         return false;
     }
@@ -145,7 +145,7 @@ void wait_release(struct wait *wait) {
 
 /* The wait ends while its task holds it. */
 static void end_by_task(struct wait *wait) {
-    atomic_fetch_sub(&pending_waits, 1);
+    wait_not_pending(wait);
     wait_release(wait);
 }
 
@@ -221,8 +221,7 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
     *result = (struct wait_result){0};
     switch (wait_look(wait, queue, &result->refusal)) {
     case LOOK_OVER:
-        if (wait->future) wait_end_future(wait);
-        else end_by_task(wait);
+        end_by_task(wait);
         return true;
     case LOOK_EXPIRED:
         result->refusal = 0;
@@ -242,7 +241,7 @@ void wait_leave_to_watcher(struct wait *wait) {
  * be polled any more. */
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
-    atomic_fetch_sub(&pending_waits, 1);
+    wait_not_pending(wait);
     if (wait->users_event) wait_release(wait);
     else wait_leave_to_watcher(wait);
 }
@@ -250,20 +249,15 @@ void wait_drop(struct wait *wait) {
 /* --- the loop's timer --- */
 
 void wait_end_in_loop(struct wait *wait, int status) {
-    atomic_fetch_sub(&pending_waits, 1);
+    wait_not_pending(wait);
     point_fire(wait->ticket, status);
     wait_release(wait);
 }
 
 /* Its end is near, so its task polls it from now on, or the loop if it is a future. */
 static void resume(struct wait *wait) {
-    if (!wait->future) {
-        wait_fire_hand_back(wait, wait->woken_for);
-        return;
-    }
-    wait_poll_future(wait);
-    wait->near = true;
-    queue_polled_waits(wait->queue)->near++;
+    if (wait->future) wait_poll_future(wait);
+    else wait_fire_hand_back(wait, wait->woken_for);
 }
 
 /* One native look in a wide window. */
@@ -276,17 +270,24 @@ static void look_at(struct wait *wait, struct queue *queue) {
 }
 
 void waits_run_due(struct queue *queue) {
-    struct timer_entry *due = timer_take_due(queue_timer(queue), now_ns());
+    int64_t now = now_ns();
+    struct timer_entry *due =
+        timer_take_due(queue_timer(queue), now, policy_due_soon(atomic_load(queue_waits(queue))));
     if (due) queue_suppress_wakeup(queue);
+    int looks = 0;
     while (due) {
         struct wait *wait = (struct wait *)due;
         due = due->next;
         /* or the watcher has unlisted it, or has never listed it */
         int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
+        looks += wait->look_at_due;
         if (wait->look_at_due) look_at(wait, queue);
         else resume(wait);
     }
+    if (!looks) return;
+    atomic_fetch_add(&counters[EVENT_POLLS], looks);
+    atomic_fetch_add(&counters[EVENT_PASSES], 1);
 }
 
 bool waits_are_due(struct queue *queue) {

@@ -9,9 +9,6 @@
 #include <unistd.h>
 
 static const int64_t DUE_SOON_NS = 2000; /* ns: what is due so soon is due now */
-/* tasks that are woken together run in one turn of their loop, and all its other tasks wait for
- * that */
-enum { MAX_WOKEN_AT_ONCE = 8 };
 
 struct timer {
     int descriptor; /* the timer's; constant */
@@ -112,19 +109,17 @@ bool timer_is_due(const struct timer *timer, int64_t now) {
     return set_for && set_for <= now + DUE_SOON_NS;
 }
 
-struct timer_entry *timer_take_due(struct timer *timer, int64_t now) {
+struct timer_entry *timer_take_due(struct timer *timer, int64_t now, int64_t soon) {
     if (!timer_is_due(timer, now)) return NULL;
     pthread_mutex_lock(&timer->lock);
     struct timer_entry *due = timer->first, **link = &due;
-    for (int taken = 0; *link && (*link)->time <= now + DUE_SOON_NS && taken < MAX_WOKEN_AT_ONCE;
-         taken++) {
+    while (*link && (*link)->time <= now + soon) {
         link = &(*link)->next;
         timer->count--;
     }
     timer->first = *link;
     *link = NULL;
     if (!timer->first) timer->last = NULL;
-    /* a time in the past makes the descriptor readable again */
     set(timer, timer->first ? timer->first->time : 0);
     pthread_mutex_unlock(&timer->lock);
     return due;

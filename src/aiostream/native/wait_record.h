@@ -81,15 +81,10 @@ struct wait {
     uint64_t opened, closed; /* the list's clock before and after the record */
     int64_t began;
     const struct strategy *strategy;
-    /* Its ticket is for all its life. Its loop polls it natively until a task takes it: */
-    bool future;
+    bool future; /* its ticket is for all its life, and its loop polls it natively */
     /* used by the loop's thread (the watcher may still list it, by `next`) */
     struct wait *next_polled, *previous_polled;
     _Atomic bool polled_by_loop; /* written by the loop's thread */
-    /* a task polls it; taken_lock guards this, and the links while it is set */
-    bool taken;
-    int64_t taken_at; /* used by the loop's thread */
-    bool near;        /* its timer was due, and its loop has not yet heard of that */
     struct queue *queue;
     struct forecast *forecast;
     /* Used by its holder: */
@@ -114,7 +109,7 @@ int wait_query(const struct wait *);     /* polls its event */
 extern _Atomic bool some_revisit;        /* the `revisit` of some list is set */
 /* wait lists that the watcher has; it writes this, any thread reads it */
 extern _Atomic int active_count;
-extern _Atomic int64_t pending_waits; /* waits with a task */
+void wait_not_pending(const struct wait *); /* its end goes to its task, or the task has gone */
 
 /* A record for a new wait on a list. The task holds it. Nothing is recorded yet. */
 int wait_start(struct wait_list *, struct queue *, const struct strategy *, struct wait **);
@@ -144,9 +139,6 @@ int wait_record(struct wait *, void *stream);
 /* the watcher has those that the loop polls from now on */
 void waits_leave_futures(struct queue *);
 void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
-/* wait_polls_on for a future that a task polls */
-bool wait_task_polls_on(struct wait *, uint64_t *ticket);
-void wait_end_future(struct wait *); /* the task that polls it has seen its end */
 /* fires its ticket with STATUS_HANDED_BACK */
 void wait_fire_hand_back(struct wait *, int64_t length);
 

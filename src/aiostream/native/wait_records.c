@@ -14,10 +14,17 @@ static _Atomic bool predicting = true;
 _Atomic(struct wait *) new_waits;
 _Atomic bool some_revisit;
 _Atomic int active_count;
-_Atomic int64_t pending_waits;
 
 void waits_predict(bool enabled) { atomic_store(&predicting, enabled); }
-int64_t waits_pending(void) { return atomic_load(&pending_waits); }
+
+int64_t waits_pending(void) {
+    int64_t pending = 0;
+    struct queue *queue;
+    for (int i = 0; (queue = queue_at(i)); i++) pending += atomic_load(queue_waits(queue));
+    return pending;
+}
+
+void wait_not_pending(const struct wait *wait) { atomic_fetch_sub(queue_waits(wait->queue), 1); }
 
 /* --- histories --- */
 
@@ -99,6 +106,7 @@ struct load wait_load(const struct wait *wait) {
     return (struct load){
         .loop_lag_ns = queue_lag(wait->queue),
         .lists = atomic_load(&active_count),
+        .waits = atomic_load(queue_waits(wait->queue)),
         .alone = atomic_load(&wait->list->waiting) == 1,
         .timers_allowed = true,
         .task_allowed = true,
@@ -169,7 +177,7 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     struct wait *wait = *started;
     atomic_fetch_add(&list->refs, 1);
     atomic_fetch_add(&list->waiting, 1);
-    atomic_fetch_add(&pending_waits, 1);
+    atomic_fetch_add(queue_waits(queue), 1);
     wait->list = list;
     wait->users_event = NULL;
     wait->strategy = strategy;

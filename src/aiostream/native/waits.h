@@ -47,32 +47,23 @@ void wait_begin(struct wait_list *, void *stream, struct queue *, const struct s
 void wait_begin_event(struct context *, struct shared_history *, struct handle *event,
                       struct queue *, const struct strategy *, struct wait_result *);
 /* A wait of a future. It has one ticket for all its life, which fires at its end. Its loop polls
- * it, or a task that awaits the future and has taken the wait. Everything is reserved before the
- * work is enqueued, so nothing but the record itself can fail afterwards. Call each of these
- * without the GIL. */
+ * it. Everything is reserved before the work is enqueued, so nothing but the record itself can fail
+ * afterwards. Call each of these without the GIL. */
 int wait_reserve(struct wait_list *, struct queue *, const struct strategy *, struct wait **);
 uint64_t wait_ticket(const struct wait *);
 void wait_unreserve(struct wait *);
 /* ends it if there is nothing to record; any thread */
 void wait_fire_unrecorded(struct wait *, int status);
 /* Records what the stream has reached now. 0: the wait no longer belongs to the caller. Otherwise
- * it still does. STAGE_TASK: the loop has to call waits_poll_futures soon. */
-int wait_record_future(struct wait *, void *stream, enum stage *);
-/* In the loop's thread: the wait becomes its caller's, who polls it with wait_poll from now on.
- * False: the loop does not poll it. Here and in the next two, the record may already be another
- * wait's. The ticket shows that. */
-bool wait_take_future(struct wait *, uint64_t ticket);
-/* false: its loop was closed, and the watcher has it */
-bool wait_is_taken(const struct wait *, uint64_t ticket);
-/* leaves a taken wait to the watcher; any thread, any number of times */
-void wait_drop_future(struct wait *, uint64_t ticket);
-/* In the loop's thread: the ticket of a future that the loop has begun to poll because its timer
- * was due. 0: there are no more of them. */
-uint64_t waits_next_near(struct queue *);
-/* In the loop's thread, under RELAXED, before each drain: polls the futures whose end is near.
- * True: call it again in the next turn. */
-bool waits_poll_futures(struct queue *);
-/* False: the caller goes on polling. If a future's wait is over, the caller ends its ticket. */
+ * it still does. */
+int wait_record_future(struct wait *, void *stream);
+/* In the loop's thread: the watcher gets a wait that the loop polls. False: the loop does not poll
+ * it. The record may already be another wait's, and the ticket shows that. */
+bool wait_drop_future(struct wait *, uint64_t ticket);
+/* In the loop's thread, under RELAXED, before each drain: polls the futures whose end is near. If
+ * some are left, the loop's timer is due at once. */
+void waits_poll_futures(struct queue *);
+/* false: the caller goes on polling */
 bool wait_poll(struct wait *, struct queue *, struct wait_result *);
 void wait_drop(struct wait *); /* its task no longer waits */
 /* The same for one that a timer or the watcher has. The watcher has it then, and its end goes to

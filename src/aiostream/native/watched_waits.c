@@ -66,7 +66,7 @@ static void settle(struct wait *wait, int status) {
     uint64_t ticket = wait->ticket;
     wait_note_over(wait);
     if (ticket) {
-        atomic_fetch_sub(&pending_waits, 1);
+        wait_not_pending(wait);
         point_fire(ticket, status);
     }
     wait_recycle(wait);
@@ -202,6 +202,7 @@ static int64_t schedule(struct wait_list *list, int64_t looked) {
         list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
         /* A dropped wait has no task to hand it back to, and a future never had one. */
         load.task_allowed = wait->ticket && !wait->future;
+        load.waits = 1; /* only the loop's thread uses its timer */
         struct plan plan = wait->strategy->plan(&wait->forecast->prediction, age, &load);
         if (plan.stage == STAGE_WATCHER) {
             list->exact = plan.exact;

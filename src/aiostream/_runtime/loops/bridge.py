@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from aiostream import _native
@@ -38,8 +37,6 @@ class Bridge:
         # between the call and an assignment would lose the queue.
         self._descriptor = _native.queue_open(self._unclosed)
         self.queue = self._unclosed[0]
-        # Stands for the drain that the loop will do in its next turn, or None. The loop's thread.
-        self._polling: object = None
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
@@ -57,35 +54,13 @@ class Bridge:
     def drain(self) -> None:
         """Settles everything that has arrived. The loop calls it."""
         try:
-            # This drain replaces the one that is on its way. A KeyboardInterrupt may have taken
-            # that one, and if it still stood here, no later drain would ever be asked for.
-            self._polling = None
             # Before the queue is read. What arrives from here on brings a request of its own.
             self.asked = False
-            if _native.drain(self.queue, False):
-                self.poll_soon()
+            _native.drain(self.queue, False)
         except BaseException:
             # An interrupt may have kept this from asking for the next drain.
             _native.queue_wake(self.queue)
             raise
-
-    def poll_soon(self) -> None:
-        """Drains again in the loop's next turn, which polls the futures whose end is near."""
-        if self._polling is None:
-            token = object()
-            self._call_next_turn(partial(self._poll, token))
-            # After the call, because an interrupt in between must not leave a token whose drain was
-            # never asked for. A drain too many does no harm.
-            self._polling = token
-
-    def _poll(self, token: object) -> None:
-        # Another drain may have come first and asked for the next one. Without this check, two
-        # chains of drains would run at once, each in every turn.
-        if token is self._polling:
-            self.drain()
-
-    def _call_next_turn(self, function: Callable[[], None]) -> None:
-        raise NotImplementedError
 
     def close(self) -> None:
         """Closes the queue, because the loop is gone. What still arrives goes to the janitor.
@@ -121,7 +96,7 @@ class Bridge:
         return self.new_future()
 
     def new_polled_future(self) -> SettledFuture:
-        """Makes a future whose awaiting task polls the work itself when the end is near."""
+        """Makes a future whose `cancel` reaches its point, which native code sets."""
         raise NotImplementedError
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:

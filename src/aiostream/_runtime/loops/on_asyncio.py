@@ -147,20 +147,14 @@ class AsyncioBridge(Bridge):
     def new_polled_future(self) -> SettledFuture:
         """Makes an `AsyncioFuture`."""
         loop = self.loop()
-        return AsyncioFuture(loop=loop if loop is not None else self._open_loop())
+        made = ObservedFuture if observers else AsyncioFuture
+        return made(loop=loop if loop is not None else self._open_loop())
 
     def _open_loop(self) -> asyncio.AbstractEventLoop:
         loop = self.loop()
         if loop is None:
             raise RuntimeError("the event loop is gone: make this call in a running loop")
         return loop
-
-    def _call_next_turn(self, function: Callable[[], None]) -> None:
-        loop = self.loop()
-        if loop is not None:
-            # In an empty context, because a drain serves all tasks and must not see the variables
-            # of the one that asked for it.
-            loop.call_soon(function, context=contextvars.Context())
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls `loop.call_later`. Returns `False` if the loop is gone or closed."""
@@ -216,87 +210,36 @@ class QueuedFuture(asyncio.Future[Any]):
 
 
 class AsyncioFuture(asyncio.Future[Any]):
-    """asyncio's future, but a task that awaits it polls the work itself when the end is near.
-
-    That task continues in the turn of the loop in which it sees the end. If a callback polled, the
-    task would continue one turn later. If no task awaits the future (`asyncio.wait`, `gather`,
-    callbacks), the loop polls, and it behaves as any future.
+    """asyncio's future, but a `cancel` of it reaches its point.
 
     Threads: the loop's thread only.
     """
 
     __slots__ = ("point",)  # native code sets it, when the driver has the point
 
-    point: Completion  # it is cancelled with the future
-
-    # What native code calls, which has stopped the polling before.
-    _set_result = asyncio.Future.set_result
-    _set_exception = asyncio.Future.set_exception
+    point: Completion
 
     def __repr__(self) -> str:
         # An interrupt may have come before the maker has set the slot.
         point = None if self.done() else getattr(self, "point", None)
         return f"{super().__repr__()[:-1]}{completion.described(point)}>"
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        try:
-            if observers and not self.done() and not is_observed():
-                return (yield from observed_await(AsyncioFuture.__await__, self))
-            # In another loop than its own, asyncio's future raises the error.
-            if self.done() or _running_loop() is not self.get_loop():
-                return (yield from super().__await__())
-            point = self.point
-            polled = None
-            woken = False
-            try:
-                while not self.done():
-                    # The wait has one poller: this task, or the loop in its drains. The native
-                    # part gives it to one of them, so that it ends once. The poll that sees the end
-                    # settles this future.
-                    polled = point.take(woken)
-                    if polled is not None:
-                        yield from polled.__await__()
-                    elif point.waiter is None:
-                        # Where this task sleeps until the end is near. At most one task, because
-                        # one that polls suffices. The others wait as for any future.
-                        point.waiter = self.get_loop().create_future()
-                        try:
-                            yield from point.waiter
-                        finally:
-                            point.waiter = None
-                        woken = True
-                    else:
-                        return (yield from super().__await__())
-            except BaseException as error:
-                # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
-                # poller, and the future would never settle.
-                if polled is not None:
-                    polled.drop()
-                if isinstance(error, asyncio.CancelledError):
-                    self.cancel()  # as asyncio's own future does
-                raise
-            return self.result()
-        finally:
-            # The error's traceback refers to this frame. If the frame referred to the future too,
-            # they would keep each other alive, and the frames of the task.
-            del self
-
-    __iter__ = __await__
-
-    def set_result(self, result: Any) -> None:
-        """See `asyncio.Future`. Only your code calls it."""
-        super().set_result(result)
-        self.point.wake()
-
-    def set_exception(self, exception: type | BaseException) -> None:
-        """See `asyncio.Future`. Only your code calls it."""
-        super().set_exception(exception)
-        self.point.wake()
-
     def cancel(self, msg: Any = None) -> bool:
         """See `asyncio.Future`."""
         cancelled = super().cancel(msg)
-        # An interrupt may have come before native code had set the slot.
         if cancelled and (point := getattr(self, "point", None)) is not None:
             point.cancel()
         return cancelled
+
+
+class ObservedFuture(AsyncioFuture):
+    """It reports its awaits to the observers. Without observers no such future is made."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if self.done() or is_observed():
+            return super().__await__()
+        return observed_await(asyncio.Future.__await__, self)
+
+    __iter__ = __await__

@@ -131,13 +131,6 @@ class TrioBridge(Bridge):
         """Makes a `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
 
-    def _call_next_turn(self, function: Callable[[], None]) -> None:
-        try:
-            self._token.run_sync_soon(function)
-        except self._trio.RunFinishedError:
-            # What is still polled goes to the watcher when the bridge closes its queue.
-            pass
-
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls a function later from a system task. Returns `False` if the run is ending."""
 
@@ -373,15 +366,8 @@ class TrioFuture(OwnFuture):
                 raise RuntimeError(
                     "the future belongs to another run of trio: await it in the run that made it"
                 )
-            point = self.point
             while not self.done():
-                # The wait has one poller: this task, or the run in its drains. The native part
-                # gives it to one of them, so that it ends once.
-                polled = point.take(True) if point is not None else None
-                if polled is not None:
-                    await self._poll(polled)
-                else:
-                    await self._suspend()
+                await self._suspend()
             return self.result()
         finally:
             del self  # see `result`
@@ -401,27 +387,6 @@ class TrioFuture(OwnFuture):
             # A KeyboardInterrupt may come before trio has suspended the task. To reschedule a task
             # that is not suspended would end the whole run.
             self._waiting.pop(task, None)
-
-    async def _poll(self, polled: _native.Wait) -> None:
-        # Polls in each turn of the run, until the work is over, or a timer or the watcher has the
-        # wait, or the future is cancelled. The poll that sees the end settles this future.
-        try:
-            while True:
-                await self._trio.lowlevel.checkpoint()
-                if self.done() or not isinstance(polled.poll(), _native.Wait):
-                    return
-        finally:
-            # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
-            # poller, and the future would never settle.
-            polled.drop()
-
-    def _wake(self) -> bool:
-        """See `OwnFuture`. It wakes one task, because one that polls suffices."""
-        for task in self._waiting:
-            del self._waiting[task]
-            self._trio.lowlevel.reschedule(task)
-            return True
-        return False
 
     def _settle(self, state: str) -> None:
         self._state = state
