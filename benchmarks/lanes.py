@@ -98,6 +98,11 @@ class Lane:
         if code:
             check(code, "cuLaunchKernel")
 
+    @property
+    def length(self) -> float:
+        """How long the last kernel keeps the stream busy, in seconds."""
+        return self._argument.value / 1e9
+
     def stamp(self, address: int) -> None:
         """Launches a kernel that writes the GPU's clock, in ns, to a word."""
         self._argument.value = address

@@ -25,6 +25,7 @@ AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostr
 ENQUEUE = "enqueue_async"
 THREADS = ("to_thread", "to_thread bindings")  # the second stands in where there is no torch
 SLEEPING = "sleep 1 ms"
+NO_WAIT = "no wait"
 
 
 @dataclass
@@ -139,6 +140,15 @@ def _sleeping(adapter: LoopAdapter, lane: Lane) -> Wait:
     return wait
 
 
+def _no_wait(adapter: LoopAdapter, lane: Lane) -> Wait:
+    """Does not ask the GPU: what remains is the cost of the launch and of the loop."""
+
+    async def wait() -> None:
+        await adapter.sleep(lane.length)
+
+    return wait
+
+
 def _in_thread(adapter: LoopAdapter, lane: Lane) -> Wait:
     """In the loop's default threads."""
     in_thread, synchronize = adapter.in_thread, lane.synchronize
@@ -203,6 +213,7 @@ def all_peers() -> dict[str, Peer]:
         Peer("blocking", _BLOCKING, _blocking, blocks=True),
         Peer("polling", "cuStreamQuery and sleep(0) in the loop, again and again", _polling),
         Peer(SLEEPING, "cuStreamQuery and sleep(0.001) in the loop, again and again", _sleeping),
+        Peer(NO_WAIT, "sleep for the kernel's length, for the floor of `full`", _no_wait),
         Peer(THREADS[0], _TORCH, prepare=_prepare_torch, runtime=True),
         Peer(THREADS[1], "to_thread(cuStreamSynchronize) through cuda-bindings", _in_thread),
         Peer("cupy", _CUPY, prepare=_prepare_cupy, runtime=True),

@@ -23,6 +23,7 @@ NAMES = {
     "pool run": "aiostream, StreamPool and run",
     "polling": "query() and sleep(0)",
     "sleep 1 ms": "query() and sleep(0.001)",
+    "no wait": "launch, and no wait for the GPU",
     "to_thread": "to_thread(synchronize), torch",
     "to_thread bindings": "to_thread(synchronize)",
     "blocking": "synchronize() in the loop",

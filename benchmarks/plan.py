@@ -12,14 +12,14 @@ from benchmarks.lag import Lag
 from benchmarks.latency import Latency
 from benchmarks.measure import Measure
 from benchmarks.patterns import Patterns
-from benchmarks.peers import AUTO, ENQUEUE, HOSTFUNC, SLEEPING, THREADS, UNPREDICTED
+from benchmarks.peers import AUTO, ENQUEUE, HOSTFUNC, NO_WAIT, SLEEPING, THREADS, UNPREDICTED
 from benchmarks.pending import Memory, Pending
 from benchmarks.server import LOADS, PEERS, USUAL, Server
 from benchmarks.serving import WAYS
 from benchmarks.torch_server import LOADS as TORCH_LOADS
 from benchmarks.torch_server import TorchServer
 from benchmarks.torch_ways import WAYS as TORCH_WAYS
-from benchmarks.windows import Fairness, Mixed, OneCore, Throughput
+from benchmarks.windows import Fairness, Full, Mixed, OneCore, Throughput
 from benchmarks.work import MS, US
 
 LENGTHS = (5 * US, 20 * US, 100 * US, 300 * US, 1 * MS, 5 * MS, 20 * MS, 100 * MS)
@@ -31,8 +31,17 @@ TRIO_THROUGHPUT = (
 ENQUEUED = (100 * US, 1 * MS, 5 * MS)  # at these lengths it is compared with synchronize_async
 TAIL_PEERS = (AUTO, "aiostream event", THREADS[1], "polling", SLEEPING)  # unless others are chosen
 CROWDS = (8, 16, 64, 128)  # streams of mixed work
+# Streams, and the kernels' length in ns, or 0 for log-normal. 64 x 0.5 ms leave no time to a loop.
+FULL = ((16, 5 * MS), (64, 5 * MS), (128, 20 * MS), (64, 500 * US), (16, 0), (64, 0), (128, 0))
+FULL_PEERS = (AUTO, "aiostream event", "polling", SLEEPING, NO_WAIT)  # unless others are chosen
 
-TAILS = ("patterns", "mixed", "fairness", "one-core")  # of late ends, and of tasks that suffer
+TAILS = (
+    "patterns",
+    "mixed",
+    "full",
+    "fairness",
+    "one-core",
+)  # of late ends, and of tasks that suffer
 MEASURES = ("goals", *TAILS, "server")
 ON_REQUEST = ("torch",)  # not among "all": these need libraries and minutes of their own
 SERVERS = ("server", "torch")
@@ -94,7 +103,7 @@ def peers_of(measure: str, chosen: Sequence[str] | None, known: Sequence[str]) -
         return [name for name in chosen or TORCH_WAYS if name in TORCH_WAYS]
     if measure == "server":
         return [name for name in chosen or PEERS if name in WAYS]
-    own = TAIL_PEERS if measure in TAILS else known
+    own = FULL_PEERS if measure == "full" else TAIL_PEERS if measure in TAILS else known
     return [name for name in chosen or own if name in known]
 
 
@@ -169,6 +178,11 @@ def _mixed(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
     return list(found[:1] if cut.quick else found)
 
 
+def _full(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
+    found = [Full(loops, peers, streams=streams, length=length) for streams, length in FULL]
+    return list(found[:1] if cut.quick else found)
+
+
 def _one_core(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
     parts: list[Measure] = [
         Patterns(loops, peers, words=cut.words, waits=40),
@@ -197,6 +211,7 @@ _PLANS: dict[str, Callable[[Names, Names, Cut], list[Measure]]] = {
     "goals": _goals,
     "patterns": _patterns,
     "mixed": _mixed,
+    "full": _full,
     "fairness": lambda loops, peers, cut: [Fairness(loops, peers)],
     "one-core": _one_core,
     "server": _server,

@@ -184,6 +184,19 @@ LAYOUTS = {
         {**TAILS, **RATE},
         group="{streams} streams",
     ),
+    "full": Layout(
+        "A full loop: CPU us of each completion (loop's thread, process), lateness in us beyond "
+        "the kernel and of a 1 ms timer (lower is better); {loop}",
+        {
+            "per second": RATE["per second"],
+            "thread": "{thread_us:.1f}",
+            "process": "{cpu_us:.1f}",
+            **{key: TAILS[key] for key in ("p50", "p99", "max")},
+            "timer p99": "{timer[p99_us]:,.0f}",
+            "cores": "{cores:.2f}",
+        },
+        group="{load}",
+    ),
     "fairness": Layout(
         _fairness_title,
         {

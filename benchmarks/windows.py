@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter_ns, process_time_ns
+from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any, ClassVar
 
 from benchmarks import stats, work
@@ -45,9 +45,13 @@ class Window:
         """Records for the window's length after the warm-up."""
         await self._turn.adapter.sleep(self._warm)
         self.recording = True
-        began, cpu = perf_counter_ns(), process_time_ns()
+        began, cpu, thread = perf_counter_ns(), process_time_ns(), thread_time_ns()
         await self._turn.adapter.sleep(self._length)
-        self.used = {"wall_ns": perf_counter_ns() - began, "cpu_ns": process_time_ns() - cpu}
+        self.used = {
+            "wall_ns": perf_counter_ns() - began,
+            "cpu_ns": process_time_ns() - cpu,
+            "thread_ns": thread_time_ns() - thread,  # the loop's
+        }
         self.recording, self._stop = False, True
 
     def counting(self, at: int, length: int) -> Task:
@@ -240,6 +244,70 @@ class Mixed(Crowd):
     def of_window(self, turn: Found) -> Row:
         """Also the window's own tails."""
         return {**super().of_window(turn), **stats.tails(turn["latency_ns"])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Full(Crowd):
+    """Many waits in one loop, up to a loop that has no time left: what each completion costs.
+
+    Attributes:
+        length: The kernels' length in ns; 0 for log-normal ones, as in `Mixed`.
+    """
+
+    length: int = 0
+    rounds: int = 5
+
+    name = "full"
+    # More than eight, because the policy is another one then.
+    QUICK: ClassVar[dict[str, Any]] = {**Crowd.QUICK, "streams": 16}
+
+    @property
+    def title(self) -> str:
+        return f"full, {self.load}"
+
+    @property
+    def load(self) -> str:
+        """The setting, in a few words."""
+        return f"{self.streams} x {duration(self.length) if self.length else 'log-normal'}"
+
+    async def turn(self, turn: Turn) -> Found:
+        window = Window(turn, self.warm, self.window)
+        own = [
+            [self.length] if self.length else work.log_normal(f"{turn.number} {at}")
+            for at in range(self.streams)
+        ]
+        tasks = (window.timing(at, lengths) for at, lengths in enumerate(own))
+        return await window.run(*tasks, window.ask_for_a_millisecond)
+
+    def row(self, turns: list[Found]) -> Row:
+        """The rate, the CPU of a completion, the tails of all windows, and the timer's."""
+        late, timer, row = (
+            merged(turns, "latency_ns"),
+            merged(turns, "timer_ns"),
+            super().row(turns),
+        )
+        costs = {
+            key: stats.median([window[key] for window in row["windows"]])
+            for key in ("cpu_us", "thread_us")
+        }
+        return {
+            **row,
+            **costs,
+            **stats.tails(late),
+            "load": self.load,
+            "length_ns": self.length,
+            "samples": len(late),
+            "timer": stats.tails(timer),
+        }
+
+    def of_window(self, turn: Found) -> Row:
+        """Also what each completion has cost."""
+        count = max(1, sum(turn["counts"]))
+        return {
+            **super().of_window(turn),
+            "cpu_us": round(turn["cpu_ns"] / 1e3 / count, 3),
+            "thread_us": round(turn["thread_ns"] / 1e3 / count, 3),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
