@@ -105,7 +105,6 @@ enum {
     ZONE_TRIES = 16,             /* and given up after so many waits that passed it */
     MAX_UNEXPECTED = 2,          /* of the last 16 waits ("mixed", "patterns: log-uniform") */
     LATEST_FEW = 0xf,            /* and one of the last four ("patterns: within 10 %") */
-    MOST_BACKOFF = 32,
     /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
     LOOP_LISTS = 8,
     FEW_WAITS = 8, /* with more, their loop looks at all of them ("64 x 5 ms") */
@@ -245,14 +244,8 @@ static bool is_in(const struct zone *zone, int64_t not_before, int64_t seen) {
 static void leave_zones(struct history *history, int64_t not_before, int64_t seen) {
     for (int i = 0; i < MAX_ZONES; i++) {
         struct zone *zone = &history->prediction.zones[i];
-        if (is_in(zone, not_before, seen)) {
-            history->backoff = 0;
-            zone->to = 0;
-        } else if (zone->to && not_before > zone->to && ++zone->tries >= ZONE_TRIES) {
-            zone->to = 0;
-            history->backoff = (int)clamp(2 * history->backoff, 1, MOST_BACKOFF);
-            history->pause = history->backoff;
-        }
+        bool passed = zone->to && not_before > zone->to;
+        if (is_in(zone, not_before, seen) || (passed && ++zone->tries >= ZONE_TRIES)) zone->to = 0;
     }
 }
 
@@ -284,10 +277,6 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
         history->since_true++;
     }
     if (expected || is_expected(&history->prediction, not_before, seen)) return;
-    if (history->pause > 0) {
-        history->pause--;
-        return;
-    }
     int64_t around = length / GAP_SHARE + CLUSTER_GAP_NS / 2;
     if (is_true) add_zone(history, length - around, length + around);
     else add_zone(history, not_before, seen);

@@ -55,8 +55,6 @@ struct history {
     int count, next;
     int since_true;      /* waits since a true length was learnt */
     uint16_t unexpected; /* a bit for each of the latest waits: it ended in no window */
-    int pause;           /* unexpected ends to pass over until one makes a zone again */
-    int backoff;         /* how many, the next time that a zone was in vain */
     /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
     int32_t leads[LEAD_BUCKETS];
     struct prediction prediction; /* of the next wait */
