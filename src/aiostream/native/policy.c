@@ -72,8 +72,10 @@ static const int64_t UNWANTED_MOST_NS = 45000000;
  * ("64 x 5 ms") */
 static const int64_t CROWD_STEP_NS = 200000;
 static const int64_t CROWD_WINDOW_NS = 60000; /* between looks where an end is expected */
-/* where none is expected, before it falls together with others */
-static const int64_t CROWD_SHORTEST_NS = 300000, CROWD_LONGEST_NS = 600000;
+/* where none is expected, before it falls together with others: so much for each wait of the loop,
+ * because the more wait, the scarcer is its time ("mixed") */
+static const int64_t CROWD_PER_WAIT_NS = 12000;
+static const int64_t CROWD_SHORTEST_NS = 300000, CROWD_LONGEST_NS = 450000;
 /* a look of a crowded loop that is due so soon may spare a wake-up if it comes now */
 static const int64_t CROWD_DUE_SOON_NS = 40000, DUE_SOON_NS = 2000;
 /* the watcher has what is older, so that old waits do not wake their loop ("64 pending") */
@@ -416,14 +418,16 @@ int64_t policy_crowd_latest(int64_t age) {
 /* Of a wait whose end is expected, only the ends of the window matter, and a few looks before. Most
  * of these looks cost no wake-up of their own, because all waits of the loop share them. */
 static struct plan crowd_plan(const struct prediction *prediction, const struct window *window,
-                              int64_t age) {
+                              int64_t age, int waits) {
     struct plan plan = {
         .stage = STAGE_TIMER, .at = policy_crowd_latest(age), .look = true, .common = true};
     if (prediction->dense) {
         plan.exact = true;
         plan.at = age + clamp(age / DENSE_PER_AGE, CROWD_WINDOW_NS, CROWD_STEP_NS);
     } else if (!window || !window->narrow || prediction->irregular) {
-        plan.at = age + clamp(age / CROWD_PER_AGE, CROWD_SHORTEST_NS, CROWD_LONGEST_NS);
+        int64_t most = waits * CROWD_PER_WAIT_NS;
+        plan.at = age + clamp(age / CROWD_PER_AGE, least(most, CROWD_SHORTEST_NS),
+                              least(most, CROWD_LONGEST_NS));
     } else if (age >= window->first || window->first <= plan.at) {
         plan.exact = true;
         plan.at = greatest(window->first, age + CROWD_WINDOW_NS);
@@ -459,7 +463,7 @@ static struct plan plan_auto(const struct prediction *prediction, int64_t age,
                              .at = age,
                              .until = opens_soon && window->narrow ? window->closes : SPIN_NS};
     if (load->waits > FEW_WAITS && load->alone && age < CROWD_AGE_NS)
-        return load->timers_allowed ? crowd_plan(prediction, window, age) : watcher;
+        return load->timers_allowed ? crowd_plan(prediction, window, age, load->waits) : watcher;
     if (is_loop_window(prediction, window, load)) {
         int64_t look = age < window->first ? window->first
                                            : age + greatest(step_of(window), 2 * load->loop_lag_ns);
