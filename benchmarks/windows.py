@@ -258,6 +258,7 @@ class Full(Crowd):
     rounds: int = 5
 
     name = "full"
+    can_block = False
     # More than eight, because the policy is another one then.
     QUICK: ClassVar[dict[str, Any]] = {**Crowd.QUICK, "streams": 16}
 
