@@ -34,6 +34,10 @@ from support import (
 pytestmark = pytest.mark.all_loops
 
 
+class Kept:
+    """What a future keeps alive."""
+
+
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
 
@@ -147,6 +151,68 @@ def test_what_arrived_before_the_loop_closed_and_was_not_read_is_dropped_too(new
         )
 
     assert settle(lambda: ended() == 1)
+
+
+@pytest.mark.parametrize("loop_kind", [kind for kind in LOOPS if kind != "trio"])
+def test_task_that_has_yielded_keeps_nothing_of_its_closed_loop(loop_kind: str) -> None:
+    """Its wait was over at once. What other tasks of the loop have enqueued is released."""
+    stream, idle = Stream(), Stream()
+    watched: list[weakref.ref[Kept]] = []
+    loop = new_uvloop() if loop_kind == "uvloop" else asyncio.new_event_loop()
+
+    async def wait_on_and_on() -> None:
+        while True:
+            await idle.synchronize_async()
+
+    async def begin(gate: Gate) -> Any:
+        task = asyncio.ensure_future(wait_on_and_on())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        thing = Kept()
+        watched.append(weakref.ref(thing))
+        gate.hold(stream)
+        stream.enqueue_async(lambda _, __: None, thing)
+        return task
+
+    with Gate() as gate:
+        kept: Any = loop.run_until_complete(begin(gate))
+        loop.close()
+        gate.open()
+        assert settle(lambda: watched[0]() is None)
+        assert settle(lambda: statistics().futures.pending == 0)
+    kept._log_destroy_pending = False
+    del kept
+    gc.collect()
+    stream.close()
+    idle.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio"])
+async def test_an_interrupt_leaves_waits_that_share_a_turn(
+    loop_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call for the next turn was lost. Each later wait would take a turn of its own."""
+    loop, turns = asyncio.get_running_loop(), 0
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with Stream() as stream:
+        await asyncio.sleep(0)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(loop, "call_soon", interrupt)
+            await stream.synchronize_async()
+        counting = asyncio.ensure_future(count())
+        for _ in range(2000):
+            await stream.synchronize_async()
+        counting.cancel()
+    assert turns < 1000
 
 
 def test_a_queue_is_used_again_by_a_later_loop() -> None:

@@ -186,16 +186,17 @@ async def synchronize_async(self: Awaitable) -> None:
     else:
         wait_list = reference.wait_list or wait_list_of(reference)
         answer = wait_list.begin(reference.handle, bridge.queue, mode)
+    checkpoint, until_over = bridge.checkpoint, bridge.until_over
+    yields = answer is None and checkpoint is None and bridge.must_yield()
+    # An exception or a suspended task keeps this frame. If the frame kept the bridge, the bridge
+    # would outlive its loop, and its queue would stay open.
+    del bridge
     if answer is None:
-        if bridge.checkpoint is not None:
-            await bridge.checkpoint()
-        elif bridge.must_yield():
+        if checkpoint is not None:
+            await checkpoint()
+        elif yields:
             await _yield_turn()
         return
-    until_over = bridge.until_over
-    # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its
-    # loop, and its queue would stay open.
-    del bridge
     # Exactly one of task, timer and watcher holds the wait (`wait_record.h`). Here it is the task
     # while `answer` is a Wait, and another one while it is a ticket.
     future: Any = None

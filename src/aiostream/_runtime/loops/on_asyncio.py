@@ -130,7 +130,11 @@ class AsyncioBridge(Bridge):
         if flags & _native.TURN_BEGAN:
             loop = self.loop()
             if loop is not None:
-                loop.call_soon(_native.new_turn, self.queue)
+                try:
+                    loop.call_soon(_native.new_turn, self.queue)
+                except BaseException:  # else the turn would never end, and each wait would yield
+                    _native.new_turn(self.queue)
+                    raise
         return bool(flags & _native.TURN_YIELD)
 
     def new_future(self) -> SettledFuture:
