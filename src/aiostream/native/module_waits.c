@@ -117,6 +117,15 @@ static void Wait_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
+static PyObject *Wait_record(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromVoidPtr(((WaitObject *)self)->wait);
+}
+
+static PyGetSetDef wait_properties[] = {
+    {"record", Wait_record, NULL, "The address of its record, as in waiting().", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 static PyMethodDef wait_methods[] = {
     {"poll", Wait_poll, METH_NOARGS,
      "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
@@ -128,6 +137,7 @@ static PyMethodDef wait_methods[] = {
 static PyType_Slot wait_slots[] = {
     {Py_tp_dealloc, Wait_dealloc},
     {Py_tp_methods, wait_methods},
+    {Py_tp_getset, wait_properties},
     {Py_am_await, Wait_await},
     {Py_tp_iter, Wait_await},
     {Py_tp_iternext, Wait_next},
@@ -194,10 +204,12 @@ typedef struct {
 static PyTypeObject *wait_list_type;
 
 static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"context_id", "history", NULL};
+    static char *names[] = {"context_id", "history", "name", NULL};
     int number;
     PyObject *object;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO", names, &number, &object)) return NULL;
+    const char *name = "";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|s", names, &number, &object, &name))
+        return NULL;
     struct context *context = as_context(number);
     struct shared_history *history = context ? as_history(object) : NULL;
     if (!history) return NULL;
@@ -206,7 +218,10 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (!self) return NULL;
     self->order = new_order();
     self->list = self->order ? wait_list_new(context, history) : NULL;
-    if (self->list) return (PyObject *)self;
+    if (self->list) {
+        wait_list_rename(self->list, name);
+        return (PyObject *)self;
+    }
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
@@ -311,9 +326,18 @@ static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, 
     return from_result(&beginning.result, beginning.queue);
 }
 
+/* rename(name): what operators call the stream, in errors too. The latest name counts. */
+static PyObject *WaitList_rename(PyObject *self, PyObject *name) {
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    if (!text) return NULL;
+    wait_list_rename(((WaitListObject *)self)->list, text);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef wait_list_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
      "Begins a wait for a stream's present end."},
+    {"rename", WaitList_rename, METH_O, "What operators call the stream."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef wait_list_properties[] = {
@@ -366,6 +390,13 @@ static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
     return PyLong_FromLongLong(waits_pending());
 }
 
+/* oldest_wait(): its age in seconds, or 0. */
+static PyObject *native_oldest_wait(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    int64_t oldest = waits_oldest();
+    return PyFloat_FromDouble(oldest ? (double)(now_ns() - oldest) / 1e9 : 0);
+}
+
 int add_wait_types(PyObject *module) {
     if (!wait_list_type) wait_list_type = (PyTypeObject *)PyType_FromSpec(&wait_list_spec);
     if (!wait_list_type ||
@@ -391,5 +422,6 @@ static PyMethodDef wait_functions[] = {
      "How many waits a loop's timer takes; what it was. For tests."},
     {"pending_waits", native_pending_waits, METH_NOARGS,
      "Waits with a task, also those that the task polls."},
+    {"oldest_wait", native_oldest_wait, METH_NOARGS, "The age of the oldest of them, or 0."},
     {NULL, NULL, 0, NULL},
 };

@@ -161,7 +161,7 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
     *result = (struct wait_result){0};
     if (is_over(ask(list, stream), result)) return;
     struct wait *wait;
-    result->refusal = wait_start(list, queue, strategy, &wait);
+    result->refusal = wait_start(list, queue, strategy, NULL, &wait);
     if (result->refusal) return;
     result->refusal = wait_record(wait, stream);
     if (result->refusal) end_by_task(wait);
@@ -179,11 +179,14 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
     /* It has a list of its own, because waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
     struct wait *wait = NULL;
-    result->refusal = list ? wait_start(list, queue, strategy, &wait) : RESULT_NO_MEMORY;
-    if (list) wait_list_unref(list);
-    if (!wait) return;
     event_wait_begin(event);
-    wait->users_event = event;
+    result->refusal = list ? wait_start(list, queue, strategy, event, &wait) : RESULT_NO_MEMORY;
+    if (list) wait_list_unref(list);
+    if (!wait) {
+        event_wait_end(event);
+        event_wait_let_go(event);
+        return;
+    }
     go_on(wait, result, now_ns());
 }
 
