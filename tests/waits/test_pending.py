@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -47,18 +48,39 @@ async def through_a_generator(stream: Stream) -> None:
         pass
 
 
+async def through_a_generator_of_another(stream: Stream) -> None:
+    async def inner() -> AsyncIterator[int]:
+        await stream
+        yield 1
+
+    async def outer() -> AsyncIterator[int]:
+        async for each in inner():
+            yield each
+
+    async for _ in outer():
+        pass
+
+
 async def through_a_limit(stream: Stream) -> None:
     with anyio.fail_after(60):
         await stream.synchronize_async()
 
 
 @pytest.mark.parametrize(
-    "awaiting", [wait_for_it, through_await, through_a_generator, through_a_limit]
+    "awaiting",
+    [
+        wait_for_it,
+        through_await,
+        through_a_generator,
+        through_a_generator_of_another,
+        through_a_limit,
+    ],
 )
+@pytest.mark.parametrize("wait", ["event", "spin"])  # the task sleeps, or polls
 async def test_wait_is_listed_with_its_task_and_line(
-    awaiting: Callable[[Stream], Coroutine[Any, Any, None]], cuda_gate: Gate
+    awaiting: Callable[[Stream], Coroutine[Any, Any, None]], wait: Any, cuda_gate: Gate
 ) -> None:
-    async with held_stream(cuda_gate, name="copies") as stream:
+    async with held_stream(cuda_gate, name="copies", wait=wait) as stream:
         async with anyio.create_task_group() as group:
             group.start_soon(awaiting, stream, name="a request")
             [entry] = await listed(1)
@@ -212,6 +234,36 @@ def test_another_thread_sees_the_tasks(loop_kind: str, cuda_gate: Gate) -> None:
     assert entry["where"] is not None
     assert "serve" in entry["where"]
     assert entry["task"] is not None
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+def test_task_of_a_blocked_loop_is_found(loop_kind: str, cuda_gate: Gate) -> None:
+    """Also if its wait was handed back to it, which the blocked loop has not noticed."""
+    blocked, unblocks = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with Stream() as stream:
+            for _ in range(8):
+                spin(stream, 0.005)
+                await stream.synchronize_async()
+            cuda_gate.hold(stream)
+            request = asyncio.create_task(stream.synchronize_async(), name="a request")
+            await asyncio.sleep(0)
+            blocked.set()
+            unblocks.wait(20)
+            await request
+
+    thread = threading.Thread(target=run_on, args=(loop_kind, serve))
+    thread.start()
+    assert blocked.wait(20)
+    began = time.monotonic()
+    seen = set()
+    while time.monotonic() - began < 0.1:
+        seen.add(tuple(each["task"] for each in aiostream.pending()))
+    cuda_gate.open()
+    unblocks.set()
+    thread.join(20)
+    assert seen == {("a request",)}
 
 
 def test_lists_while_threads_begin_and_end_waits() -> None:

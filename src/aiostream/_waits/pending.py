@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
-from types import FrameType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, TypedDict
 
 from aiostream import _native
 from aiostream._base import driver
 from aiostream._runtime import completion, loops, process
 from aiostream._runtime.completion import Completion
+from aiostream._waits import waiting
 
 __all__ = ["PendingWait", "pending"]
 
 _WRAPPERS = {"coroutine_wrapper", "async_generator_asend", "async_generator_athrow"}
+_SUSPENDED = (CoroutineType, GeneratorType, AsyncGeneratorType)
+_WAITS = waiting.synchronize_async.__code__
 # Frames of these are not the user's own code.
 _LIBRARIES = {"aiostream", "anyio", "asyncio", "contextlib", "trio"}
 _BLOCKING = process.ORPHANS  # the queue of waits without a loop
@@ -154,7 +157,12 @@ def _find_tasks() -> _Tasks:
         if (future := getattr(task, "_fut_waiter", None)) is not None:  # asyncio's
             found[id(future)] = task, frames
         for frame in frames:
-            answer = frame.f_locals.get("answer") if _library_of(frame) == "aiostream" else None
+            if frame.f_code is not _WAITS:
+                continue
+            answer, slept = map(frame.f_locals.get, ("answer", "future"))
+            # Handed back to a task that its loop has yet to resume, perhaps because it is blocked.
+            if slept is not None and slept.done() and not slept.cancelled():
+                answer = slept.result()
             if isinstance(answer, _native.Wait):
                 found[answer.record] = task, frames
     return found
@@ -174,7 +182,7 @@ def _frames_of(task: Any) -> list[FrameType]:
         # What `__await__` and `__anext__` return shows its coroutine to the collector alone.
         if type(awaited).__name__ in _WRAPPERS:
             within = gc.get_referents(awaited)
-            awaited = next((each for each in within if hasattr(each, "send")), None)
+            awaited = next((each for each in within if isinstance(each, _SUSPENDED)), None)
         for prefix, inner in ("cr", "await"), ("gi", "yieldfrom"), ("ag", "await"):
             if (frame := getattr(awaited, f"{prefix}_frame", None)) is not None:
                 frames.append(frame)
