@@ -212,7 +212,8 @@ GROUPS = {
     "Errors": "CudaError StreamCaptureError ContextFailedError OutOfMemoryError NotSupportedError"
     " GraphUpdateError StreamClosedError PoolFullError NoDriverError",
     "A lost context": "health on_context_failed exit_on_context_failed",
-    "Statistics": "statistics Statistics PointCounts FutureCounts WaitCounts HandleCounts",
+    "Statistics": "statistics Statistics PointCounts FutureCounts WaitCounts HandleCounts"
+    " pending PendingWait",
     "Other names": "HostFunctionSync",
 }
 

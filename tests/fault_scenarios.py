@@ -167,6 +167,14 @@ def synchronize(faults: Faults, stream: Stream) -> None:
 
 
 @without_loop(a_stream)
+def synchronize_for_a_time(faults: Faults, stream: Stream) -> None:
+    with faults:
+        spin(stream, 0.001)
+        stream.synchronize(timeout=20)
+    use(stream)
+
+
+@without_loop(a_stream)
 def properties(faults: Faults, stream: Stream) -> None:
     with faults:
         fresh = Stream.borrow(stream.handle)

@@ -208,17 +208,26 @@ class Event(WithBlock, waiting.AwaitedBlock):
         driver.raise_for(code, "cuEventQuery", self._name)
         return True
 
-    def synchronize(self) -> None:
+    def synchronize(self, timeout: float | None = None) -> None:
         """Blocks the thread until the GPU has passed the recorded point (`cuEventSynchronize`).
 
-        Do not call it in the thread of an event loop.
+        Do not call it in the thread of an event loop. With a timeout, the thread waits as
+        `Stream.synchronize` does with one.
+
+        Args:
+            timeout: Seconds to wait at most. `None` sets no limit.
 
         Raises:
+            TimeoutError: The GPU has not passed it by then.
+            TypeError, ValueError: `timeout` is not a number of seconds.
             StreamClosedError: The event is closed.
             StreamCaptureError: It was recorded on a capturing stream.
             CudaError: The context has failed.
         """
         development.warn_if_blocking("Event.synchronize")
+        if (seconds := checks.timeout(timeout)) is not None:
+            waiting.synchronize(self, seconds)
+            return
         driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
 
     async def synchronize_async(self) -> None:

@@ -159,7 +159,8 @@ class Collector:
     exports:
 
     - how long waits take, by call and outcome,
-    - futures, waits and host functions that are pending, and how futures ended,
+    - futures, waits and host functions that are pending, the age of the oldest wait, and how
+      futures ended,
     - how often each stage of waiting was used,
     - the streams of the pools that you name, and the tasks that wait for one,
     - handles that are open, and what has leaked,
@@ -252,6 +253,9 @@ class Collector:
                 ("future",): now.futures.pending,
                 ("wait",): now.waits.pending,
                 ("host_function",): now.points.host_functions,
+            },
+            ("aiostream_oldest_wait_seconds", "The age of the oldest wait that is pending"): {
+                (): now.waits.oldest
             },
             ("aiostream_open_handles", "Streams, events and graphs that are open"): {
                 (): now.handles.open

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
@@ -378,20 +378,25 @@ class Stream(
                 # Last, because a new `Stream` may now capture.
                 reference.keep_retired(self._reference)
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
         """Blocks until the work is done, destroys the stream, and raises what went wrong.
 
         In the thread of an event loop, call `aclose`.
 
+        Args:
+            timeout: Seconds to wait for the work at most. `None` sets no limit.
+
         Raises:
+            TimeoutError: The work was not done by then, and goes on. The stream is closed.
             StreamClosedError: It was closed before.
             StreamCaptureError: The stream was capturing. It is closed, and the capture gives no
                 graph.
             CudaError: The work failed, or the driver refused. The stream is closed nevertheless.
         """
+        timeout = checks.timeout(timeout)  # first, because a mistake must not close the stream
         try:
             # Another thread may close the stream during the wait, which keeps it pinned.
-            self.synchronize()
+            self.synchronize(timeout)
         except BaseException as error:
             self._close_quietly()
             if isinstance(error, StreamCaptureError) and self._owned:
@@ -521,46 +526,38 @@ class Stream(
         driver.raise_for(code, "cuStreamQuery", self._name)
         return True
 
-    def synchronize(self) -> None:
+    def synchronize(self, timeout: float | None = None) -> None:
         """Blocks the thread until all work is done (`cuStreamSynchronize`).
 
-        Do not call it in the thread of an event loop: `synchronize_async` is for that.
+        Do not call it in the thread of an event loop: `synchronize_async` is for that. With a
+        timeout, the thread waits as `synchronize_async` would, by an event that it polls when the
+        end is near. It sleeps in between, and a signal handler of Python can interrupt it.
+
+        Args:
+            timeout: Seconds to wait at most. `None` sets no limit.
 
         Raises:
+            TimeoutError: The work was not done by then. It goes on.
+            TypeError, ValueError: `timeout` is not a number of seconds.
             StreamClosedError: The stream is closed.
             StreamCaptureError: The stream captures. The capture goes on.
             CudaError: The work failed.
+
+        Example:
+            >>> stream = aiostream.Stream()
+            >>> stream.launch_host_func(str)  # some work
+            >>> stream.synchronize(timeout=10)
+            >>> stream.close()
         """
         development.warn_if_blocking("Stream.synchronize")
+        if (seconds := checks.timeout(timeout)) is not None:
+            waiting.synchronize(self, seconds)
+            return
         # Without the GIL, and pinned all the time: a close in another thread returns at once, and
         # this thread destroys the stream when its work is done.
         driver.raise_for(
             _native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name
         )
-
-    @contextlib.contextmanager
-    def sync_scope(self) -> Iterator[Self]:
-        """A `with` block that always synchronizes the stream at its end.
-
-        Equals `try: ... finally: stream.synchronize()`. But if both the body and the
-        synchronization fail, you get the body's error. The end of the block blocks its thread, so
-        do not use it in the thread of an event loop.
-
-        Example:
-            >>> stream = aiostream.Stream()
-            >>> with stream.sync_scope():
-            ...     stream.launch_host_func(str)  # some work
-            >>> stream.query()
-            True
-            >>> stream.close()
-        """
-        try:
-            yield self
-        except BaseException:
-            with contextlib.suppress(CudaError, StreamClosedError):
-                self.synchronize()
-            raise
-        self.synchronize()
 
     # ------------------------------------------------------------------------------------- awaiting
 

@@ -468,17 +468,42 @@ static bool has_met_everything(void) {
            counters[WAITS_HANDED_BACK] > 20 && replaced_count > 100 && futures_dropped > 5;
 }
 
+/* Lists what waits, while all of it changes. */
+static void *lister(void *unused) {
+    static struct waiting waiting[64];
+    static int64_t listed;
+    while (!atomic_load(&stop_tasks)) {
+        int count = waits_list(waiting, 64);
+        int64_t oldest = waits_oldest(), now = now_ns();
+        REQUIRE(oldest >= 0 && oldest <= now, "the oldest wait began in the future");
+        for (int i = 0; i < count && i < 64; i++, listed++) {
+            struct waiting *each = &waiting[i];
+            REQUIRE(each->began > 0 && each->began <= now && each->expected >= 0,
+                    "a wait that was listed is none");
+            /* some tasks have a list of their own, without a name */
+            bool known = !*each->name || strcmp(each->name, "stressed") == 0;
+            REQUIRE(known, "its stream is %s", each->name);
+        }
+        pause_for(100000);
+    }
+    REQUIRE(listed > 0, "no wait was listed");
+    return unused;
+}
+
 static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     static struct loop loops[LOOPS];
-    pthread_t janitor_thread;
+    pthread_t janitor_thread, lister_thread;
     atomic_store(&unruly, true);
     for (int context = 0; context < CONTEXTS; context++)
-        for (int i = 0; i < STREAMS; i++)
+        for (int i = 0; i < STREAMS; i++) {
             wait_lists[context][i] =
                 wait_list_new(contexts[context], histories[i < REGULAR ? 1 : 0]);
+            wait_list_rename(wait_lists[context][i], "stressed");
+        }
     for (int i = 0; i < EVENTS; i++) atomic_store(&current_events[i], open_event(i % CONTEXTS));
     pthread_create(&gpu, NULL, moving, NULL);
     pthread_create(&janitor_thread, NULL, janitor, orphans);
+    pthread_create(&lister_thread, NULL, lister, NULL);
     for (int i = 0; i < LOOPS; i++) {
         loops[i].seed = seed + (uint64_t)i;
         pthread_create(&loops[i].thread, NULL, loop, &loops[i]);
@@ -492,6 +517,7 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     }
     atomic_store(&stop_tasks, true);
     for (int i = 0; i < LOOPS; i++) pthread_join(loops[i].thread, NULL);
+    pthread_join(lister_thread, NULL);
     int64_t deadline = now_ns() + 20 * SECOND;
     while (atomic_load(&outstanding[0]) + atomic_load(&outstanding[1]) > 0) {
         REQUIRE(now_ns() < deadline, "%lld and %lld waits never ended", (long long)outstanding[0],

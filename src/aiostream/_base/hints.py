@@ -43,6 +43,7 @@ _ADVICE = {
         "default_stream": "`aiostream.Stream.legacy()`",
         "ExternalStream from_torch borrow": "`aiostream.Stream.borrow(stream)`",
         "CUDAError CudaErrors Error": "`aiostream.CudaError`",
+        "waiting tasks all_tasks hanging stuck": "`aiostream.pending()`",
         "record": "`aiostream.trace.record(...)`",
         "Gate spin": "`from aiostream.testing import Gate, spin`",
     },

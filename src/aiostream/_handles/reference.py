@@ -165,12 +165,13 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
         # No other thread can add it in between, because the dict is this thread's own.
         if known is None:
             known = _per_thread.wait_lists[context_id] = _native.WaitList(
-                context_id, _native.History()
+                context_id, _native.History(), reference.name
             )
         return known
     # Two threads may come here at once. The context keeps one list for each stream, so both assign
     # the same one.
     reference.wait_list = _find_wait_list(reference, None)
+    reference.wait_list.rename(reference.name)
     return reference.wait_list
 
 
@@ -199,6 +200,7 @@ def share_history(references: Iterable[Reference]) -> None:
         # list is polled.
         if reference.handle.value != PER_THREAD:
             reference.wait_list = _find_wait_list(reference, history)
+            reference.wait_list.rename(reference.name)
 
 
 def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
 from aiostream._base import checks, driver
@@ -14,6 +15,7 @@ from aiostream._handles.reference import PER_THREAD, Reference, in_libraries, wa
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
+from aiostream.errors import CudaError, StreamClosedError
 
 __all__: list[str] = []
 
@@ -121,14 +123,43 @@ class Work(waiting.Target):
 
 
 class RunMethods:
-    """The part of `Stream` that calls and waits in one."""
+    """The part of `Stream` that makes something and waits for it in one."""
 
     _reference: Reference  # these two are set by `Stream`
     _mode: int
 
+    if TYPE_CHECKING:
+
+        def synchronize(self, timeout: float | None = None) -> None: ...
+
     def __await__(self) -> Generator[Any, Any, None]:
         """Equals `await stream.synchronize_async()`."""
         return waiting.synchronize_async(self).__await__()
+
+    @contextlib.contextmanager
+    def sync_scope(self, timeout: float | None = None) -> Iterator[Self]:
+        """A `with` block that always synchronizes the stream at its end.
+
+        Equals `try: ... finally: stream.synchronize(timeout)`. But if both the body and the
+        synchronization fail, you get the body's error. The end of the block blocks its thread, so
+        do not use it in the thread of an event loop.
+
+        Example:
+            >>> stream = aiostream.Stream()
+            >>> with stream.sync_scope():
+            ...     stream.launch_host_func(str)  # some work
+            >>> stream.query()
+            True
+            >>> stream.close()
+        """
+        timeout = checks.timeout(timeout)
+        try:
+            yield self
+        except BaseException:
+            with contextlib.suppress(CudaError, StreamClosedError, TimeoutError):
+                self.synchronize(timeout)
+            raise
+        self.synchronize(timeout)
 
     async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `fn(*args, **kwargs)`, waits until the GPU has done the work, returns the result.

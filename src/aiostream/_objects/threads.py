@@ -209,9 +209,9 @@ def _wait_list(reference: Reference) -> _native.WaitList:
     # The per-thread stream is another stream in each worker. In one wait list, only the oldest wait
     # would be polled, and the others may end before it.
     if reference.handle.value == PER_THREAD:
-        return _native.WaitList(context_id, _native.History())
+        return _native.WaitList(context_id, _native.History(), reference.name)
     if common.thread_waits is None:
-        common.thread_waits = _native.WaitList(context_id, _native.History())
+        common.thread_waits = _native.WaitList(context_id, _native.History(), reference.name)
     return common.thread_waits
 
 

@@ -65,9 +65,19 @@ def described(point: Completion | None) -> str:
     """What the `repr` of a future says of its work, such as `, forward() on stream 'a' on ...`."""
     if point is None:
         return ""
-    fn, *_ = point.keepalive or [None]  # the launch of a graph has none
-    work = f"{getattr(fn, '__qualname__', type(fn).__name__)}() on " if fn is not None else ""
-    return f", {work}{point.stream}"
+    name = function_name(point)
+    return f", {name}() on {point.stream}" if name else f", {point.stream}"
+
+
+def function_name(point: Completion) -> str | None:
+    """Returns what the function of `enqueue_async` is called."""
+    kept = point.keepalive  # the launch of a graph has none
+    return name_of(kept[0]) if isinstance(kept, tuple) and kept else None
+
+
+def name_of(function: Any) -> str:
+    """Returns what a callable is called."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 # Calls of enqueue_in_thread, which may have no point yet, by id. Weak, so that the collector can
@@ -75,18 +85,14 @@ def described(point: Completion | None) -> str:
 expected: dict[int, weakref.ref[Completion]] = {}
 
 
-def pending_futures() -> int:
-    """Counts the futures that wait for their point, one by one."""
-    return len(_pending())
-
-
 def settled_futures() -> int:
     """Counts those of them that were cancelled, and wait for the end of their point."""
-    futures = [point.future for point in _pending()]
+    futures = [point.future for point in pending_points()]
     return sum(future is not None and future.done() for future in futures)
 
 
-def _pending() -> set[Completion]:
+def pending_points() -> set[Completion]:
+    """Returns the completions whose futures wait for their point."""
     # From copies, each made in one step, because other threads begin and end completions all the
     # time. A point may end while the caller counts, so the numbers are of about this moment.
     known = [reference() for reference in list(expected.values())]

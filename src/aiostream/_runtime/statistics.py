@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiostream import _native
 from aiostream._runtime import completion
@@ -92,6 +92,9 @@ class WaitCounts:
     """How often the watcher handed a wait back to its task, because the end was near."""
     pending: int
     """Waits that are not over, including those that their tasks poll."""
+    oldest: float
+    """The age of the oldest wait or future that is pending, in seconds, or 0. `pending()` lists
+    them."""
     polls: int
     """How often the watcher polled an event, or a loop in the place of its tasks."""
     passes: int
@@ -167,20 +170,23 @@ def _snapshot() -> Statistics:
     # is then counted twice, and `drain` waits once more. In the other order it could be missed.
     pending_waits = _native.pending_waits()
     points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
-    pending_futures = completion.pending_futures()
+    futures = completion.pending_points()
+    oldest = max([_native.oldest_wait(), *(point.seconds or 0.0 for point in futures)])
     count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
-    polls = {"polls": count["EVENT_POLLS"], "passes": count["EVENT_PASSES"]}
+    waits = {"pending": pending_waits, "polls": count["EVENT_POLLS"]}
     return Statistics(
         points=_line(PointCounts, "POINTS", count, **points),
-        futures=_line(FutureCounts, "FUTURES", count, pending=pending_futures),
+        futures=_line(FutureCounts, "FUTURES", count, pending=len(futures)),
         handles=_line(HandleCounts, "HANDLES", count),
-        waits=_line(WaitCounts, "WAITS", count, pending=pending_waits, **polls),
+        waits=_line(
+            WaitCounts, "WAITS", count, **waits, passes=count["EVENT_PASSES"], oldest=oldest
+        ),
         late_host_functions=count["HOST_FUNCTIONS_LATE"],
         watcher_passes=count["WATCHER_PASSES"],
     )
 
 
-def _line(kind: type[_Line], prefix: str, count: dict[str, int], **others: int) -> _Line:
+def _line(kind: type[_Line], prefix: str, count: dict[str, int], **others: Any) -> _Line:
     """A line of the ledger: each field is the counter of the same name, or one of the others."""
     names = {field.name for field in fields(kind)} - others.keys()
     return kind(**others, **{name: count[f"{prefix}_{name.upper()}"] for name in names})

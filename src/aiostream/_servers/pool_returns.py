@@ -104,7 +104,7 @@ class Busy:
         try:
             context_id = reference.context._ensure_monitored()
             if slot.wait_list is None:
-                slot.wait_list = _native.WaitList(context_id, self._history)
+                slot.wait_list = _native.WaitList(context_id, self._history, reference.name)
         except (MemoryError, CudaError):
             return None
         # The watcher may see the event complete at once. It fires into the loop's queue, so

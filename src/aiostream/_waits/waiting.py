@@ -28,6 +28,7 @@ from aiostream.errors import CudaError, StreamClosedError
 
 __all__ = ["default_wait", "set_default_wait"]
 
+_NOT_READY = 600
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
 # The number of each strategy in native code. In a wait, numbers are compared faster than members.
@@ -236,6 +237,29 @@ async def synchronize_async(self: Awaitable) -> None:
         future = None
         raise
     driver.raise_for(answer, asked, reference.name)
+
+
+def synchronize(awaited: Awaitable, seconds: float) -> None:
+    """Blocks the thread, for some seconds at most, as `synchronize_async` waits.
+
+    Raises:
+        TimeoutError: It is not over by then.
+        StreamClosedError: It is closed.
+        StreamCaptureError: The stream is capturing.
+        CudaError: The work or the context has failed.
+    """
+    reference, mode = awaited._reference, awaited._mode
+    if reference.is_event:
+        assert reference.history is not None
+        context_id = reference.context._ensure_monitored()
+        code = _native.synchronize_event(
+            reference.handle, seconds, mode, context_id, reference.history
+        )
+    else:
+        code = wait_list_of(reference).synchronize(reference.handle, seconds, mode)
+    if code == _NOT_READY:
+        raise TimeoutError(f"{reference.name} was not done after {seconds:g} s, and goes on")
+    driver.raise_for(code, "cuEventQuery", reference.name)
 
 
 def _begin_event(event: Reference, bridge: loops.Bridge, mode: int) -> int | _native.Wait | None:

@@ -13,7 +13,7 @@ static void drain_again(struct queue *queue) { timer_wake_by(queue_timer(queue),
 
 int wait_reserve(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
                  struct wait **reserved) {
-    int status = wait_start(list, queue, strategy, reserved);
+    int status = wait_start(list, queue, strategy, NULL, reserved);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *reserved;
     wait->ticket = point_reserve(queue, wait->context, KIND_WATCHED);
@@ -40,7 +40,8 @@ void wait_fire_unrecorded(struct wait *wait, int status) {
 
 int wait_record_future(struct wait *wait, void *stream) {
     int64_t now = now_ns();
-    wait->began = now; /* the work was enqueued since the reservation */
+    /* the work was enqueued since the reservation */
+    atomic_store_explicit(&wait->began, now, memory_order_relaxed);
     atomic_store(&wait->start, now);
     int status = wait_record(wait, stream);
     if (status != CUDA_SUCCESS) return status;

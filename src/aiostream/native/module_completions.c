@@ -310,6 +310,7 @@ static int Completion_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 void completion_begin(CompletionObject *self) {
     if (self->state != NEW) return;
     self->state = PENDING;
+    if (!self->wait) self->began = now_ns();
     atomic_fetch_add(&counters[FUTURES_CREATED], 1);
 }
 
@@ -378,6 +379,13 @@ static PyObject *is_recorded(PyObject *self, void *unused) {
     return PyBool_FromLong(((CompletionObject *)self)->recorded);
 }
 
+static PyObject *get_seconds(PyObject *object, void *unused) {
+    (void)unused;
+    CompletionObject *self = (CompletionObject *)object;
+    if (self->wait) Py_RETURN_NONE;
+    return PyFloat_FromDouble((double)(now_ns() - self->began) / 1e9);
+}
+
 static PyObject *is_ordered(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(((CompletionObject *)self)->order != NULL);
@@ -406,6 +414,7 @@ static PyGetSetDef completion_properties[] = {
     {"is_pending", is_in_state, NULL, "Whether it is counted and has not ended.", (void *)PENDING},
     {"is_cancelled", is_in_state, NULL, "Whether it was cancelled.", (void *)CANCELLED},
     {"is_recorded", is_recorded, NULL, "Whether its point will arrive.", NULL},
+    {"seconds", get_seconds, NULL, "Since it began. None: its wait knows.", NULL},
     {"is_ordered", is_ordered, NULL, "Whether others settle after it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

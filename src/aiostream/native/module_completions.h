@@ -25,6 +25,7 @@ typedef struct completion {
     struct queue *queue;
     uint64_t queue_identity;
     uint64_t ticket;  /* 0: nothing is reserved */
+    int64_t began;    /* when it was first counted as pending; only if it has no wait by then */
     const char *call; /* of the driver, in errors */
     enum state state;
     bool recorded;

@@ -117,6 +117,15 @@ static void Wait_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
+static PyObject *Wait_record(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromVoidPtr(((WaitObject *)self)->wait);
+}
+
+static PyGetSetDef wait_properties[] = {
+    {"record", Wait_record, NULL, "The address of its record, as in waiting().", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 static PyMethodDef wait_methods[] = {
     {"poll", Wait_poll, METH_NOARGS,
      "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
@@ -128,6 +137,7 @@ static PyMethodDef wait_methods[] = {
 static PyType_Slot wait_slots[] = {
     {Py_tp_dealloc, Wait_dealloc},
     {Py_tp_methods, wait_methods},
+    {Py_tp_getset, wait_properties},
     {Py_am_await, Wait_await},
     {Py_tp_iter, Wait_await},
     {Py_tp_iternext, Wait_next},
@@ -194,10 +204,12 @@ typedef struct {
 static PyTypeObject *wait_list_type;
 
 static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"context_id", "history", NULL};
+    static char *names[] = {"context_id", "history", "name", NULL};
     int number;
     PyObject *object;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO", names, &number, &object)) return NULL;
+    const char *name = "";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|s", names, &number, &object, &name))
+        return NULL;
     struct context *context = as_context(number);
     struct shared_history *history = context ? as_history(object) : NULL;
     if (!history) return NULL;
@@ -206,7 +218,10 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (!self) return NULL;
     self->order = new_order();
     self->list = self->order ? wait_list_new(context, history) : NULL;
-    if (self->list) return (PyObject *)self;
+    if (self->list) {
+        wait_list_rename(self->list, name);
+        return (PyObject *)self;
+    }
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
@@ -311,9 +326,72 @@ static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, 
     return from_result(&beginning.result, beginning.queue);
 }
 
+/* rename(name): what operators call the stream, in errors too. The latest name counts. */
+static PyObject *WaitList_rename(PyObject *self, PyObject *name) {
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    if (!text) return NULL;
+    wait_list_rename(((WaitListObject *)self)->list, text);
+    Py_RETURN_NONE;
+}
+
+static const int64_t SIGNALS_EACH_NS = 100000000;
+
+/* Blocks until what the handle stands for is over: 0, 600 after those seconds, or an error. The
+ * arguments are those of `begin`, with the seconds in place of the queue. */
+static PyObject *block(PyObject *const *args, struct beginning *beginning,
+                       int (*begin)(struct handle *, void *),
+                       int (*operate_on)(struct handle *, handle_operation, void *)) {
+    double seconds = PyFloat_AsDouble(args[1]);
+    struct handle *handle = as_handle(args[0]);
+    beginning->queue = queue_orphans();
+    beginning->strategy = as_strategy(PyLong_AsLong(args[2]));
+    if (PyErr_Occurred() || refuse_in_child()) return NULL;
+    int64_t until = now_ns() + (int64_t)((seconds < 0 ? 0 : seconds > 1e9 ? 1e9 : seconds) * 1e9);
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    failed_forget();
+    status = operate_on(handle, begin, beginning);
+    Py_END_ALLOW_THREADS
+    struct wait *wait = beginning->result.spinning;
+    if (!status) status = wait ? CUDA_NOT_READY : beginning->result.refusal;
+    bool over = !wait;
+    while (!over) {
+        Py_BEGIN_ALLOW_THREADS
+        int mode = relaxed_enter();
+        /* In slices, because a signal may reach another thread, and does not end the sleep then. */
+        int64_t slice = now_ns() + SIGNALS_EACH_NS;
+        over = wait_block(wait, slice < until ? slice : until, &status);
+        relaxed_leave(mode);
+        Py_END_ALLOW_THREADS
+        if (over || (PyErr_CheckSignals() == 0 && now_ns() < until)) continue;
+        wait_drop(wait);
+        over = true;
+    }
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(status);
+}
+
+/* synchronize(handle, seconds, strategy) */
+static PyObject *WaitList_synchronize(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "three arguments are needed");
+    struct beginning beginning = {.list = ((WaitListObject *)object)->list};
+    return block(args, &beginning, do_begin, operate_as_is);
+}
+
+/* synchronize_event(handle, seconds, strategy, context, history) */
+static PyObject *native_synchronize_event(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "five arguments are needed");
+    struct beginning beginning = {.context = as_context((int)PyLong_AsLong(args[3]))};
+    beginning.history = beginning.context ? as_history(args[4]) : NULL;
+    return beginning.history ? block(args, &beginning, do_begin_event, operate) : NULL;
+}
+
 static PyMethodDef wait_list_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
      "Begins a wait for a stream's present end."},
+    {"synchronize", (PyCFunction)(void (*)(void))WaitList_synchronize, METH_FASTCALL,
+     "Blocks until a stream's present end, for some seconds: 0, 600 or an error."},
+    {"rename", WaitList_rename, METH_O, "What operators call the stream."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef wait_list_properties[] = {
@@ -366,6 +444,13 @@ static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
     return PyLong_FromLongLong(waits_pending());
 }
 
+/* oldest_wait(): its age in seconds, or 0. */
+static PyObject *native_oldest_wait(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    int64_t oldest = waits_oldest();
+    return PyFloat_FromDouble(oldest ? (double)(now_ns() - oldest) / 1e9 : 0);
+}
+
 int add_wait_types(PyObject *module) {
     if (!wait_list_type) wait_list_type = (PyTypeObject *)PyType_FromSpec(&wait_list_spec);
     if (!wait_list_type ||
@@ -382,6 +467,8 @@ int add_wait_types(PyObject *module) {
 static PyMethodDef wait_functions[] = {
     {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL,
      "Begins a wait for an event."},
+    {"synchronize_event", (PyCFunction)(void (*)(void))native_synchronize_event, METH_FASTCALL,
+     "The same for an event."},
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
      "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
@@ -391,5 +478,6 @@ static PyMethodDef wait_functions[] = {
      "How many waits a loop's timer takes; what it was. For tests."},
     {"pending_waits", native_pending_waits, METH_NOARGS,
      "Waits with a task, also those that the task polls."},
+    {"oldest_wait", native_oldest_wait, METH_NOARGS, "The age of the oldest of them, or 0."},
     {NULL, NULL, 0, NULL},
 };

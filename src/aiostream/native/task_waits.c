@@ -7,7 +7,12 @@
  * or the watcher polls. A wait that was left comes back to its task when its end is near, as often
  * as the policy says.
  */
+#define _GNU_SOURCE
 #include "wait_record.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <time.h>
 
 #include "failures.h"
 #include "waker.h"
@@ -156,16 +161,22 @@ static bool is_over(int status, struct wait_result *result) {
     return true;
 }
 
+/* A thread that blocks polls the wait itself, and its loop is the janitor's queue. */
+static void begin(struct wait *wait, struct wait_result *result) {
+    if (queue_index(wait->queue) == 0) result->spinning = wait;
+    else go_on(wait, result, now_ns());
+}
+
 void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
                 const struct strategy *strategy, struct wait_result *result) {
     *result = (struct wait_result){0};
     if (is_over(ask(list, stream), result)) return;
     struct wait *wait;
-    result->refusal = wait_start(list, queue, strategy, &wait);
+    result->refusal = wait_start(list, queue, strategy, NULL, &wait);
     if (result->refusal) return;
     result->refusal = wait_record(wait, stream);
     if (result->refusal) end_by_task(wait);
-    else go_on(wait, result, now_ns());
+    else begin(wait, result);
 }
 
 void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event,
@@ -179,12 +190,15 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
     /* It has a list of its own, because waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
     struct wait *wait = NULL;
-    result->refusal = list ? wait_start(list, queue, strategy, &wait) : RESULT_NO_MEMORY;
-    if (list) wait_list_unref(list);
-    if (!wait) return;
     event_wait_begin(event);
-    wait->users_event = event;
-    go_on(wait, result, now_ns());
+    result->refusal = list ? wait_start(list, queue, strategy, event, &wait) : RESULT_NO_MEMORY;
+    if (list) wait_list_unref(list);
+    if (!wait) {
+        event_wait_end(event);
+        event_wait_let_go(event);
+        return;
+    }
+    begin(wait, result);
 }
 
 /* --- polling --- */
@@ -231,6 +245,36 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
         result->spinning = wait;
         return false;
     }
+}
+
+/* The watcher fails no wait that it does not list, so this thread itself sees within 50 ms that the
+ * context has failed (P5). */
+static const int64_t LONGEST_SLEEP_NS = 25000000;
+
+bool wait_block(struct wait *wait, int64_t until, int *status) {
+    int slack = prctl(PR_GET_TIMERSLACK), interrupted = 0;
+    prctl(PR_SET_TIMERSLACK, 1UL); /* ns, as in the watcher */
+    for (;;) {
+        wait->first_poll_due = true; /* there is no loop whose lag a poll would show */
+        if (wait_look(wait, wait->queue, status) == LOOK_OVER) break;
+        int64_t now = atomic_load(&wait->polled), start = atomic_load(&wait->start);
+        if (now >= until || interrupted) break;
+        struct load load = {.lists = 1, .waits = 1, .alone = true, .task_allowed = true};
+        struct plan plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
+        if (plan.stage == STAGE_TASK) {
+            sched_yield();
+            continue;
+        }
+        int64_t at = start + plan.at, latest = now + LONGEST_SLEEP_NS;
+        if (at > latest) at = latest;
+        if (at > until) at = until;
+        struct timespec time = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
+        interrupted = clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
+    }
+    prctl(PR_SET_TIMERSLACK, (unsigned long)slack);
+    if (*status == CUDA_NOT_READY) return false;
+    end_by_task(wait);
+    return true;
 }
 
 void wait_leave_to_watcher(struct wait *wait) {

@@ -26,6 +26,7 @@ struct wait_list {
     _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
     struct context *context; /* these two are constant */
     struct shared_history *history;
+    char name[STREAM_NAME]; /* of its stream, for operators; under the lock of the records */
     /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
     _Atomic unsigned busy;
     /* The latest end lay between these two, and the work of the next wait began then. Written by
@@ -70,23 +71,27 @@ struct wait {
     /* the library's; these two are made with the record and constant */
     void *event;
     struct context *context;
+    struct wait *next_record; /* of all records, constant too */
     /* of one list at a time, and used by that list's owner: pool (pool_lock), new_waits, wait
      * list */
     struct wait *next;
     _Atomic int holder;
-    /* Written by wait_begin, constant until the record is back in the pool: */
+    /* Written by wait_start, constant until the record is back in the pool: */
     struct wait_list *list;
     /* a user's event, which is polled in place of the library's; otherwise NULL */
     struct handle *users_event;
     uint64_t opened, closed; /* the list's clock before and after the record */
-    int64_t began;
+    /* written once more for a future, when its work was enqueued; relaxed, as it orders nothing */
+    _Atomic int64_t began;
     const struct strategy *strategy;
     bool future; /* its ticket is for all its life, and its loop polls it natively */
     /* used by the loop's thread (the watcher may still list it, by `next`) */
     struct wait *next_polled, *previous_polled;
     _Atomic bool polled_by_loop; /* written by the loop's thread */
     struct queue *queue;
-    struct forecast *forecast;
+    /* Written last by wait_start, and cleared under the lock of the records. While it is there, a
+     * thread that has that lock may read the fields above. */
+    _Atomic(struct forecast *) forecast;
     /* Used by its holder: */
     _Atomic int64_t start;       /* when its work began, as far as is known */
     _Atomic int64_t start_slack; /* the work may have begun so much earlier */
@@ -112,7 +117,8 @@ extern _Atomic int active_count;
 void wait_not_pending(const struct wait *); /* its end goes to its task, or the task has gone */
 
 /* A record for a new wait on a list. The task holds it. Nothing is recorded yet. */
-int wait_start(struct wait_list *, struct queue *, const struct strategy *, struct wait **);
+int wait_start(struct wait_list *, struct queue *, const struct strategy *,
+               struct handle *users_event, struct wait **);
 /* Its event is complete, or will never be used again, and the watcher does not list it. */
 void wait_recycle(struct wait *);
 /* its list, and a user's event, hear that it is over */

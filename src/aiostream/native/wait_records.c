@@ -2,13 +2,16 @@
  * learn. */
 #include "wait_record.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "failures.h"
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
 /* by the context's number; under pool_lock */
 static struct wait *pools[MAX_CONTEXTS];
+static struct wait *records; /* all that were made, the newest first; under pool_lock */
 static _Atomic bool predicting = true;
 
 _Atomic(struct wait *) new_waits;
@@ -149,6 +152,10 @@ static int make(struct context *context, struct wait **made) {
     wait->event = event;
     wait->context = context;
     atomic_fetch_add(&counters[WAIT_RECORDS], 1);
+    pthread_mutex_lock(&pool_lock);
+    wait->next_record = records;
+    records = wait;
+    pthread_mutex_unlock(&pool_lock);
     *made = wait;
     return CUDA_SUCCESS;
 }
@@ -164,6 +171,7 @@ static int take(struct context *context, struct wait **wait) {
 
 static void put(struct wait *wait) {
     pthread_mutex_lock(&pool_lock);
+    wait->forecast = NULL;
     struct wait **pool = &pools[context_index(wait->context)];
     wait->next = *pool;
     *pool = wait;
@@ -171,7 +179,7 @@ static void put(struct wait *wait) {
 }
 
 int wait_start(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
-               struct wait **started) {
+               struct handle *users_event, struct wait **started) {
     int status = take(list->context, started);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *started;
@@ -179,7 +187,7 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     atomic_fetch_add(&list->waiting, 1);
     atomic_fetch_add(queue_waits(queue), 1);
     wait->list = list;
-    wait->users_event = NULL;
+    wait->users_event = users_event;
     wait->strategy = strategy;
     wait->ticket = 0;
     wait->future = false;
@@ -190,7 +198,9 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     wait->first_poll_due = false;
     wait->pending_at = 0;
     wait->polls = 0;
-    wait->began = wait->start = now_ns();
+    int64_t now = now_ns();
+    atomic_store_explicit(&wait->began, now, memory_order_relaxed);
+    wait->start = now;
     wait->start_slack = 0;
     wait->forecast = atomic_load(&predicting) ? forecast_of(list->history) : forecast_ref(&none);
     return CUDA_SUCCESS;
@@ -202,11 +212,61 @@ void wait_note_over(const struct wait *wait) {
 }
 
 void wait_recycle(struct wait *wait) {
-    if (wait->users_event) event_wait_let_go(wait->users_event);
-    forecast_unref(wait->forecast);
-    wait->forecast = NULL;
-    wait_list_unref(wait->list);
-    put(wait);
+    struct handle *users_event = wait->users_event;
+    struct forecast *forecast = wait->forecast;
+    struct wait_list *list = wait->list;
+    put(wait); /* from now on it may be another wait's */
+    if (users_event) event_wait_let_go(users_event);
+    forecast_unref(forecast);
+    wait_list_unref(list);
+}
+
+/* --- what waits --- */
+
+void wait_list_rename(struct wait_list *list, const char *name) {
+    pthread_mutex_lock(&pool_lock);
+    snprintf(list->name, sizeof list->name, "%s", name);
+    pthread_mutex_unlock(&pool_lock);
+}
+
+/* Whether `wait`, under pool_lock, is one that waits_pending counts. If its holder changes
+ * meanwhile, it counts or not. */
+static bool is_pending(const struct wait *wait) {
+    int holder = atomic_load(&wait->holder);
+    /* the watcher has those that were dropped, without a ticket */
+    return wait->forecast && holder != OVER_LISTED &&
+           !(holder == HELD_BY_WATCHER && !atomic_load(&wait->ticket));
+}
+
+int waits_list(struct waiting *waiting, int room) {
+    int count = 0;
+    pthread_mutex_lock(&pool_lock);
+    for (const struct wait *wait = records; wait; wait = wait->next_record) {
+        if (!is_pending(wait)) continue;
+        if (count++ >= room) continue;
+        const struct prediction *prediction = &wait->forecast->prediction;
+        struct waiting *entry = &waiting[count - 1];
+        *entry = (struct waiting){
+            .wait = wait,
+            .ticket = atomic_load(&wait->ticket),
+            .queue = queue_index(wait->queue),
+            .event = wait->users_event ? handle_value(wait->users_event) : NULL,
+            .began = wait->began,
+        };
+        if (prediction->count) entry->expected = prediction->windows[prediction->count - 1].last;
+        memcpy(entry->name, wait->list->name, sizeof entry->name);
+    }
+    pthread_mutex_unlock(&pool_lock);
+    return count;
+}
+
+int64_t waits_oldest(void) {
+    int64_t oldest = 0;
+    pthread_mutex_lock(&pool_lock);
+    for (const struct wait *wait = records; wait; wait = wait->next_record)
+        if (is_pending(wait) && (!oldest || wait->began < oldest)) oldest = wait->began;
+    pthread_mutex_unlock(&pool_lock);
+    return oldest;
 }
 
 /* When the simulator dropped all work, before it recovered from a fault. Then the events of waits

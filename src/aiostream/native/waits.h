@@ -39,6 +39,10 @@ struct wait_list *wait_list_new(struct context *, struct shared_history *);
 void wait_list_unref(struct wait_list *);
 int wait_list_health(const struct wait_list *); /* of its context: context_recent_health */
 
+/* what operators call its stream; the latest name counts */
+enum { STREAM_NAME = 96 };
+void wait_list_rename(struct wait_list *, const char *name);
+
 /* Waits for what the stream has reached now. Call it without the GIL. */
 void wait_begin(struct wait_list *, void *stream, struct queue *, const struct strategy *,
                 struct wait_result *);
@@ -65,6 +69,10 @@ bool wait_drop_future(struct wait *, uint64_t ticket);
 void waits_poll_futures(struct queue *);
 /* false: the caller goes on polling */
 bool wait_poll(struct wait *, struct queue *, struct wait_result *);
+/* Blocks the thread until the wait is over (true, with its status), or until that time or a signal.
+ * It polls as the policy says, and sleeps in between. Call it without the GIL, under RELAXED. Such
+ * a wait begins with the orphans' queue, and no other thread polls it. */
+bool wait_block(struct wait *, int64_t until, int *status);
 void wait_drop(struct wait *); /* its task no longer waits */
 /* The same for one that a timer or the watcher has. The watcher has it then, and its end goes to
  * the janitor, because its loop may not run for long. Any thread. */
@@ -81,5 +89,18 @@ int64_t waits_poll(int64_t now); /* one pass of the watcher; returns the time of
 void waits_fail(struct context *, int status);
 void waits_predict(bool enabled);
 int64_t waits_pending(void); /* waits with a task, including those that the task polls */
+
+/* One of those. */
+struct waiting {
+    const void *wait;        /* compared, never used */
+    uint64_t ticket;         /* 0: the task polls it */
+    int queue;               /* of its loop */
+    const void *event;       /* the user's; NULL: it waits for the stream of this name */
+    int64_t began, expected; /* expected: the longest length in a window; 0: nothing is known */
+    char name[STREAM_NAME];
+};
+/* Fills in at most `room` of them. How many there are. */
+int waits_list(struct waiting *, int room);
+int64_t waits_oldest(void); /* when the oldest of them began; 0: there is none */
 
 #endif

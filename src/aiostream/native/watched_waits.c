@@ -65,11 +65,9 @@ static void unlist_to_timer(struct wait *wait) {
 static void settle(struct wait *wait, int status) {
     uint64_t ticket = wait->ticket;
     wait_note_over(wait);
-    if (ticket) {
-        wait_not_pending(wait);
-        point_fire(ticket, status);
-    }
-    wait_recycle(wait);
+    if (ticket) wait_not_pending(wait);
+    wait_recycle(wait); /* before its task may go on, and look for what is pending */
+    if (ticket) point_fire(ticket, status);
 }
 
 static bool is_timers(struct timer_entry *entry, uint64_t wait) {

@@ -35,6 +35,7 @@ __all__ = [
     "is_dead",
     "is_elsewhere",
     "task_name",
+    "tasks",
     "yield_turn",
 ]
 
@@ -50,6 +51,9 @@ class LoopKind(Protocol):
 
     async def checkpoint(self) -> None:
         """Does what such a loop asks of an await that has nothing to wait for."""
+
+    def tasks(self) -> list[Any]:
+        """Returns the tasks of these loops, as far as this thread can see them."""
 
 
 # The kinds of loops, in the order in which they are asked. asyncio is last, because its module
@@ -103,6 +107,14 @@ def is_elsewhere(future: Any) -> bool:
         return not future.belongs_here()
     get_loop = getattr(future, "get_loop", None)  # asyncio's futures, tasks, and their like
     return get_loop is not None and get_loop() is not _running_loop()
+
+
+def tasks() -> list[Any]:
+    """Returns the tasks of asyncio's loops that the library serves, and of the run of trio here.
+
+    Threads: any. Other threads may begin and end tasks meanwhile.
+    """
+    return [task for kind in _KINDS for task in kind.tasks()]
 
 
 def task_name(task: Any) -> str:

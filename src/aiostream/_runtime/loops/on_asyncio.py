@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 import weakref
@@ -53,6 +54,17 @@ async def checkpoint() -> None:
     bridge = _known_bridge(loop) if loop is not None else None
     if bridge is None or bridge.must_yield():
         await asyncio.sleep(0)
+
+
+def tasks() -> list[asyncio.Task[Any]]:
+    """Returns the tasks of each loop that has a bridge."""
+    with _lock:
+        known = [*_reader_bridges, *_dispatched_bridges]
+    found: list[asyncio.Task[Any]] = []
+    for loop in known:
+        with contextlib.suppress(RuntimeError):  # tasks of its thread begin all the time
+            found += asyncio.all_tasks(loop)
+    return found
 
 
 def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:

@@ -42,6 +42,19 @@ async def checkpoint() -> None:
     await sys.modules["trio"].lowlevel.checkpoint()
 
 
+def tasks() -> list[Any]:
+    """Returns the tasks of the run that is at work in this thread."""
+    if not turns.in_trio(_running_loop()):
+        return []
+    left, found = [sys.modules["trio"].lowlevel.current_root_task()], []
+    while left:
+        task = left.pop()
+        if task is not None:
+            found.append(task)
+            left += [child for each in task.child_nurseries for child in each.child_tasks]
+    return found
+
+
 def current_bridge(loop: object = None) -> TrioBridge:
     """Returns the bridge of the run that is at work in this thread, and makes it if needed."""
     global _trio_bridge

@@ -1,0 +1,293 @@
+"""`pending()`: what waits, since when, for which stream, and which task."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+import aiostream
+from aiostream import Event, PendingWait, Stream, StreamPool
+from support import STRATEGIES, Gate, held_stream, run_on, settle, spin
+
+
+async def listed(number: int) -> list[PendingWait]:
+    """What is pending, once it is so many."""
+    with anyio.fail_after(20):
+        while len(found := aiostream.pending()) != number:
+            await anyio.sleep(0.001)
+    return found
+
+
+def named(found: list[PendingWait], name: str) -> PendingWait:
+    [entry] = [each for each in found if name in each["stream"]]
+    return entry
+
+
+async def wait_for_it(stream: Stream) -> None:
+    await stream.synchronize_async()
+
+
+async def through_await(stream: Stream) -> None:
+    await stream
+
+
+async def through_a_generator(stream: Stream) -> None:
+    async def steps() -> AsyncIterator[int]:
+        await stream.synchronize_async()
+        yield 1
+
+    async for _ in steps():
+        pass
+
+
+async def through_a_generator_of_another(stream: Stream) -> None:
+    async def inner() -> AsyncIterator[int]:
+        await stream
+        yield 1
+
+    async def outer() -> AsyncIterator[int]:
+        async for each in inner():
+            yield each
+
+    async for _ in outer():
+        pass
+
+
+async def through_a_limit(stream: Stream) -> None:
+    with anyio.fail_after(60):
+        await stream.synchronize_async()
+
+
+@pytest.mark.parametrize(
+    "awaiting",
+    [
+        wait_for_it,
+        through_await,
+        through_a_generator,
+        through_a_generator_of_another,
+        through_a_limit,
+    ],
+)
+@pytest.mark.parametrize("wait", ["event", "spin"])  # the task sleeps, or polls
+async def test_wait_is_listed_with_its_task_and_line(
+    awaiting: Callable[[Stream], Coroutine[Any, Any, None]], wait: Any, cuda_gate: Gate
+) -> None:
+    async with held_stream(cuda_gate, name="copies", wait=wait) as stream:
+        async with anyio.create_task_group() as group:
+            group.start_soon(awaiting, stream, name="a request")
+            [entry] = await listed(1)
+            cuda_gate.open()
+        assert entry["stream"] == "stream 'copies' on device 0"
+        assert entry["call"] == "Stream.synchronize_async"
+        assert entry["task"] == "a request"
+        assert entry["where"] is not None
+        assert awaiting.__name__ in entry["where"]
+        assert "test_pending.py:" in entry["where"]
+        assert 0 <= entry["seconds"] < 30
+        assert json.loads(json.dumps([entry])) == [entry]
+    assert aiostream.pending() == []
+
+
+@pytest.mark.parametrize("wait", STRATEGIES)
+async def test_each_strategy_is_listed(wait: Any, cuda_gate: Gate) -> None:
+    async with held_stream(cuda_gate, name="held", wait=wait) as stream:
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait_for_it, stream, name="a request")
+            [entry] = await listed(1)
+            cuda_gate.open()
+        assert (entry["stream"], entry["task"]) == ("stream 'held' on device 0", "a request")
+
+
+async def test_run_names_its_function(cuda_gate: Gate) -> None:
+    def forward() -> None:
+        pass
+
+    async def serve(stream: Stream) -> None:
+        await stream.run(forward)
+
+    async with held_stream(cuda_gate) as stream:
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve, stream)
+            [entry] = await listed(1)
+            cuda_gate.open()
+        assert entry["call"] == "Stream.run"
+        assert entry["function"] is not None
+        assert entry["function"].endswith("forward")
+        assert entry["where"] is not None
+        assert entry["where"].endswith("serve")
+
+
+async def test_futures_and_events_are_listed(cuda_gate: Gate) -> None:
+    async with (
+        held_stream(cuda_gate, name="a") as first,
+        held_stream(cuda_gate, name="b") as second,
+    ):
+        with Event() as event:
+            event.record(first)
+            async with anyio.create_task_group() as group:
+                futures = [first.enqueue_async(lambda _: None), second.completion_future()]
+                group.start_soon(event.synchronize_async, name="for an event")
+                found = await listed(3)
+                cuda_gate.open()
+            for future in futures:
+                await future
+    of_event = named(found, "event 0x")
+    assert (of_event["call"], of_event["task"]) == ("Event.synchronize_async", "for an event")
+    assert named(found, "'a'")["call"] == "Stream.enqueue_async"
+    assert named(found, "'a'")["function"] is not None
+    assert named(found, "'b'")["call"] == "Stream.completion_future"
+
+
+async def test_task_that_awaits_a_future_is_found(cuda_gate: Gate) -> None:
+    async def take(future: Any) -> None:
+        await future
+
+    async with held_stream(cuda_gate) as stream:
+        async with anyio.create_task_group() as group:
+            group.start_soon(take, stream.enqueue_async(lambda _: None), name="taker")
+            with anyio.fail_after(20):
+                while aiostream.pending()[0]["task"] is None:
+                    await anyio.sleep(0.001)
+            [entry] = aiostream.pending()
+            cuda_gate.open()
+        assert entry["task"] == "taker"
+
+
+async def test_cancelled_wait_is_listed_without_a_task(cuda_gate: Gate) -> None:
+    async with held_stream(cuda_gate, wait="event") as stream:
+        with anyio.move_on_after(0.02):
+            await stream.synchronize_async()
+        [entry] = aiostream.pending()
+        assert (entry["task"], entry["where"]) == (None, None)
+        cuda_gate.open()
+        assert await aiostream.drain(10)
+    assert aiostream.pending() == []
+
+
+async def test_oldest_comes_first_and_statistics_have_its_age(cuda_gate: Gate) -> None:
+    async with (
+        held_stream(cuda_gate, name="a") as first,
+        held_stream(cuda_gate, name="b") as second,
+    ):
+        assert aiostream.statistics().waits.oldest == 0
+        futures = [first.completion_future()]
+        await anyio.sleep(0.02)
+        futures.append(second.enqueue_async(lambda _: None))
+        found = aiostream.pending()
+        assert [named(found, "'a'"), named(found, "'b'")] == found
+        assert found[0]["seconds"] >= 0.02 > found[1]["seconds"] or found[0]["seconds"] > 0.03
+        assert aiostream.statistics().waits.oldest >= found[0]["seconds"]
+        cuda_gate.open()
+        for future in futures:
+            await future
+    assert aiostream.statistics().waits.oldest == 0
+
+
+async def test_what_the_history_expected(cuda_gate: Gate) -> None:
+    async with Stream() as stream:
+        for _ in range(8):
+            spin(stream, 0.005)
+            await stream.synchronize_async()
+        cuda_gate.hold(stream)
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait_for_it, stream)
+            [entry] = await listed(1)
+            cuda_gate.open()
+        assert entry["expected"] is not None
+        assert 0.004 < entry["expected"] < 0.1
+
+
+async def test_stream_of_a_pool_has_its_name(cuda_gate: Gate) -> None:
+    async with StreamPool(1, name="model") as pool:
+        async with pool.stream() as stream:
+            cuda_gate.hold(stream)
+            future = stream.completion_future()
+        found = aiostream.pending()  # the future, and the stream that came back with its work
+        assert {each["stream"] for each in found} == {"stream 'model[0]' on device 0"}
+        assert [each["call"] for each in found][1:] == ["StreamPool.release"]
+        cuda_gate.open()
+        await future
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+def test_another_thread_sees_the_tasks(loop_kind: str, cuda_gate: Gate) -> None:
+    stream = held_stream(cuda_gate, name="held", wait="event")
+
+    async def serve() -> None:
+        await stream.synchronize_async()
+
+    thread = threading.Thread(target=run_on, args=(loop_kind, serve))
+    thread.start()
+    settle(lambda: [each["where"] is not None for each in aiostream.pending()] == [True])
+    [entry] = aiostream.pending()
+    cuda_gate.open()
+    thread.join(20)
+    stream.close()
+    assert entry["where"] is not None
+    assert "serve" in entry["where"]
+    assert entry["task"] is not None
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+def test_task_of_a_blocked_loop_is_found(loop_kind: str, cuda_gate: Gate) -> None:
+    """Also if its wait was handed back to it, which the blocked loop has not noticed."""
+    blocked, unblocks = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with Stream() as stream:
+            for _ in range(8):
+                spin(stream, 0.005)
+                await stream.synchronize_async()
+            cuda_gate.hold(stream)
+            request = asyncio.create_task(stream.synchronize_async(), name="a request")
+            await asyncio.sleep(0)
+            blocked.set()
+            unblocks.wait(20)
+            await request
+
+    thread = threading.Thread(target=run_on, args=(loop_kind, serve))
+    thread.start()
+    assert blocked.wait(20)
+    began = time.monotonic()
+    seen = set()
+    while time.monotonic() - began < 0.1:
+        seen.add(tuple(each["task"] for each in aiostream.pending()))
+    cuda_gate.open()
+    unblocks.set()
+    thread.join(20)
+    assert seen == {("a request",)}
+
+
+def test_lists_while_threads_begin_and_end_waits() -> None:
+    """Under load it neither crashes nor lists what is not there."""
+    done = threading.Event()
+
+    async def serve() -> None:
+        async with Stream(name="busy") as stream:
+            while not done.is_set():
+                spin(stream, 0.0001)
+                await stream.synchronize_async()
+                with Event() as event:
+                    spin(stream, 0.0001)
+                    event.record(stream)
+                    await event
+
+    threads = [threading.Thread(target=asyncio.run, args=(serve(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(500):
+        for entry in aiostream.pending():
+            assert entry["stream"].startswith(("stream 'busy'", "event 0x"))
+            assert entry["seconds"] < 60
+    done.set()
+    for thread in threads:
+        thread.join(20)
+    assert aiostream.pending() == []
