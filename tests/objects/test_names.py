@@ -129,7 +129,7 @@ def test_statistics_are_a_table() -> None:
     assert lines[0] == "<aiostream.Statistics, balanced"
     assert lines[1].split()[:3] == ["points", str(now.points.armed), "armed,"]
     assert len(lines) == 7
-    assert max(map(len, lines)) < 140
+    assert max(map(len, lines)) < 160
 
 
 async def test_a_recording_shows_its_timeline_in_jupyter() -> None:

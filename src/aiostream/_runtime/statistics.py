@@ -131,7 +131,7 @@ class Statistics:
         for each in fields(self):
             line = getattr(self, each.name)
             counts = [] if isinstance(line, int) else fields(line)
-            numbers = [f"{getattr(line, count.name)} {count.name}" for count in counts]
+            numbers = [f"{round(getattr(line, count.name), 3)} {count.name}" for count in counts]
             lines.append(f"  {each.name:20}{', '.join(numbers) or line}")
         return "\n".join(lines) + ">"
 

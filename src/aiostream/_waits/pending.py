@@ -177,20 +177,27 @@ def _of_trio(future: object) -> _Found:
 
 def _frames_of(task: Any) -> list[FrameType]:
     """Returns the frames in which a task is suspended, the outermost first."""
-    awaited, frames = task.get_coro() if hasattr(task, "get_coro") else task.coro, []
-    while awaited is not None:
+    outer = awaited = task.get_coro() if hasattr(task, "get_coro") else task.coro
+    frames: list[FrameType | None] = []
+    while isinstance(outer, CoroutineType):
         # What `__await__` and `__anext__` return shows its coroutine to the collector alone.
         if type(awaited).__name__ in _WRAPPERS:
             within = gc.get_referents(awaited)
             awaited = next((each for each in within if isinstance(each, _SUSPENDED)), None)
-        for prefix, inner in ("cr", "await"), ("gi", "yieldfrom"), ("ag", "await"):
-            if (frame := getattr(awaited, f"{prefix}_frame", None)) is not None:
-                frames.append(frame)
-                awaited = getattr(awaited, f"{prefix}_{inner}")
-                break
+        # Python 3.11 crashes if it is asked what a coroutine awaits that runs in another thread.
+        # None of these lines has a call between the two questions, so no other thread runs there.
+        if isinstance(awaited, CoroutineType):
+            frames.append(awaited.cr_frame)
+            awaited = None if outer.cr_running else awaited.cr_await
+        elif isinstance(awaited, GeneratorType):
+            frames.append(awaited.gi_frame)
+            awaited = None if outer.cr_running else awaited.gi_yieldfrom
+        elif isinstance(awaited, AsyncGeneratorType):
+            frames.append(awaited.ag_frame)
+            awaited = None if outer.cr_running else awaited.ag_await
         else:
             break
-    return frames
+    return [frame for frame in frames if frame is not None]
 
 
 def _library_of(frame: FrameType) -> str:
