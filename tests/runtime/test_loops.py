@@ -175,13 +175,13 @@ def test_task_that_has_yielded_keeps_nothing_of_its_closed_loop(loop_kind: str) 
         return task
 
     with Gate() as gate:
-        kept: Any = loop.run_until_complete(begin(gate))
+        task: Any = loop.run_until_complete(begin(gate))
         loop.close()
         gate.open()
         assert settle(lambda: watched[0]() is None)
         assert settle(lambda: statistics().futures.pending == 0)
-    kept._log_destroy_pending = False
-    del kept
+    task._log_destroy_pending = False
+    del task
     gc.collect()
     stream.close()
     idle.close()

@@ -22,6 +22,8 @@ def driver() -> Iterator[None]:
 
     ok(cu.cuInit(0))
     ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+    # Tests that interrupt a call, or break its context, may have left this thread in RELAXED.
+    ok(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode(0)))
     yield
     failure = None
     try:
