@@ -29,11 +29,16 @@ NAMES = {
     "blocking": "synchronize() in the loop",
     "cupy": "cupy's launch_host_func",
 }
-# Okabe and Ito's colours, which the colour-blind can distinguish, and a mark for each besides.
-OURS, OTHERS = (
-    "#D55E00",
-    ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#777777", "#000000", "#E69F00"),
-)
+# What each of the two pictures of a kind is drawn with. The library is green. The colour-blind can
+# distinguish the other colours, which have a mark each besides.
+LIGHT: dict[str, Any] = {
+    **{"ours": "#1a7f37", "grey": "#6e7781", "text": "#1f2328", "grid": "#dde1e6"},
+    **{"background": "white", "others": ("#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00")},
+}
+DARK: dict[str, Any] = {
+    **{"ours": "#3fb950", "grey": "#8b949e", "text": "#e6edf3", "grid": "#3d444d"},
+    **{"background": "none", "others": ("#58a6ff", "#f0883e", "#e29fc4", "#a5d6ff", "#e3b341")},
+}
 MARKS = "o^sDvPX<>hp*8d"
 
 
@@ -42,7 +47,9 @@ class UnavailableError(Exception):
 
 
 def draw(files: Sequence[Row], path: Path) -> list[Path]:
-    """Draws what there is, as SVG. The first file with rows for a picture has it.
+    """Draws what there is, as SVG, for a light and for a dark page.
+
+    The first file with rows for a picture has it.
 
     Args:
         files: What results files hold.
@@ -61,25 +68,35 @@ def draw(files: Sequence[Row], path: Path) -> list[Path]:
         reason = "matplotlib is not installed: pip install --group bench"
         raise UnavailableError(reason) from error
     pictures: list[Path] = []
-    # Text becomes outlines, and the marks are named by a constant: the same results give the same
-    # file everywhere.
-    style = {"font.size": 10, "svg.hashsalt": "aiostream", "axes.titlelocation": "left"}
-    style |= {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
-    with matplotlib.rc_context(style):
-        for name, (choose, fill, size) in PICTURES.items():
-            known = ((results, choose(results["rows"])) for results in files)
-            results, rows = next((found for found in known if found[1]), (None, []))
-            if results is None:
-                continue
-            rows = [row for row in rows if row["loop"] == rows[0]["loop"]]
-            figure = figures.Figure(figsize=size, layout="constrained")
-            fill(figure, rows)
-            figure.supxlabel(_where(results, rows[0]), fontsize=7.5, color="#555555")
-            pictures.append(path.with_name(f"{path.name}-{name}.svg"))
-            figure.savefig(pictures[-1], metadata={"Date": None})
+    for name, (choose, fill, size) in PICTURES.items():
+        known = ((results, choose(results["rows"])) for results in files)
+        results, rows = next((found for found in known if found[1]), (None, []))
+        if results is None:
+            continue
+        rows = [row for row in rows if row["loop"] == rows[0]["loop"]]
+        for ending, look in (("", LIGHT), ("-dark", DARK)):
+            with matplotlib.rc_context(_style(look)):
+                figure = figures.Figure(figsize=size, layout="constrained")
+                fill(figure, rows, look)
+                figure.supxlabel(_where(results, rows[0]), fontsize=8, color=look["grey"])
+                pictures.append(path.with_name(f"{path.name}-{name}{ending}.svg"))
+                figure.savefig(pictures[-1], metadata={"Date": None})
     if not pictures:
         raise UnavailableError("there are no rows in it of which there is a picture")
     return pictures
+
+
+def _style(look: Row) -> dict[str, Any]:
+    """Settings of matplotlib."""
+    # Text becomes outlines, and the marks are named by a constant: the same results give the same
+    # file everywhere.
+    style = {"font.size": 12, "svg.hashsalt": "aiostream", "axes.titlelocation": "left"}
+    style |= {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+    style |= {"axes.titleweight": "bold", "axes.titlesize": 15, "axes.titlepad": 14}
+    style |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), look["background"])
+    style |= dict.fromkeys(("axes.edgecolor", "grid.color"), look["grid"])
+    texts = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    return style | dict.fromkeys(texts, look["text"])
 
 
 def _where(results: Row, row: Row) -> str:
@@ -93,11 +110,11 @@ def _name(row: Row) -> str:
     return NAMES.get(row["peer"]) or str(row["peer"])
 
 
-def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """A colour and a mark for each peer. Ours is orange."""
+def _styles(rows: Sequence[Row], look: Row) -> dict[str, dict[str, Any]]:
+    """A colour and a mark for each peer."""
     others = (peer for peer in NAMES if peer != "aiostream auto")
-    marks, colours = itertools.cycle(MARKS[1:]), itertools.cycle(OTHERS)
-    known = {"aiostream auto": {"color": OURS, "marker": "o", "zorder": 5}}
+    marks, colours = itertools.cycle(MARKS[1:]), itertools.cycle(look["others"])
+    known = {"aiostream auto": {"color": look["ours"], "marker": "o", "zorder": 5}}
     known |= {
         peer: {"color": next(colours), "marker": next(marks)} for peer in others if _has(rows, peer)
     }
@@ -116,55 +133,77 @@ def _logarithmic(axis: Any) -> None:
     axis.set_major_locator(ticker.LogLocator(subs=subs))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axis.set_minor_locator(ticker.NullLocator())
-    axis.grid(visible=True, color="#dddddd", linewidth=0.7)
+    axis.grid(visible=True, linewidth=0.8)
 
 
 # -- the pictures
 
 
+# Where the name of a way stands, seen from its point, and what it is called here.
+_PLACES = {
+    "aiostream auto": ("left", "aiostream"),
+    "polling": ("right", "busy polling\nquery(); sleep(0)"),
+    "to_thread bindings": ("right", "asyncio.to_thread(\nstream.synchronize)"),
+    "to_thread": ("right", "asyncio.to_thread(\nstream.synchronize)"),
+    "sleep 1 ms": ("left", "polling every ms\nquery(); sleep(0.001)"),
+}
+
+
 def _cost_rows(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in _tail_rows(rows) if row["pattern"] == "steady 5 ms"]
+    steady = [row for row in _tail_rows(rows) if row["pattern"] == "steady 5 ms"]
+    return [row for row in steady if row["peer"] in _PLACES]
 
 
-def _cost(figure: Any, rows: Sequence[Row]) -> None:
+def _cost(figure: Any, rows: Sequence[Row], look: Row) -> None:
     panel = figure.subplots()
-    for peer, style in _styles(rows).items():
-        row = next(row for row in rows if row["peer"] == peer)
-        at = max(row["cpu_percent"], 0.01), row["p50_us"]
-        panel.plot(*([value] for value in at), linestyle="none", markersize=9, **style)
-        right = at[0] > 40
+    found = {row["peer"]: row for row in rows}
+    for peer, row in found.items():
+        ours = peer == "aiostream auto"
+        colour, side = look["ours" if ours else "grey"], _PLACES[peer][0]
+        at = row["cpu_percent"], row["p50_us"]
+        panel.plot(*([x] for x in at), "o", markersize=17 if ours else 11, color=colour, zorder=3)
         panel.annotate(
-            _name(row),
+            f"{_PLACES[peer][1]}{': ' if ours else chr(10)}{at[1]:.0f} µs, {_percent(at[0])}",
             at,
-            xytext=(-9 if right else 9, 4),
+            xytext=(14 if side == "left" else -12, 0),
             textcoords="offset points",
-            ha="right" if right else "left",
-            color=style["color"],
+            ha=side,
+            va="center",
+            multialignment=side,
+            fontsize=17 if ours else 12,
+            fontweight="bold" if ours else "normal",
+            color=colour if ours else look["text"],
         )
-    panel.set_title("A task that awaits a kernel of 5 ms pays in CPU and in lateness")
-    _logarithmic(panel.xaxis)
-    _logarithmic(panel.yaxis)
-    panel.margins(0.2)
-    panel.set_xlabel("CPU of the process while it waits, % of one core (lower is better)")
-    panel.set_ylabel(
-        "from the kernel's end until the task goes on,\nmedian in us (lower is better)"
-    )
-    panel.text(
-        0.01,
-        0.01,
-        "bottom left is good",
-        transform=panel.transAxes,
-        color="#555555",
-        style="italic",
-    )
+    if {"aiostream auto", "polling"} <= found.keys():
+        share = _percent(found["aiostream auto"]["cpu_percent"])
+        panel.set_title(f"Almost as prompt as busy polling, for {share} of the CPU", fontsize=18)
+    panel.set_xlim(0, 108)
+    panel.set_xticks((0, 25, 50, 75, 100), ("0", "25 %", "50 %", "75 %", "a whole core"))
+    panel.set_yscale("log")
+    low, high = (edge([row["p50_us"] for row in rows]) for edge in (min, max))
+    panel.set_ylim(min(10, low / 2), max(1000, high * 1.5))
+    panel.set_yticks((10, 100, 1000), ("10 µs", "100 µs", "1 ms"))
+    panel.yaxis.set_minor_locator(importlib.import_module("matplotlib.ticker").NullLocator())
+    panel.grid(visible=True, linewidth=0.8)
+    panel.tick_params(length=0)
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+    panel.set_xlabel("CPU while waiting for kernels of 5 ms")
+    panel.set_ylabel("the task resumes after\nthe kernel's end (median)")
+    arrow = {"arrowstyle": "->", "linewidth": 1.8, "color": look["text"]}
+    panel.annotate("better", (2, 11.5), (15, 20), arrowprops=arrow, ha="left", va="center")
+
+
+def _percent(figure: float) -> str:
+    return f"{figure:.1f} %" if figure < 10 else f"{figure:.0f} %"
 
 
 def _tail_rows(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["set"] == "patterns"]
 
 
-def _tails(figure: Any, rows: Sequence[Row]) -> None:
-    panel, styles = figure.subplots(), _styles(rows)
+def _tails(figure: Any, rows: Sequence[Row], look: Row) -> None:
+    panel, styles = figure.subplots(), _styles(rows, look)
     names = list(dict.fromkeys(row["pattern"] for row in rows))
     for number, (peer, style) in enumerate(styles.items()):
         for row in (row for row in rows if row["peer"] == peer):
@@ -173,22 +212,23 @@ def _tails(figure: Any, rows: Sequence[Row]) -> None:
             panel.plot(ends, [place] * 2, color=style["color"], linewidth=1.6, zorder=3)
             label = _name(row) if row["pattern"] == names[0] else None
             panel.plot(ends[1:], [place], linestyle="none", markersize=5, label=label, **style)
-    panel.set_title("Most waits end soon after their kernel, and the slowest 1 % later")
+    title = "From the median to the slowest 1 %, by pattern of work"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.hlines(
         [at + 0.5 for at in range(len(names) - 1)],
         0,
         1,
-        "#eeeeee",
+        look["grid"],
         transform=panel.get_yaxis_transform(),
     )
     _logarithmic(panel.xaxis)
     panel.set_xlabel(
-        "from the kernel's end until the task goes on, in ms, "
-        "from the median to the 99th percentile\n(lower is better)"
+        "from the kernel's end until the task goes on, ms, lower is better:\n"
+        "each line begins at the median, and its mark is the 99th percentile"
     )
-    figure.legend(loc="outside upper right", ncols=len(styles), frameon=False, fontsize=8.5)
+    panel.legend(loc="upper left", bbox_to_anchor=(-0.2, 1.12), ncols=3, frameon=False, fontsize=10)
 
 
 def _server_rows(rows: Sequence[Row]) -> list[Row]:
@@ -200,50 +240,70 @@ def _server_rows(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _server(figure: Any, rows: Sequence[Row]) -> None:
-    rate, late = figure.subplots(1, 2, sharey=True)
-    figure.suptitle("A web server awaits a kernel in each request", x=0.01, ha="left")
+def _server(figure: Any, rows: Sequence[Row], look: Row) -> None:
+    rate, late = figure.subplots(2, 1, height_ratios=(4, 5))
     busy = [row for row in rows if row["load"] == BUSY.name]
+    places = range(len(busy))
+    bars = rate.barh(
+        places,
+        [row["per_second"] for row in busy],
+        xerr=[
+            [row["per_second"] - row["low"] for row in busy],
+            [row["high"] - row["per_second"] for row in busy],
+        ],
+        **{"color": [_colour(row, look) for row in busy], "height": 0.72},
+        **{"capsize": 3, "ecolor": look["text"]},
+    )
+    figures = [f"{row['per_second']:,.0f}" for row in busy]
+    rate.bar_label(bars, figures, padding=5, fontsize=10, color=look["text"])
+    rate.set_yticks(places, [_name(row) for row in busy])
+    rate.set_ylim(len(busy) - 0.4, -0.6)
+    rate.margins(x=0.15)
+    rate.grid(axis="x", linewidth=0.8)
+    rate.set_title("128 clients that ask again at once, kernels of 5 ms", fontsize=13)
+    rate.set_xlabel("requests per second and 95 % interval, higher is better")
+    # A way that cannot keep up has a queue that grows, and so any latency.
     some = [row for row in rows if row["load"] == OPEN.name]
-    peers = list(dict.fromkeys(row["peer"] for row in (*busy, *some)))
-    ends = [
-        [row["per_second"] - row["low"] for row in busy],
-        [row["high"] - row["per_second"] for row in busy],
-    ]
-    figures = [row["per_second"] for row in busy]
-    _bars(rate, peers, busy, figures, "{:,.0f}", xerr=ends, capsize=3)
-    rate.set_title("128 clients ask again at once, kernels of 5 ms", fontsize=9.5)
-    rate.set_xlabel("requests per second and 95 % interval\n(higher is better)")
-    beyond = [max(row["beyond"]["p99_us"], 1) / 1e3 for row in some]
-    _bars(late, peers, some, beyond, "{:,.2f}")
-    late.set_title("2,000 requests per second at random, kernels of 0.2 to 20 ms", fontsize=9.5)
-    late.set_xlabel("99th percentile of a request beyond its kernel, ms\n(lower is better)")
+    kept = [row for row in some if row["per_second"] > 0.9 * max(x["per_second"] for x in some)]
+    ours = [row for row in kept if _is_ours(row)]
+    for row in kept:
+        at = row["cpu_us"] / 1e3, max(row["beyond"]["p99_us"], 1) / 1e3
+        late.plot(*([x] for x in at), "o", markersize=11, color=_colour(row, look), zorder=3)
+        if row in ours[1:]:
+            continue  # they are close together, and the bars name them
+        first = ours and row is ours[0]
+        name = f"aiostream, {len(ours)} ways" if first and len(ours) > 1 else _name(row)
+        late.annotate(
+            name,
+            at,
+            xytext=(-10, 0) if first or at[0] > 1 else (10, 0),
+            textcoords="offset points",
+            ha="right" if first or at[0] > 1 else "left",
+            va="center",
+            fontweight="bold" if first else "normal",
+            color=look["ours"] if first else look["text"],
+        )
+    late.set_title("2,000 random requests/s, kernels of 0.2 to 20 ms", fontsize=13)
+    late.margins(0.15)
     _logarithmic(late.xaxis)
+    _logarithmic(late.yaxis)
+    late.set_xlabel("CPU time of a request, ms (bottom left is better)")
+    late.set_ylabel("99th percentile of a request\nbeyond its kernel, ms")
 
 
-def _bars(
-    panel: Any,
-    peers: list[str],
-    rows: Sequence[Row],
-    figures: list[float],
-    form: str,
-    **options: Any,
-) -> None:
-    """A bar for each peer, the first at the top."""
-    colours = [OURS if _name(row).startswith("aiostream") else OTHERS[0] for row in rows]
-    places = [peers.index(row["peer"]) for row in rows]
-    bars = panel.barh(places, figures, color=colours, height=0.7, **options)
-    panel.bar_label(bars, [form.format(figure) for figure in figures], padding=4, fontsize=8)
-    panel.set_yticks(range(len(peers)), [NAMES.get(peer, peer) for peer in peers])
-    panel.set_ylim(len(peers) - 0.4, -0.6)
-    panel.margins(x=0.2)
-    panel.grid(axis="x", color="#dddddd", linewidth=0.7)
+def _is_ours(row: Row) -> bool:
+    """Whether a task waits as the library does by itself. A host function is a choice of yours."""
+    return _name(row).startswith("aiostream") and not row["peer"].endswith("hostfunc")
+
+
+def _colour(row: Row, look: Row) -> str:
+    return str(look["ours" if _is_ours(row) else "grey"])
 
 
 PICTURES: dict[
     str, tuple[Callable[[Sequence[Row]], list[Row]], Callable[..., None], tuple[float, float]]
 ] = {
-    "cost": (_cost_rows, _cost, (8, 5)),
-    "tails": (_tail_rows, _tails, (9, 6.5)),
-    "server": (_server_rows, _server, (13, 4.6)),
+    "cost": (_cost_rows, _cost, (9.2, 4.4)),
+    "tails": (_tail_rows, _tails, (9.2, 7)),
+    "server": (_server_rows, _server, (9.2, 8.6)),
 }

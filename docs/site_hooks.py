@@ -11,6 +11,7 @@ import functools
 import os.path
 import posixpath
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,15 @@ WITHOUT = {
     "contributing.md": [],
     "benchmarks/index.md": [],
 }
+# Long programs and lists with every word: search shows them after the pages that explain.
+AFTER_OTHERS = (
+    "examples/",
+    "benchmarks/",
+    "changelog.md",
+    "reference.md",
+    "coverage.md",
+    "design.md",
+)
 # A fenced block, and a link's target.
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
@@ -55,13 +65,17 @@ _NAME = re.compile(
 # A whole module in the API reference: its docstring only, because its names have their own lines.
 _MODULE = re.compile(rf"^::: aiostream\.(?:{'|'.join(MODULES)})$", re.MULTILINE)
 _ITSELF = "\n    options: {members: false, show_root_heading: false, show_root_toc_entry: false}"
+# A member that a page of the API reference shows by itself, under a heading of its use.
+_GROUPED = re.compile(r"^::: (aiostream\.[A-Z]\w+)\.\w+$", re.MULTILINE)
 _MEMBER = re.compile(r"(<tr>\s*<td>)(<code>(\w+)</code>)")
 _IMAGE = re.compile(r'<img [^>]*src="([^"]+)"[^>]*>')
 _CELL = re.compile(r"<td>(.*?)</td>", re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Has drawings drawn while the site is built, so that no page needs a script for them."""
+    """Links the repository, and has drawings drawn while the site is built, by no page's script."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.repo_url, config.repo_name = project["urls"]["Repository"], "Repository"
     fences = config.mdx_configs.setdefault("pymdownx.superfences", {})
     fences["custom_fences"] = [
         {"name": "mermaid", "class": "drawing", "format": site_drawings.fence}
@@ -78,16 +92,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             other = in_repository(page.src_uri, target[1])
             if other is None or other.startswith((DOCS, "..")) or other in PAGES:
                 continue
-            path = ROOT / other
-            if path.is_file() and files.get_file_from_path(other) is None:
-                files.append(File.generated(config, other, abs_src_path=str(path)))
+            for name in (other, dark(other)):
+                path = ROOT / name
+                if path.is_file() and files.get_file_from_path(name) is None:
+                    files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Has links lead to pages of the site."""
     page.meta["hide"] = WITHOUT.get(page.file.src_uri, [])
+    if page.file.src_uri.startswith(AFTER_OTHERS):
+        page.meta["search"] = {"boost": 0.2}
     markdown = _MODULE.sub(r"\g<0>" + _ITSELF, markdown)
+    for name in set(_GROUPED.findall(markdown)):
+        markdown = markdown.replace(
+            f"::: {name}\n", f"::: {name}\n    options: {{members: false}}\n"
+        )
+    markdown = _GROUPED.sub(r"\g<0>\n    options: {heading_level: 4}", markdown)
 
     def target(match: re.Match[str]) -> str:
         name = in_repository(page.file.src_uri, match[1])
@@ -119,8 +141,29 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
         return f'<autoref optional identifier="{path}">{match[0]}</autoref>'
 
     public = public_names()
-    html = _IMAGE.sub(r'<a href="\1">\g<0></a>', html)  # a phone shows it at its size on a tap
+    html = _IMAGE.sub(picture, html)
     return _CELL.sub(cell, _NAME.sub(link, html))
+
+
+def dark(name: str) -> str:
+    """The file with the same picture for dark pages. Only measured pictures have one."""
+    return re.sub(r"\.svg$", "-dark.svg", name)
+
+
+def picture(match: re.Match[str]) -> str:
+    """A picture: on a dark page its dark variant, and on a phone it scrolls, or opens on a tap."""
+    image, source = match[0], match[1]
+    if (
+        not (ROOT / "benchmarks/results" / dark(Path(source).name)).is_file()
+        or ".svg" not in source
+    ):
+        return f'<a class="picture" href="{source}">{image}</a>'
+    wide = "" if "-cost" in source else " wide"
+    variants = [(source, "light"), (dark(source), "dark")]
+    return "".join(
+        f'<a class="picture{wide} only-{look}" href="{name}">{image.replace(source, name)}</a>'
+        for name, look in variants
+    )
 
 
 def cell(match: re.Match[str]) -> str:

@@ -205,7 +205,7 @@ class DebugDotFlags(enum.IntFlag, boundary=enum.KEEP):
 
 
 class HostFunctionSync(enum.IntEnum):
-    """How the GPU waits for a host function (`CUhostTaskSyncMode`, CUDA 13.2)."""
+    """How the driver's thread waits for host functions to run (`CUhostTaskSyncMode`, CUDA 13.2)."""
 
     BLOCKING = 0
     SPINWAIT = 1

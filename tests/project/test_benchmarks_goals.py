@@ -220,7 +220,8 @@ def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> No
             pictures.draw([results_of(drawable())], tmp_path / "here")
         return
     drawn = pictures.draw([results_of([]), results_of(drawable())], tmp_path / "here")
-    assert [path.name for path in drawn] == ["here-cost.svg", "here-tails.svg"]
+    kinds = ("cost", "cost-dark", "tails", "tails-dark")
+    assert [path.name for path in drawn] == [f"here-{kind}.svg" for kind in kinds]
     assert all(b"<svg" in path.read_bytes() for path in drawn)
     with pytest.raises(pictures.UnavailableError, match="no rows"):
         pictures.draw([results_of([])], tmp_path / "results")

@@ -468,5 +468,5 @@ def test_the_server_has_a_figure_of_its_own(tmp_path: Path) -> None:
     }
     results |= {"simulator": True, "rows": canned()}
     drawn = pictures.draw([results], tmp_path / "results")
-    assert [picture.name for picture in drawn] == ["results-server.svg"]
+    assert [path.name for path in drawn] == ["results-server.svg", "results-server-dark.svg"]
     assert b"<svg" in drawn[0].read_bytes()

@@ -283,7 +283,7 @@ def test_pages_of_the_site_are_linked() -> None:
 
 def test_the_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 120
 
 
 def test_the_readme_keeps_its_set_up_commands() -> None:

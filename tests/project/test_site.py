@@ -65,6 +65,10 @@ def test_the_api_reference_has_every_public_name_once() -> None:
         "\n".join(path.read_text() for path in sorted((DOCS / "api").glob("*.md"))),
         re.MULTILINE,
     )
+    # A page may show members of a class by themselves, grouped by use.
+    shown = [
+        name for name in shown if name.partition(".")[0] not in aiostream.__all__ or "." not in name
+    ]
     public = [*aiostream.__all__]
     for module in modules_with_names_of_their_own():
         names = importlib.import_module(f"aiostream.{module}").__all__
