@@ -41,46 +41,44 @@ SEED = os.environ.get("AIOSTREAM_INTERRUPTS_SEED", "1")
 _places: dict[int, tuple[CodeType, frozenset[int]]] = {}  # by id, because a code hashes slowly
 
 
+def looks_of(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction, bool]]:
+    """The instructions of a function after which Python looks for signals.
+
+    Yields each with the one that follows it, and whether both have the same handler. The error of
+    a signal's handler belongs to the instruction before. An error that is raised before the next
+    instruction is not in the same `try` if that one ends, or another begins, in between.
+    """
+    steps: Any = dis.Bytecode(code)  # its `exception_entries` are not in the stubs
+    by_offset = {step.offset: step for step in steps}
+    # From Python 3.12 on an entry round a whole coroutine makes StopIteration a RuntimeError.
+    tries = [
+        entry
+        for entry in steps.exception_entries
+        if by_offset[entry.target].opname != "CALL_INTRINSIC_1"
+    ]
+
+    def handler_of(step: dis.Instruction) -> list[int]:
+        return [entry.target for entry in tries if entry.start <= step.offset < entry.end]
+
+    for step, behind in itertools.pairwise(steps):
+        if step.opname in LOOKS or (
+            step.opname == "RESUME" and (step.arg or 0) & WHERE_RESUMED < AFTER_AWAIT
+        ):
+            then = by_offset[step.argval] if step.opname == "JUMP_BACKWARD" else behind
+            # Each `await` of Python 3.12 has a jump to its END_SEND, which only an error that the
+            # awaited object turned into a result takes.
+            if then.opname != "END_SEND":
+                yield step, then, handler_of(step) == handler_of(then)
+
+
 def places_of(code: CodeType) -> frozenset[int]:
     """Where in a function a signal's handler may run: the offsets of the instructions before which
     it does.
 
-    Its error belongs to the instruction before. So a place at which a `try` ends is left out,
-    because an error that is raised there is not in the `try` any more.
+    A place at which a `try` begins or ends is left out: see `looks_of`.
     """
     if id(code) not in _places:
-        steps: Any = dis.Bytecode(code)  # its `exception_entries` are not in the stubs
-        by_offset = {step.offset: step for step in steps}
-        # From Python 3.12 on an entry round a whole coroutine makes StopIteration a RuntimeError.
-        tries = [
-            entry
-            for entry in steps.exception_entries
-            if by_offset[entry.target].opname != "CALL_INTRINSIC_1"
-        ]
-
-        def handler_of(step: dis.Instruction) -> list[int]:
-            return [entry.target for entry in tries if entry.start <= step.offset < entry.end]
-
-        def looks(step: dis.Instruction) -> bool:
-            return step.opname in LOOKS or (
-                step.opname == "RESUME" and (step.arg or 0) & WHERE_RESUMED < AFTER_AWAIT
-            )
-
-        def comes_after(step: dis.Instruction, then: dis.Instruction) -> dis.Instruction:
-            return by_offset[step.argval] if step.opname == "JUMP_BACKWARD" else then
-
-        pairs = [
-            (step, comes_after(step, then))
-            for step, then in itertools.pairwise(steps)
-            if looks(step)
-        ]
-        # Each `await` of Python 3.12 has a jump to its END_SEND, which only an error that the
-        # awaited object turned into a result takes.
-        offsets = (
-            then.offset
-            for step, then in pairs
-            if handler_of(step) == handler_of(then) and then.opname != "END_SEND"
-        )
+        offsets = (then.offset for _, then, is_place in looks_of(code) if is_place)
         _places[id(code)] = code, frozenset(offsets)
     return _places[id(code)][1]
 

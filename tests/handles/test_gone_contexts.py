@@ -188,7 +188,8 @@ IDLE_POOL = """
         print(pool.lent)
         async with StreamPool(2) as fresh, fresh.stream() as lent:
             await lent.synchronize_async()
-        import os
+        import os, sys
+        sys.stdout.flush()  # `os._exit` does not
         os._exit(0)
 
     asyncio.run(main())

@@ -494,6 +494,7 @@ class Streams(RuleBasedStateMachine):
     "on a GPU it would take minutes, and the simulator moves streams in more orders"
 )
 def test_a_model_of_streams_gates_events_and_futures() -> None:
+    gc.unfreeze()  # see machines.py
     run_state_machine_as_test(
         Streams,
         settings=settings(

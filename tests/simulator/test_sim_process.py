@@ -177,21 +177,29 @@ def test_before_cuinit() -> None:
     assert run_python(program).stdout == "3 3 0\n"
 
 
+# Late host functions and callbacks are C. A thread that calls a Python function through `ctypes`
+# while Python ends may crash, without a driver too: so did 64 of 300 processes on Python 3.14.8,
+# 2 on 3.13.0 and 1 on 3.11.7.
+NATIVE = """usleep, getpid = (ctypes.cast(each, ctypes.c_void_p)
+        for each in (ctypes.CDLL(None).usleep, ctypes.CDLL(None).getpid))
+    enqueue = raw("cuLaunchHostFunc", 10000, *[ctypes.c_void_p] * 3)
+    add = raw("cuStreamAddCallback", 5000, *[ctypes.c_void_p] * 3, ctypes.c_uint)
+    """
+
+
 @pytest.mark.parametrize(
     "pending",
     [
         "kernels.spin(stream, 30)",
         "gate.hold(stream); host(stream, print); callback(stream, print)",
-        "kernels.spin(stream, 0.002); host(stream, lambda: None)",
-        "host(stream, lambda: time.sleep(0.05))",
-        "usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p); "
-        "enqueue = raw('cuLaunchHostFunc', 10000, *[ctypes.c_void_p] * 3); "
+        "kernels.spin(stream, 0.002); assert enqueue(int(stream), usleep, 1) == 0",
+        "assert enqueue(int(stream), usleep, 50000) == 0",
         "[enqueue(int(stream), usleep, 20000) for _ in range(50)]",
-        "ok(kernels.launch('trap', stream)); callback(stream, lambda _: None)",
+        "ok(kernels.launch('trap', stream)); add(int(stream), getpid, None, 0)",
     ],
 )
 def test_the_process_ends_with_work_pending(pending: Any) -> None:
-    done = run_python(SETUP + f"    {pending}\n    print('end', flush=True)\n", seconds=10)
+    done = run_python(SETUP + f"    {NATIVE}{pending}\n    print('end', flush=True)\n", seconds=10)
     assert done.stdout.startswith("end")
     assert done.returncode == 0, done.stderr
 
