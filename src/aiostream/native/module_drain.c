@@ -1,6 +1,8 @@
 /* What arrives: the owners of points that are no completions, and what a drain does. */
 #include "module_completions.h"
 
+#include <string.h>
+
 /* --- other owners --- */
 
 /* own(ticket, future): the future gets the answer of the wait that has this ticket. In the loop's
