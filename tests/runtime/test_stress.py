@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+import machines
 from aiostream import Event, Stream, StreamClosedError, WaitStrategy, set_default_wait, statistics
 from installed import installed
 from support import Gate, held_stream, run_on, run_together, settle, spin
@@ -494,7 +495,7 @@ class Streams(RuleBasedStateMachine):
     "on a GPU it would take minutes, and the simulator moves streams in more orders"
 )
 def test_a_model_of_streams_gates_events_and_futures() -> None:
-    gc.unfreeze()  # see machines.py
+    machines.let_hypothesis_see()
     run_state_machine_as_test(
         Streams,
         settings=settings(
