@@ -160,7 +160,7 @@ async def test_stages_say_how_the_task_waited() -> None:
                     gate.hold(stream)
                     async with anyio.create_task_group() as group:
                         group.start_soon(stream.synchronize_async)
-                        await anyio.sleep(0.001)
+                        await until(lambda: aiostream.statistics().waits.pending > 0)
                         gate.open()
     assert [[stage for stage, _ in each.stages] for each in recording.awaits] == [
         ["polls"],
