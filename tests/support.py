@@ -114,6 +114,10 @@ EVENT_STRATEGIES = [name for name in STRATEGIES if name != "hostfunc"]
 """Those of the strategies that record an event."""
 
 
+class Kept:
+    """Something whose life a test watches."""
+
+
 class Blind(asyncio.SelectorEventLoop):
     """A loop that cannot watch descriptors for others, as asyncio's proactor loop cannot."""
 

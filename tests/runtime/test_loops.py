@@ -24,6 +24,7 @@ from support import (
     LOOPS,
     Blind,
     Gate,
+    Kept,
     held_stream,
     new_uvloop,
     run_on,
@@ -32,10 +33,6 @@ from support import (
 )
 
 pytestmark = pytest.mark.all_loops
-
-
-class Kept:
-    """What a future keeps alive."""
 
 
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,17 @@ import pytest
 import aiostream
 import internals
 from aiostream import ContextFailedError, CudaError, Device, Event, Stream, statistics
-from support import BACKENDS, PLAIN_LOOPS, Gate, held_stream, recover, run_script, spin, succeed
+from support import (
+    BACKENDS,
+    PLAIN_LOOPS,
+    Gate,
+    Kept,
+    held_stream,
+    recover,
+    run_script,
+    spin,
+    succeed,
+)
 
 # 32 awaited streams; the first will meet the fault, the others are busy for much longer than that
 # takes. Hardware queues are few, so the stream that will fault takes its own first.
@@ -278,10 +288,6 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
 
 
 # ------------------------------------------------------------------- in this process: the simulator
-
-
-class Kept:
-    """Something that must stay alive."""
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")

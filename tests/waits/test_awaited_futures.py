@@ -14,14 +14,19 @@ import pytest
 
 import internals
 from aiostream import CudaError, Stream, statistics
-from support import ASYNCIO_LOOPS, EVENT_STRATEGIES, PLAIN_LOOPS, Gate, new_uvloop, run_on, settle
+from support import (
+    ASYNCIO_LOOPS,
+    EVENT_STRATEGIES,
+    PLAIN_LOOPS,
+    Gate,
+    Kept,
+    new_uvloop,
+    run_on,
+    settle,
+)
 from waiters import Waiter, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
-
-
-class Kept:
-    """An argument whose life can be watched."""
 
 
 @pytest.fixture

@@ -20,11 +20,7 @@ import internals
 from aiostream import ContextFailedError, CudaError, Device, Stream, StreamCaptureError, statistics
 from internals import ENQUEUE_STEPS
 from interrupts import Striker
-from support import PLAIN_LOOPS, STRATEGIES, Gate, held_stream, recover, run_on, settle, spin
-
-
-class Kept:
-    """An argument whose life can be watched."""
+from support import PLAIN_LOOPS, STRATEGIES, Gate, Kept, held_stream, recover, run_on, settle, spin
 
 
 def leaked() -> int:

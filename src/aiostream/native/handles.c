@@ -75,8 +75,6 @@ void handle_hide(struct handle *handle) {
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
 }
 
-void handle_ref(struct handle *handle) { atomic_fetch_add(&handle->refs, 1); }
-
 void handle_unref(struct handle *handle) {
     if (atomic_fetch_sub(&handle->refs, 1) == 1) free(handle);
 }

@@ -10,7 +10,6 @@ struct handle *handle_new(enum handle_kind, void *value, void *context, bool own
                           bool needs_context, struct handle *parent);
 /* It is the library's own, and no longer in the counters. Once, by the thread that made it. */
 void handle_hide(struct handle *);
-void handle_ref(struct handle *);
 /* the record goes with the last reference; the driver's object never does */
 void handle_unref(struct handle *);
 void *handle_value(const struct handle *);

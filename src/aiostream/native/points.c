@@ -484,17 +484,6 @@ uint64_t point_arm_alarm(struct queue *queue, struct context *context) {
 
 void point_fire_alarm(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
 
-void point_end(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    struct queue *queue = slot->queue;
-    int before;
-    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, FIRED, &before)) return;
-    atomic_fetch_add(&counters[POINTS_FIRED], 1);
-    context_drop_pending(slot->context);
-    slot_release(slot);
-    queue_unref(queue);
-}
-
 /* --- the consumer --- */
 
 static void consumer_release(struct slot *slot) {

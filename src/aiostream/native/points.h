@@ -70,9 +70,6 @@ void point_fire(uint64_t ticket, int64_t status);
 uint64_t point_arm_alarm(struct queue *, struct context *);
 /* fires the ticket with 0, if it has not fired */
 void point_fire_alarm(uint64_t ticket);
-/* In place of point_fire, by the thread that drains the queue: the point has ended, and nothing
- * will arrive. */
-void point_end(uint64_t ticket);
 
 /* Sets the function that runs a user's Python function for a ticket, on the driver's thread. Once,
  * before any such ticket is armed. */

@@ -31,7 +31,9 @@ void queue_push(struct queue *, struct queue_entry *);
 struct queue_entry *queue_take(struct queue *);
 /* gives back what the consumer could not take, and wakes it again */
 void queue_put_back(struct queue *, struct queue_entry *oldest);
-_Atomic int *queue_waits(struct queue *); /* its waits that have a task */
+/* Its waits that are not over. Those of cancelled futures count until the GPU has passed them, and
+ * those of a closed loop for the next loop that uses the queue. */
+_Atomic int *queue_waits(struct queue *);
 struct wait;
 /* Used by the loop's thread alone, in the order in which they came. `last` is valid only if there
  * is a `first`. */
