@@ -65,6 +65,8 @@ _NAME = re.compile(
 # A whole module in the API reference: its docstring only, because its names have their own lines.
 _MODULE = re.compile(rf"^::: aiostream\.(?:{'|'.join(MODULES)})$", re.MULTILINE)
 _ITSELF = "\n    options: {members: false, show_root_heading: false, show_root_toc_entry: false}"
+# A name under a heading of its use, on a page whose headings have names below them.
+_NAMED = re.compile(r"^::: [\w.]+$(?!\n    options)", re.MULTILINE)
 # A member that a page of the API reference shows by itself, under a heading of its use.
 _GROUPED = re.compile(r"^::: (aiostream\.[A-Z]\w+)\.\w+$", re.MULTILINE)
 _MEMBER = re.compile(r"(<tr>\s*<td>)(<code>(\w+)</code>)")
@@ -113,6 +115,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             f"::: {name}\n", f"::: {name}\n    options: {{members: false}}\n"
         )
     markdown = _GROUPED.sub(r"\g<0>\n    options: {heading_level: 4}", markdown)
+    if page.file.src_uri.startswith("api/") and "\n## " in markdown:
+        markdown = _NAMED.sub(r"\g<0>\n    options: {heading_level: 3}", markdown)
 
     def target(match: re.Match[str]) -> str:
         name = in_repository(page.file.src_uri, match[1])
