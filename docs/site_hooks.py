@@ -54,6 +54,7 @@ AFTER_OTHERS = (
     "reference.md",
     "coverage.md",
     "design.md",
+    "driver.md",
 )
 # A fenced block, and a link's target.
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
