@@ -60,7 +60,7 @@ static const int64_t LEAD_LEAST_NS = 5000, LEAD_MOST_NS = 20000000;
 static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000;
 /* the same for looks of which none is exact, because a pass costs a wake-up ("server: open
  * loop") */
-static const int64_t SHARED_GAP_NS = 40000;
+static const int64_t SHARED_GAP_NS = 80000;
 /* all waits of a busy loop go no longer than this without a pass ("server: 128 connections") */
 static const int64_t PASS_LAG_MOST_NS = 500000;
 /* a guard look waits no longer than this for a loop that comes late anyway */
@@ -109,7 +109,7 @@ enum {
     LATEST_FEW = 0xf,            /* and one of the last four ("patterns: within 10 %") */
     /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
     LOOP_LISTS = 8,
-    FEW_WAITS = 8, /* with more, their loop looks at all of them ("64 x 5 ms") */
+    FEW_WAITS = 12,/* with more, their loop looks at all of them ("64 x 5 ms") */
     /* up to so many lists each is polled just when it is due, if its look is exact */
     EXACT_LISTS = 8,
     FEW_LISTS = 2, /* with more, the others are polled together */
