@@ -20,6 +20,7 @@ from aiostream._base import checks
 from aiostream._runtime.observing import Observation, add_observer, remove_observer
 from aiostream._runtime.statistics import statistics
 from aiostream._servers import health
+from aiostream.errors import PoolFullError
 from aiostream.pool import StreamPool
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Wait:
     seconds: float
     """From the call until the task goes on, or until the callbacks of its future are called."""
     outcome: str
-    """`done`, `failed` or `cancelled`."""
+    """`done`, `failed` or `cancelled`; or `refused`, with a `PoolFullError`."""
     error: BaseException | None
     """What was raised, if anything. Do not keep it: its traceback keeps the frames of the task."""
     name: str | None = None
@@ -105,6 +106,8 @@ class _Timed(Observation):
         self._began = time.perf_counter()
 
     def ended(self, outcome: str, error: BaseException | None) -> None:
+        if isinstance(error, PoolFullError):
+            outcome = "refused"
         # Once: an await of a future reports its end, and so does the future's callback.
         hooks, self._hooks = self._hooks or (), None
         for hook in hooks:

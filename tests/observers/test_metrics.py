@@ -16,7 +16,7 @@ import pytest
 
 import aiostream
 import internals
-from aiostream import Event, Stream, StreamPool, metrics
+from aiostream import Event, PoolFullError, Stream, StreamPool, metrics
 from aiostream.metrics import Collector, Wait, on_wait
 from aiostream.testing import Gate, spin
 from interrupts import Striker, at_line, sample
@@ -324,6 +324,17 @@ def test_a_handler_may_add_a_hook_while_one_is_added_or_removed(
         assert not internals.observers()
 
     with_a_handler_at_each_line(add_and_remove, add)
+
+
+async def test_a_pools_refusal_is_an_outcome_of_its_own() -> None:
+    waits: list[Wait] = []
+    async with StreamPool(1, max_waiting=0) as pool, pool.stream():
+        end = on_wait(waits.append)
+        for call in (pool.acquire(), pool.run(int)):
+            with pytest.raises(PoolFullError):
+                await call
+        end()
+    assert outcomes(waits) == [("StreamPool.acquire", "refused")] * 2
 
 
 def test_no_hook_is_left_after_ctrl_c_at_any_place() -> None:

@@ -207,10 +207,13 @@ async def test_what_is_done_already_gives_a_future_that_is_done() -> None:
 
 
 async def test_earlier_futures_of_the_stream_are_done_before() -> None:
+    def numbered(_: Stream, number: int) -> int:
+        return number
+
     async with Stream() as stream:
         with Gate() as gate:
             gate.hold(stream)
-            earlier = [stream.enqueue_async(lambda _, n=n: n) for n in range(3)]
+            earlier = [stream.enqueue_async(numbered, n) for n in range(3)]
         assert settle(stream.query)  # no turn of the loop is between these lines
         assert stream.enqueue_async(lambda _: 3).done()
         assert [future.done() for future in earlier] == [True] * 3
