@@ -25,7 +25,7 @@ import internals
 from installed import MISSING, missing_of
 from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle
 
-pytest_plugins = ["running"]
+pytest_plugins = ["running", "aiostream_pytest"]  # the latter also if it is not installed
 
 PROBE = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
