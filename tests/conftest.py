@@ -25,7 +25,7 @@ import internals
 from installed import MISSING, missing_of
 from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle
 
-pytest_plugins = ["running"]
+pytest_plugins = ["running", "aiostream_pytest"]  # the latter also if it is not installed
 
 PROBE = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
@@ -51,7 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "all_loops: runs on asyncio in debug mode and with eager tasks by default too"
     )
-    config.addinivalue_line("markers", "leaks(n): leaves n points leaked, as the driver made it")
     driver = config.getoption("--driver")
     if driver == "auto":
         there = (
@@ -191,17 +190,17 @@ def timer_limit() -> int:
 
 
 @pytest.fixture(autouse=True)
-def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
+def ledger(cuda_ledger: None) -> Iterator[None]:
     """Whatever a test began must have ended when it is over: points, futures, handles, threads."""
-    from aiostream import testing
-
+    # pytest's reports grow with each test, and each collection of a later test would go through
+    # them: in a long run they made most of its time. Now, and not after a test: `cuda_ledger` has
+    # just collected what a failed test has left, which would otherwise count in all later ones.
+    gc.freeze()
     threads = {thread.name for thread in threading.enumerate()}
     most_timers = timer_limit()
-    marker = request.node.get_closest_marker("leaks")
-    with testing.ledger(leaks=marker.args[0] if marker else 0):
-        yield
-        if FULL:
-            gc.collect()  # some errors show only there, such as those of a finalizer
+    yield
+    if FULL:
+        gc.collect()  # some errors show only there, such as those of a finalizer
     internals.forget_retired()  # of torch's stand-ins; other tests destroy their streams
     now = internals.limit_timer(most_timers)
     assert now == most_timers, "the test needs the fixture default_prediction"
@@ -214,9 +213,6 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
 
     # A timer that was cancelled ends a moment later.
     assert settle(lambda: not left()), f"threads left behind: {left()}"
-    # pytest's reports grow with each test, and each collection of a later test would go through
-    # them: in a long run they made most of its time.
-    gc.freeze()
 
 
 # ------------------------------------------------------------------------------ what a test changes

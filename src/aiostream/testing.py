@@ -253,10 +253,11 @@ def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
         return not _left_since(before, settled, leaks)
 
     if not has_ended():
-        gc.collect()  # only now, because it takes long where much is imported
-        process.finish_leftovers()
+        _collect()  # only now, because it takes long where much is imported
     # What is pending may end. If nothing is, only another thread could still close what is open.
     settle(lambda: has_ended() or not ending.anything_pending(), seconds)
+    if not has_ended():
+        _collect()  # what was pending has held garbage, such as the task of a loop that is closed
     if not settle(has_ended, min(seconds, _PATIENCE)):
         left = "; ".join(_left_since(before, settled, leaks)) or "it ended too late"
         raise LedgerError("\n".join([left, *_open_since(began)]))
@@ -280,9 +281,14 @@ def forget_failed_test() -> None:
 
     There it would count against what that test leaves behind, and hide it.
     """
-    gc.collect()  # the frames of its traceback may lie in a cycle
-    process.finish_leftovers()  # finalizers leave the destruction to the janitor
+    _collect()  # the frames of its traceback may lie in a cycle
     settle(lambda: not ending.anything_pending(), 1)
+
+
+def _collect() -> None:
+    process.finish_leftovers()  # the library's threads may still hold garbage that has just ended
+    gc.collect()
+    process.finish_leftovers()  # finalizers leave the destruction to the janitor
 
 
 def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:

@@ -188,12 +188,15 @@ class _Record(Observation):
         """See `Observation`."""
         if self.outcome != "pending":
             return
+        if outcome == "done" and not self.stages:
+            self.returned()  # a graph that was over before the task could leave
         self.resumed = _now()
         if outcome == "cancelled":
             self.noticed_at = error = None
         else:
-            # A task that polls sees the end in the step in which it goes on.
-            polled = not self.stages or self.stages[-1][0] == "polls"
+            # A task that polls sees the end in the step in which it goes on. One that never left
+            # has made the call in that step, and sees the end behind it.
+            polled = self.stages and self.stages[-1][0] == "polls"
             self.noticed_at = self.noticed_at or (self.entered if polled else self.resumed)
         self.error = None if error is None else f"{type(error).__name__}: {error}"
         self.outcome = outcome
@@ -202,7 +205,8 @@ class _Record(Observation):
 
     def resolve(self) -> bool:
         """Asks for the times on the GPU. Returns `False` if it has not got there yet."""
-        seen = self.noticed_at if self.outcome == "done" else None
+        # The mark behind a graph comes after the event that the task has seen.
+        seen = self.noticed_at if self.outcome == "done" and not self.is_launch else None
         return all(clock.resolve(moment, seen) for clock, moment in self._moments())
 
     def drop_moments(self) -> None:

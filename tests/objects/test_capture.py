@@ -375,7 +375,7 @@ def quarantined_by(call: Callable[[], Any], stream: Stream, mode: int, check: in
     return after.points.quarantined - before.points.quarantined
 
 
-@pytest.mark.leaks(3)
+@pytest.mark.cuda_leaks(3)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 async def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_completion(
     loop_kind: str,
@@ -387,7 +387,7 @@ async def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_com
         stream.close()
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_host_function() -> None:
     ran: list[int] = []
     stream = Stream()
@@ -398,7 +398,7 @@ def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_host_func
     stream.close()
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 async def test_a_capture_that_fn_begins_refuses_enqueue_async_and_keeps_its_work(
     loop_kind: str,
@@ -413,7 +413,7 @@ async def test_a_capture_that_fn_begins_refuses_enqueue_async_and_keeps_its_work
     stream.close()
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 async def test_capture_that_begins_after_fn_is_counted_once(loop_kind: str) -> None:
     stream = Stream(wait="hostfunc")

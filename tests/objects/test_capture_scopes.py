@@ -490,7 +490,7 @@ async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
     stream.close()
 
 
-@pytest.mark.leaks(2)
+@pytest.mark.cuda_leaks(2)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 @pytest.mark.parametrize("wait", STRATEGIES)
 async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: Any) -> None:

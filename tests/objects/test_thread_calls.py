@@ -126,7 +126,7 @@ def test_interrupt_anywhere_in_a_call_that_is_cancelled_while_it_waits_for_its_t
     stream.close()
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
 def test_failure_of_a_call_that_is_cancelled_is_not_reported() -> None:
     """The context is lost while the function runs, and the loop is busy until it has returned."""

@@ -428,7 +428,7 @@ def test_loop_that_ends_before_its_thread(driver_kind: str, loop_kind: str) -> N
 # ----------------------------------------------------------------------------------------- failures
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 async def test_stream_that_fn_leaves_capturing(loop_kind: str) -> None:
     stream = Stream()
@@ -446,7 +446,7 @@ async def test_stream_that_fn_leaves_capturing(loop_kind: str) -> None:
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize("cancelled", [False, True], ids=["awaited", "cancelled"])
 @pytest.mark.parametrize("when", ["while fn runs", "while the GPU works"])
@@ -593,7 +593,7 @@ async def test_state_of_the_stream_is_asked_again_when_the_token_has_come() -> N
     stream.close()
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 def test_refusal_reaches_a_loop_that_is_closed(driver_kind: str) -> None:
     """The worker has said that nothing could be recorded, and the loop is closed before it hears of
     it.

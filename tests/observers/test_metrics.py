@@ -97,7 +97,7 @@ def test_waits_that_are_cancelled_are_reported_as_such(waits: list[Wait]) -> Non
     ]
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 def test_waits_that_fail_are_reported_with_their_error(breakable: Any, waits: list[Wait]) -> None:
     async def main() -> None:
         stream = Stream()
@@ -123,7 +123,7 @@ def test_waits_that_fail_are_reported_with_their_error(breakable: Any, waits: li
     waits.clear()
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 def test_an_error_that_no_task_retrieves_is_still_reported_by_asyncio(
     breakable: Any, waits: list[Wait]
 ) -> None:

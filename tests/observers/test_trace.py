@@ -232,7 +232,7 @@ def test_cancelled_and_unfinished_awaits_are_shown_as_such() -> None:
     assert [each.gpu_ended for each in found] == [None, None, None], "the gate was closed"
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 def test_failed_awaits_have_their_error(breakable: Any) -> None:
     async def main() -> Recording:
         stream = Stream()

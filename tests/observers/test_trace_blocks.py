@@ -1,8 +1,11 @@
-"""What a recording leaves to the application: its counts, and the errors of its blocks."""
+"""What a recording leaves to the application: its counts, and the errors of its blocks; and what is
+over before a task could wait.
+"""
 
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -46,3 +49,31 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         pass
     assert (tmp_path / "link.json").is_symlink()
     assert "traceEvents" in (tmp_path / "target.json").read_text()
+
+
+# --------------------------------------------------------------------------- what is over at once
+
+
+async def test_awaits_that_are_over_at_once_have_times_on_the_gpu() -> None:
+    """The task never leaves, so it notices the end behind the call, and not when the call began."""
+
+    def work(stream: Stream) -> int:
+        spin(stream, 0)
+        stream.synchronize()
+        return time.perf_counter_ns()
+
+    async with Stream() as stream:
+        with stream.capture_executable() as capture:
+            pass
+        with trace.record() as recording:
+            for _ in range(10):
+                await capture.executable.launch_and_wait(stream)
+            over = await stream.run(work, stream)
+        capture.executable.close()
+    for each in recording.awaits:
+        assert each.gpu_ended is not None
+        assert each.noticed is not None
+        assert each.launched <= each.gpu_ended <= each.noticed
+    noticed = recording.awaits[-1].noticed  # of `run`
+    assert noticed is not None
+    assert noticed >= over

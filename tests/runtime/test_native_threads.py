@@ -80,7 +80,7 @@ def test_a_capture_that_takes_the_record_of_a_wait_and_ends(loop_kind: str, wait
     run_on(loop_kind, main)
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 def test_a_capture_that_takes_the_record_of_a_future_and_ends(loop_kind: str) -> None:
     """Nothing proves that the GPU has passed what the function enqueued."""

@@ -197,6 +197,7 @@ def meet_fault(
     )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("kernel", "backend"), [("illegal_address", "asyncio"), ("trap", "trio")])
 def test_a_fault_in_one_of_32_streams_fails_every_waiter(
     driver_kind: str, kernel: str, backend: str
@@ -204,17 +205,20 @@ def test_a_fault_in_one_of_32_streams_fails_every_waiter(
     meet_fault(driver_kind, kernel, backend)
 
 
+@pytest.mark.alone
 def test_a_fault_fails_the_waiters_of_the_other_device_too(driver_kind: str) -> None:
     if Device.count() < 2:
         pytest.skip("there is one device")
     meet_fault(driver_kind, "illegal_address", "asyncio", devices=2)
 
 
+@pytest.mark.alone
 @pytest.mark.simulator_only("no GPU lets one choose how late a fault shows")
 def test_a_fault_that_shows_late(driver_kind: str) -> None:
     meet_fault(driver_kind, "illegal_address", "asyncio", adversary="late_faults=0.3")
 
 
+@pytest.mark.alone
 @pytest.mark.simulator_only("an H200 never runs a host function after a fault")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_host_functions_that_run_after_a_fault(driver_kind: str, backend: str) -> None:
@@ -291,7 +295,7 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
-@pytest.mark.leaks(3)
+@pytest.mark.cuda_leaks(3)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 @pytest.mark.parametrize("code", [700, 719, 214])
 async def test_a_context_that_breaks_and_recovers(
@@ -384,7 +388,7 @@ async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
-@pytest.mark.leaks(200)
+@pytest.mark.cuda_leaks(200)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) -> None:
     """The driver calls callbacks with the status just as the watcher fails their waiters: each
@@ -574,7 +578,7 @@ def test_a_destruction_that_is_refused_closes_all_the_same(
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", BACKENDS)
 async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(
     breakable: Any, loop_kind: str

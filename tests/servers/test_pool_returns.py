@@ -550,7 +550,7 @@ async def test_pool_of_a_failed_context_ends_with_one_error(breakable: Any) -> N
     recover()
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
 async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: Any) -> None:

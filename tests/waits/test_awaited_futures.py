@@ -42,7 +42,7 @@ async def turns(number: int = 20) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-@pytest.mark.leaks(2)
+@pytest.mark.cuda_leaks(2)
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 @pytest.mark.parametrize("loop", PLAIN_LOOPS)
 def test_a_failed_await_keeps_nothing(breakable: Any, loop: str, strategy: Any) -> None:

@@ -183,7 +183,7 @@ async def test_refusals_come_before_the_function_runs() -> None:
     assert called == []
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: str) -> None:
     stream = Stream()
@@ -237,7 +237,7 @@ async def test_futures_that_are_done_at_once_leave_the_others_their_turns() -> N
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_record_that_is_refused_after_the_function_leaks_its_objects(
     breakable: Any, loop_kind: str
@@ -282,7 +282,7 @@ async def test_event_that_cannot_be_made_is_refused_before_the_function(breakabl
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_lost_context_fails_the_future_and_leaks_its_objects(
     breakable: Any, loop_kind: str

@@ -142,7 +142,7 @@ async def test_work_that_a_signal_handler_enqueues_in_between(kind: str) -> None
     stream.close()
 
 
-@pytest.mark.leaks(2)
+@pytest.mark.cuda_leaks(2)
 @pytest.mark.simulator_only("a GPU does not recover")
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_failed_futures_leave_the_order(breakable: Any, loop_kind: str) -> None:

@@ -301,7 +301,7 @@ async def test_a_wrong_call_says_what_run_passes() -> None:
             assert "without the stream" in caught.value.__notes__[0]
 
 
-@pytest.mark.leaks(1)  # no event can be recorded during a capture
+@pytest.mark.cuda_leaks(1)  # no event can be recorded during a capture
 async def test_function_that_closes_or_captures_gets_an_error() -> None:
     before = statistics().points.leaked
     stream = Stream()
@@ -427,7 +427,7 @@ def test_coroutine_that_ends_without_its_loop_frees_nothing_early(collects: bool
     stream.close()
 
 
-@pytest.mark.leaks(1)
+@pytest.mark.cuda_leaks(1)
 def test_coroutine_that_another_thread_ends_frees_nothing_of_a_per_thread_stream() -> None:
     argument = Held()
     watched = weakref.ref(argument)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,14 +163,28 @@ def test_signal_handler_interrupts_it(driver_kind: str) -> None:
 
 @pytest.mark.alone
 def test_is_on_time_without_a_busy_core() -> None:
-    with Stream().sync_scope() as stream:
+    with contextlib.closing(Stream()) as stream:
         late, cpu = [], []
         for _ in range(20):
+            before = time_without_a_core()
             spin(stream, 0.01)
             began, used = time.perf_counter(), time.thread_time()
             stream.synchronize(timeout=20)
-            late.append(time.perf_counter() - began - 0.01)
+            took = time.perf_counter() - began
             cpu.append(time.thread_time() - used)
-        assert statistics.median(late) < 0.25e-3 + 0.01 / 8  # P16
+            late.append(took - 0.01 - (time_without_a_core() - before))
+        assert statistics.median(late) < 0.25e-3 + 0.01 / 8  # P16, which needs a free core
         assert statistics.median(cpu) < 0.005
-    stream.close()
+
+
+def time_without_a_core() -> float:
+    """How many seconds the threads of this process could have run, and others did. On a free
+    machine that is nothing. The simulator's thread is one of them.
+
+    Of a kernel that does not count them, 0.
+    """
+    waited = 0
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            waited += int((thread / "schedstat").read_text().split()[1])
+    return waited / 1e9

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("default_prediction")
     "stage, thing",
     [
         pytest.param(
-            *case, marks=pytest.mark.leaks(2 if "host function" in case or "future" in case else 0)
+            *case,
+            marks=pytest.mark.cuda_leaks(2 if "host function" in case or "future" in case else 0),
         )
         for case in CASES
     ],
