@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
@@ -23,103 +22,28 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Frame:
-    """Lives as long as the frame of a call, which alone refers to it."""
+def _keep(work: _native.Work) -> None:
+    """Keeps everything until the GPU has passed the stream's present end. Repeatable.
 
-    __slots__ = ("__weakref__",)
-
-
-# Those that have begun and not ended. The collector must not see what they hold as garbage, because
-# it calls finalizers before anything could keep it. Any thread, single set operations.
-_begun: set[Work] = set()
-
-
-class Work(waiting.Target):
-    """A call on a stream, with all that it uses, until its task has seen the end of the work.
-
-    If the task leaves before, the GPU may still use all of it. `keep` then hands it over.
-
-    Threads: the loop's, and the janitor's if the call's frame is gone before it could do so.
+    After an interrupt in here the work is as before, and its frame gives it to `_give_up`.
     """
+    objects = work.objects
+    if objects is not None:
+        reference: Reference = work._reference
+        # Another thread has another per-thread stream, so from there nothing proves the end.
+        if reference.handle.value == PER_THREAD and work.thread != threading.get_ident():
+            _native.leak(objects)
+        else:
+            waiting.keep_until_passed(reference, objects)
+    work.end()
 
-    __slots__ = ("call", "frame", "pins", "results", "thread")
 
-    def __init__(self, reference: Reference, mode: int, call: Callable[[], Any]) -> None:
-        self._reference = reference  # these two are a Target's
-        self._mode = mode
-        # The way into torch and cupy holds the result too.
-        self.call = in_libraries(reference, call) if reference.common.currents else call
-        self.thread = threading.get_ident()
-        self.results: list[Any] = []
-        # One item while it pins the stream, so that a close does not destroy what `keep` needs.
-        self.pins: list[bool] = []
-        self.frame: weakref.ref[Frame] | None = None
+def _give_up(work: _native.Work) -> None:
+    """The frame of a task has died before the end of its work.
 
-    def begin(self) -> Frame:
-        """Refuses what the wait would refuse, and calls the function.
-
-        The caller keeps the answer in its frame, and nowhere else.
-
-        Raises:
-            StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream is capturing.
-            CudaError: The driver refused, or the context has failed.
-        """
-        reference, frame = self._reference, Frame()
-        wait_list = reference.wait_list or wait_list_of(reference)
-        _begun.add(self)
-        self.frame = weakref.ref(frame, self.gone)
-        # It is there before the pin, because `into_raw` would otherwise wait for this task.
-        reference.common.held.append(self)
-        refusal = _native.call_in_context(
-            reference.handle, self.call, self.results, wait_list, self.pins
-        )
-        if refusal:
-            self.end()
-            captures = refusal <= _native.RESULT_CAPTURING
-            refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
-            driver.raise_for(refusal, refused, reference.name)
-        return frame
-
-    def end(self) -> Any:
-        """Lets go of the stream. Returns what the function has returned, in a list."""
-        held = self._reference.common.held
-        if self in held:
-            held.remove(self)
-        # No call lies between the two, so no interrupt comes in between.
-        pins, self.pins = self.pins, []
-        if pins:
-            self._reference.handle.let_go()
-        self.frame = None
-        _begun.discard(self)
-        return self.results
-
-    def keep(self) -> None:
-        """Keeps everything until the GPU has passed the stream's present end. Repeatable.
-
-        Another thread has another per-thread stream, so from there nothing proves that.
-        """
-        # Taken, because the collector has both the coroutine and `gone` come here, in two threads.
-        # No call lies between the two, so nothing comes in between.
-        pins, self.pins = self.pins, []
-        objects = self.call, self.results
-        per_thread = self._reference.handle.value == PER_THREAD
-        if pins:
-            try:
-                if per_thread and self.thread != threading.get_ident():
-                    _native.leak(objects)
-                else:
-                    waiting.keep_until_passed(self._reference, objects)
-            finally:
-                self.pins = pins
-        self.end()
-
-    def gone(self, _: object) -> None:
-        """The frame has died. An interrupt has cut `keep` short, or the task's loop is dead.
-
-        Threads: any, in a finalizer.
-        """
-        process.run_in_janitor(self.keep)
+    Threads: any, in a finalizer.
+    """
+    process.run_in_janitor(partial(_keep, work))
 
 
 class RunMethods:
@@ -204,12 +128,23 @@ class RunMethods:
             result: T = await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
             return result
         checks.plain_function(fn, "run")
-        work = Work(self._reference, self._mode, partial(fn, *args, **kwargs))
+        reference = self._reference
+        call: Callable[[], T] = partial(fn, *args, **kwargs)
+        # The way into torch and cupy holds the result too.
+        if reference.common.currents:
+            call = in_libraries(reference, call)
+        # Only this frame refers to it: see its type.
+        work = _native.Work(reference, self._mode, call, _give_up)
         try:
-            frame = work.begin()  # noqa: F841, because it dies with this one
+            wait_list = reference.wait_list or wait_list_of(reference)
+            refusal = work.begin(reference.handle, wait_list, reference.common.held)
+            if refusal:
+                captures = refusal <= _native.RESULT_CAPTURING
+                refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
+                driver.raise_for(refusal, refused, reference.name)
             await waiting.synchronize_async(work)
         except BaseException as problem:
-            work.keep()
+            _keep(work)
             checks.explain_call(problem, "run")
             raise
-        return cast("T", work.end()[0])
+        return cast("T", work.end())

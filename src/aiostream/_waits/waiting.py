@@ -173,7 +173,7 @@ async def synchronize_async(self: Awaitable) -> None:
     # and memory. The argument keeps the stream alive, because a stream that only this coroutine
     # refers to must not be closed by its finalizer.
     reference, mode = self._reference, self._mode
-    if observers and not isinstance(self, Target) and not is_observed():
+    if observers and not isinstance(self, Target | _native.Work) and not is_observed():
         kind = "Event" if reference.is_event else "Stream"
         await observed(f"{kind}.synchronize_async", synchronize_async, self)
         return

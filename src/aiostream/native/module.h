@@ -30,6 +30,9 @@ int operate_as_is(struct handle *, handle_operation, void *argument);
 
 /* --- completions --- */
 
+int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
+/* keeps the GIL, unless this destroys the driver's object */
+void unpin_from_python(struct handle *);
 /* Pins a handle in this thread, for the length of one step. */
 bool pin_here(struct handle *);
 void unpin_here(struct handle *);
@@ -46,6 +49,7 @@ void run_host_function(uint64_t ticket, int status);
 int add_handle_type(PyObject *module);
 int add_completion_types(PyObject *module);
 int add_wait_types(PyObject *module);
+int add_work_type(PyObject *module);
 int add_failure_functions(PyObject *module);
 int add_process_functions(PyObject *module);
 extern PyMethodDef graph_functions[];

@@ -140,7 +140,7 @@ static PyObject *Handle_pin(PyObject *self, PyObject *held) {
 
 /* Keeps the GIL unless this destroys the object. While another thread computes in Python, each time
  * that a thread gives up the GIL may cost it 5 ms. */
-static void unpin_from_python(struct handle *handle) {
+void unpin_from_python(struct handle *handle) {
     handle = handle_unpin_at_once(handle);
     if (!handle) return;
     Py_BEGIN_ALLOW_THREADS
@@ -381,7 +381,7 @@ static int do_stream_synchronize(struct handle *handle, void *unused) {
     int refusal = capture_refusal(handle_value(handle));
     return refusal ? refusal : driver.stream_synchronize(handle_value(handle));
 }
-static int do_capture_refusal(struct handle *handle, void *unused) {
+int do_capture_refusal(struct handle *handle, void *unused) {
     (void)unused;
     return capture_refusal(handle_value(handle));
 }
@@ -484,43 +484,22 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
     return failed ? NULL : PyLong_FromLong(result);
 }
 
-/* Pins a stream, if it is healthy and does not capture. 0, or why it is not pinned. */
-static int pin_healthy(struct handle *handle, const struct wait_list *list) {
-    failed_forget();
-    int status = failed_in("cuStreamQuery", wait_list_health(list));
-    if (status != CUDA_SUCCESS) return status;
-    if (!handle_pin(handle)) return RESULT_CLOSED;
-    status = operate_pinned_as_is(handle, do_capture_refusal, NULL);
-    if (status) handle_unpin(handle);
-    return status;
-}
-
-/* call_in_context(handle, function, results, wait list, held): calls a function with a stream's
- * context current, and appends its result to a list. It is one step, because a KeyboardInterrupt
- * may come between any two of Python. Then the context would stay current, or the result would be
- * freed while the GPU uses it. (Python raises it only in its own code, and so not where this gives
- * up the GIL.) Without the last two, the caller has pinned the stream and read its context's
- * health. With them, this does both, and `held` says that it is pinned, as after Handle.hold. */
+/* call_in_context(handle, function, results): calls a function with the context of a pinned stream
+ * current, and appends its result to a list. It is one step, because a KeyboardInterrupt between
+ * two steps of Python could leave the context current, or lose the result. */
 static PyObject *native_call_in_context(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 3 && count != 5) return PyErr_Format(PyExc_TypeError, "3 or 5 arguments");
-    struct handle *handle = as_handle(args[0]);
-    struct wait_list *list = handle && count == 5 ? as_wait_list(args[3]) : NULL;
-    if (!handle || (count == 5 && !list) || refuse_in_child()) return NULL;
-    if (list && PyList_Append(args[4], Py_True) < 0) return NULL;
-    int status;
-    /* Without the GIL, because a driver may hold a lock while a host function runs. If that is a
-     * Python function, it waits for the GIL, and the two threads would wait for each other. */
-    Py_BEGIN_ALLOW_THREADS
-    status = list ? pin_healthy(handle, list) : CUDA_SUCCESS;
-    bool pinned = list && status == CUDA_SUCCESS;
-    if (!status) status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(handle)));
-    if (status && pinned) handle_unpin(handle);
-    Py_END_ALLOW_THREADS
-    if (status != CUDA_SUCCESS) {
-        if (list) PyList_SetSlice(args[4], 0, 1, NULL);
-        return PyLong_FromLong(status);
+    struct handle *handle = count == 3 ? as_handle(args[0]) : NULL;
+    if (!handle || refuse_in_child()) {
+        if (PyErr_Occurred()) return NULL;
+        return PyErr_Format(PyExc_TypeError, "three arguments are needed");
     }
+    int status;
+    Py_BEGIN_ALLOW_THREADS /* see Work.begin */
+    failed_forget();
+    status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(handle)));
+    Py_END_ALLOW_THREADS
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     PyObject *result = PyObject_CallNoArgs(args[1]);
     bool kept = result && PyList_Append(args[2], result) == 0;
     Py_XDECREF(result);

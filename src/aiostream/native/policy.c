@@ -109,7 +109,7 @@ enum {
     LATEST_FEW = 0xf,            /* and one of the last four ("patterns: within 10 %") */
     /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
     LOOP_LISTS = 8,
-    FEW_WAITS = 12,/* with more, their loop looks at all of them ("64 x 5 ms") */
+    FEW_WAITS = 12, /* with more, their loop looks at all of them ("64 x 5 ms") */
     /* up to so many lists each is polled just when it is due, if its look is exact */
     EXACT_LISTS = 8,
     FEW_LISTS = 2, /* with more, the others are polled together */

@@ -1,0 +1,185 @@
+/* The type Work: a call on a stream, with all that it uses, until its task has seen the end of what
+ * the call has enqueued.
+ *
+ * Only the frame of the waiting task refers to it. If that frame dies before the end, because an
+ * interrupt has cut it short or the loop is gone, the GPU may still use all of it. Then it goes to
+ * a new Work, and that to its keeper. The type is not collectable, so the collector does not take
+ * what it refers to for garbage: it would call finalizers before anything could keep the objects.
+ */
+#include "failures.h"
+#include "module_completions.h"
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *reference, *mode; /* what a wait needs of a stream */
+    PyObject *keeper;
+    PyObject *call, *result;
+    PyObject *handle; /* pinned from begin to end */
+    /* An item lies here meanwhile. `into_raw` refuses then, because it would wait for this task. */
+    PyObject *held;
+    unsigned long thread;
+    bool pinned;
+} WorkObject;
+
+static PyTypeObject *work_type;
+
+static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *reference, *mode, *call, *keeper;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "OOOO", &reference, &mode, &call, &keeper)) return NULL;
+    WorkObject *self = (WorkObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self) return NULL;
+    self->reference = Py_NewRef(reference);
+    self->mode = Py_NewRef(mode);
+    self->call = Py_NewRef(call);
+    self->keeper = Py_NewRef(keeper);
+    return (PyObject *)self;
+}
+
+static void let_go(WorkObject *self) {
+    if (!self->pinned) return;
+    self->pinned = false;
+    PyList_SetSlice(self->held, 0, 1, NULL);
+    if (!is_child()) unpin_from_python(as_handle(self->handle));
+}
+
+/* The objects may still be in use. They go to another object, because this one is dying. */
+static void give_away(WorkObject *self) {
+    PyObject *kind, *value, *traceback;
+    PyErr_Fetch(&kind, &value, &traceback);
+    PyObject *object = ((allocfunc)PyType_GetSlot(work_type, Py_tp_alloc))(work_type, 0);
+    WorkObject *heir = (WorkObject *)object;
+    if (heir) {
+        PyObject fresh = heir->ob_base;
+        *heir = *self;
+        heir->ob_base = fresh;
+        Py_INCREF(heir->keeper);
+        self->reference = self->mode = self->call = self->result = self->handle = self->held = NULL;
+        PyObject *answer = PyObject_CallFunctionObjArgs(self->keeper, object, NULL);
+        if (!answer) PyErr_WriteUnraisable(self->keeper);
+        Py_XDECREF(answer);
+        Py_DECREF(object);
+    } else {
+        CompletionObject leaking = {.keepalive = self->call, .result = self->result};
+        completion_leak(&leaking);
+        self->call = self->result = NULL;
+        let_go(self);
+    }
+    PyErr_Restore(kind, value, traceback);
+}
+
+static void Work_dealloc(PyObject *object) {
+    WorkObject *self = (WorkObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->pinned && !is_child()) give_away(self);
+    PyObject *fields[] = {self->reference, self->mode,   self->keeper, self->call,
+                          self->result,    self->handle, self->held};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+/* Pins the stream and makes its context current, if it is healthy. 0, or why not. */
+static int enter(struct handle *handle, const struct wait_list *list) {
+    failed_forget();
+    int status = failed_in("cuStreamQuery", wait_list_health(list));
+    if (status) return status;
+    if (!handle_pin(handle)) return RESULT_CLOSED;
+    status = operate_pinned_as_is(handle, do_capture_refusal, NULL);
+    if (!status) status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(handle)));
+    if (status) handle_unpin(handle);
+    return status;
+}
+
+/* begin(handle, wait_list, held): makes the call in the stream's context. 0, or a refusal. If the
+ * call raises, it has begun too. It is one step, because a KeyboardInterrupt between two steps of
+ * Python could leave the context current, or free the result while the GPU uses it. */
+static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    WorkObject *self = (WorkObject *)object;
+    struct handle *handle = count == 3 ? as_handle(args[0]) : NULL;
+    struct wait_list *list = handle ? as_wait_list(args[1]) : NULL;
+    if (!list || self->handle) {
+        if (PyErr_Occurred()) return NULL;
+        return PyErr_Format(PyExc_TypeError, "begin(handle, wait_list, held), once");
+    }
+    if (refuse_in_child() || PyList_Append(args[2], Py_None) < 0) return NULL;
+    int status;
+    /* Without the GIL, because a driver may hold a lock while a host function runs. If that is a
+     * Python function, it waits for the GIL, and the two threads would wait for each other. */
+    Py_BEGIN_ALLOW_THREADS
+    status = enter(handle, list);
+    Py_END_ALLOW_THREADS
+    if (status != CUDA_SUCCESS) {
+        PyList_SetSlice(args[2], 0, 1, NULL);
+        return PyLong_FromLong(status);
+    }
+    self->handle = Py_NewRef(args[0]);
+    self->held = Py_NewRef(args[2]);
+    self->thread = PyThread_get_thread_ident();
+    self->pinned = true;
+    self->result = PyObject_CallNoArgs(self->call);
+    if (!is_child()) {
+        void *popped;
+        Py_BEGIN_ALLOW_THREADS
+        driver.ctx_pop(&popped);
+        Py_END_ALLOW_THREADS
+    }
+    return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
+}
+
+/* end(): the GPU has passed the work, or something else keeps the objects. What the call has
+ * returned. */
+static PyObject *Work_end(PyObject *object, PyObject *unused) {
+    (void)unused;
+    WorkObject *self = (WorkObject *)object;
+    PyObject *result = self->result ? self->result : Py_NewRef(Py_None);
+    self->result = NULL;
+    let_go(self);
+    Py_CLEAR(self->call);
+    return result;
+}
+
+static PyObject *Work_objects(PyObject *object, void *unused) {
+    (void)unused;
+    WorkObject *self = (WorkObject *)object;
+    if (!self->pinned) Py_RETURN_NONE;
+    return PyTuple_Pack(2, self->call, self->result ? self->result : Py_None);
+}
+
+static PyObject *Work_thread(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(((WorkObject *)object)->thread);
+}
+
+static PyObject *Work_field(PyObject *object, void *offset) {
+    return Py_NewRef(*(PyObject **)((char *)object + (size_t)offset));
+}
+
+static PyMethodDef work_methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))Work_begin, METH_FASTCALL,
+     "Makes the call in the context of a stream: 0, or a refusal."},
+    {"end", Work_end, METH_NOARGS, "Lets go of the stream: what the call has returned."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef work_properties[] = {
+    {"_reference", Work_field, NULL, "The stream.", (void *)offsetof(WorkObject, reference)},
+    {"_mode", Work_field, NULL, "How to wait.", (void *)offsetof(WorkObject, mode)},
+    {"objects", Work_objects, NULL, "What the GPU may use. None: nothing.", NULL},
+    {"thread", Work_thread, NULL, "The thread that has begun it.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot work_slots[] = {
+    {Py_tp_new, Work_new},
+    {Py_tp_dealloc, Work_dealloc},
+    {Py_tp_methods, work_methods},
+    {Py_tp_getset, work_properties},
+    {Py_tp_doc, "A call on a stream, until its task has seen the end of the work."},
+    {0, NULL},
+};
+static PyType_Spec work_spec = {"aiostream._native.Work", sizeof(WorkObject), 0, Py_TPFLAGS_DEFAULT,
+                                work_slots};
+
+int add_work_type(PyObject *module) {
+    if (!work_type) work_type = (PyTypeObject *)PyType_FromSpec(&work_spec);
+    return work_type ? PyModule_AddObjectRef(module, "Work", (PyObject *)work_type) : -1;
+}
