@@ -165,6 +165,11 @@ void points_visit_owners(void (*visit)(void *argument, void *owner), void *argum
 
 struct context *point_context(uint64_t ticket) { return slot_at(ticket)->context; }
 
+uint64_t point_ticket(const struct queue_entry *entry) {
+    const struct slot *slot = (const struct slot *)entry;
+    return (atomic_load(&slot->word) >> 8) << SLOT_BITS | slot->index;
+}
+
 void point_set_foreign(uint64_t ticket, host_function function, void *data) {
     struct slot *slot = slot_at(ticket);
     slot->foreign = function;

@@ -40,6 +40,7 @@ struct queue {
         int64_t latest;        /* when the latest wait was ready */
     } turn;
     struct polled_waits polled;
+    int64_t noted; /* when the loop was said to be stalled; under the lock of the waits' records */
     _Atomic int waits;   /* any thread */
     struct timer *timer; /* these four are constant */
     int eventfd;
@@ -230,6 +231,12 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.open = false;
     queue->turn.last_tasks = queue->turn.tasks;
     queue->turn.tasks = 0;
+}
+
+int64_t queue_unread_since(struct queue *queue, struct queue_entry **newest, int64_t **noted) {
+    *newest = atomic_load(&queue->head);
+    *noted = &queue->noted;
+    return *newest ? atomic_load(&queue->pushed) : 0;
 }
 
 _Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }

@@ -120,9 +120,16 @@ struct load wait_load(const struct wait *wait) {
 
 int wait_list_health(const struct wait_list *list) { return context_recent_health(list->context); }
 
+/* Lists are recycled and never freed, so that a wait that is over still has a name. */
+static struct wait_list *free_lists; /* under pool_lock */
+
 struct wait_list *wait_list_new(struct context *context, struct shared_history *history) {
-    struct wait_list *list = calloc(1, sizeof *list);
+    pthread_mutex_lock(&pool_lock);
+    struct wait_list *list = free_lists ? free_lists : calloc(1, sizeof *list);
+    if (list == free_lists && list) free_lists = list->next;
+    pthread_mutex_unlock(&pool_lock);
     if (!list) return NULL;
+    memset(list, 0, sizeof *list);
     list->refs = 1;
     list->context = context;
     list->history = history;
@@ -133,7 +140,10 @@ struct wait_list *wait_list_new(struct context *context, struct shared_history *
 void wait_list_unref(struct wait_list *list) {
     if (atomic_fetch_sub(&list->refs, 1) != 1) return;
     shared_history_unref(list->history);
-    free(list);
+    pthread_mutex_lock(&pool_lock);
+    list->next = free_lists;
+    free_lists = list;
+    pthread_mutex_unlock(&pool_lock);
 }
 
 /* --- records --- */
@@ -260,13 +270,71 @@ int waits_list(struct waiting *waiting, int room) {
     return count;
 }
 
-int64_t waits_oldest(void) {
-    int64_t oldest = 0;
-    pthread_mutex_lock(&pool_lock);
+/* --- what is stalled --- */
+
+static _Atomic int64_t shortest_limit = INT64_MAX;
+int64_t waits_shortest_limit(void) { return atomic_load(&shortest_limit); }
+
+void wait_list_limit(struct wait_list *list, int64_t ns) {
+    atomic_store(&list->limit, ns);
+    int64_t shortest = atomic_load(&shortest_limit);
+    while (ns && ns < shortest && !atomic_compare_exchange_weak(&shortest_limit, &shortest, ns)) {
+    }
+}
+
+/* Nothing has come between these two times. Under pool_lock. */
+static bool is_stalled(int64_t since, int64_t until, int64_t limit, int64_t *noted, bool news) {
+    if (!limit || until - since <= limit || (news && *noted >= since)) return false;
+    if (news) *noted = until;
+    return true;
+}
+
+/* Under pool_lock. */
+static bool wait_is_stalled(struct wait *wait, int64_t now, bool news, struct stall *stall) {
+    int holder = atomic_load(&wait->holder);
+    if (!wait->forecast || holder == OVER_LISTED) return false;
+    struct wait_list *list = wait->list;
+    int64_t began = wait->began, polled = atomic_load(&wait->polled),
+            ended = atomic_load(&list->free_since), pending_at = atomic_load(&wait->pending_at);
+    if (wait->future && polled < began) return false; /* its function has yet to return */
+    /* Its loop or thread looks at it often, unless it is blocked. */
+    int64_t since = polled > began ? polled : began, until = holder == HELD_BY_WATCHER ? 0 : now;
+    stall->kind = STALL_LOOP;
+    if (!is_stalled(since, until, list->limit, &list->noted, news)) {
+        since = ended > began ? ended : began;
+        until = pending_at;
+        stall->kind = STALL_WORK;
+        if (!is_stalled(since, until, list->limit, &list->noted, news)) return false;
+    }
+    stall->ns = until - since;
+    memcpy(stall->name, list->name, sizeof stall->name);
+    return true;
+}
+
+/* A loop has not taken what has arrived for it. Under pool_lock. */
+static bool queue_is_stalled(struct queue *queue, int64_t now, bool news, struct stall *stall) {
+    struct queue_entry *newest;
+    int64_t *noted, since = queue_unread_since(queue, &newest, &noted);
+    if (!since || !is_stalled(since, now, waits_shortest_limit(), noted, news)) return false;
+    *stall = (struct stall){.kind = STALL_LOOP, .ns = now - since};
+    uint64_t ticket = point_ticket(newest);
     for (const struct wait *wait = records; wait; wait = wait->next_record)
-        if (is_pending(wait) && (!oldest || wait->began < oldest)) oldest = wait->began;
+        if (atomic_load(&wait->ticket) == ticket) /* no other wait has its record yet */
+            memcpy(stall->name, wait->list->name, sizeof stall->name);
+    return true;
+}
+
+bool waits_stalled(bool news, struct stall *stall) {
+    bool found = false;
+    int64_t now = now_ns();
+    struct queue *queue;
+    pthread_mutex_lock(&pool_lock);
+    for (struct wait *wait = records; wait && !found; wait = wait->next_record)
+        found = wait_is_stalled(wait, now, news, stall);
+    for (int i = 1; !found && (queue = queue_at(i)); i++)
+        found = queue_is_stalled(queue, now, news, stall);
     pthread_mutex_unlock(&pool_lock);
-    return oldest;
+    return found;
 }
 
 /* When the simulator dropped all work, before it recovered from a fault. Then the events of waits

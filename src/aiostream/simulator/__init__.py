@@ -48,6 +48,7 @@ __all__ = [
     "calls",
     "clear_faults",
     "fail",
+    "hang",
     "install",
     "installed",
     "pending_work",
@@ -322,19 +323,43 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
         aiostream.errors.CudaError: ...
     """
     __tracebackhide__ = True  # of pytest
+    # 0 is success. Such a call would do its work, and count as a failure that has happened.
+    if not 0 < checks.integer("a code", code) <= _MOST_CODE:
+        raise ValueError(f"the code of an error is 1 or more, such as 2 for no memory, not {code}")
+    _inject(call, int(code), nth)
+
+
+def _inject(call: str, code: int, nth: int) -> None:
+    __tracebackhide__ = True
     name = _base_name(call).encode()
     nth = checks.number("nth", nth, 1, "nth counts from 1")
     if nth > _MOST_CALLS:
         raise ValueError(f"nth is at most {_MOST_CALLS}, not {nth}")
-    # 0 is success. Such a call would do its work, and count as a failure that has happened.
-    if not 0 < checks.integer("a code", code) <= _MOST_CODE:
-        raise ValueError(f"the code of an error is 1 or more, such as 2 for no memory, not {code}")
-    if _driver().aiostream_sim_fail(name, int(code), nth) != 0:
+    if _driver().aiostream_sim_fail(name, code, nth) != 0:
         raise _unknown(call)
 
 
+_HANGS = -1  # as in control.c
+
+
+def hang(call: str, *, nth: int = 1) -> None:
+    """Has one call of a driver function not return until `clear_faults`. Then it does its work.
+
+    Args:
+        call: As `fail` takes it.
+        nth: Which of the next calls, counted from 1.
+
+    Raises:
+        TypeError, ValueError: As `fail` raises them.
+    """
+    __tracebackhide__ = True
+    _inject(call, _HANGS, nth)
+
+
 def clear_faults() -> int:
-    """Cancels the failures that you asked for with `fail` and that have not happened yet.
+    """Cancels what you asked for with `fail` or `hang` and has not happened yet.
+
+    Calls that hang go on.
 
     Returns:
         How many these were.
