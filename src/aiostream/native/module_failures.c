@@ -6,6 +6,7 @@
 #include "failures.h"
 #include "waits.h"
 #include "waker.h"
+#include "watcher.h"
 
 /* refusal_take(): (call, code) of a destruction that the driver has refused and for which no caller
  * got the error, or None. */
@@ -110,8 +111,14 @@ static PyObject *native_stall(PyObject *self, PyObject *is_news) {
     (void)self;
     struct stall stall;
     char text[STALL_TEXT];
-    if (is_child() || !(is_news == Py_True ? stall_take(&stall) : waits_stalled(false, &stall)))
-        Py_RETURN_NONE;
+    bool found =
+        !is_child() && (is_news == Py_True ? stall_take(&stall) : waits_stalled(false, &stall));
+    int64_t held = watcher_held_ns();
+    if (!found && is_news == Py_False && held > waits_shortest_limit()) {
+        stall = (struct stall){.kind = STALL_CALL, .ns = held, .name = "watcher"};
+        found = true;
+    }
+    if (!found) Py_RETURN_NONE;
     stall_text(&stall, text);
     return Py_BuildValue("ssd", text, stall.name, (double)stall.ns / 1e9);
 }
