@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import pickle
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,7 +21,7 @@ import aiostream
 import internals
 from aiostream import StalledError, Stream, StreamPool, simulator
 from aiostream.testing import Faults
-from support import EVENT_STRATEGIES, Gate, run_script, settle
+from support import EVENT_STRATEGIES, Gate, run_script, settle, succeed
 
 LIMIT = 0.05
 NAME = "stream 'model' on device 0"
@@ -299,6 +300,40 @@ def test_process_ends_if_it_was_asked_to(driver_kind: str, blocked: str) -> None
     assert f"aiostream: {NAME} is stalled: " in ended.stderr
     assert "ends now, with exit code 71 (exit_on_context_failed).\n" in ended.stderr
     assert 'File "<string>", line ' in ended.stderr  # the stacks
+
+
+def test_endless_kernel_ends_with_its_process(driver_kind: str) -> None:
+    """`drain` gives up, and the GPU serves the next process."""
+    ended = run_script(
+        driver_kind,
+        """
+        import asyncio, aiostream, internals
+
+        async def main():
+            aiostream.exit_on_context_failed(71, stalled=True)
+            async with aiostream.Stream(name="model", stalled_after=0.3) as stream:
+                await stream.run(internals.spin, stream, 0.001)  # loads the kernels
+                waiting = asyncio.ensure_future(stream.run(internals.spin, stream, 100.0))
+                await asyncio.sleep(0)
+                print(await aiostream.drain(0.1), flush=True)
+                await waiting
+
+        asyncio.run(main())
+        """,
+    )
+    assert (ended.returncode, ended.stdout) == (71, "False\n"), ended.stderr
+    assert f"aiostream: {NAME} is stalled: no work" in ended.stderr
+    next_process = """
+        import asyncio, aiostream, internals
+
+        async def main():
+            async with aiostream.Stream() as stream:
+                await stream.run(internals.spin, stream, 0.001)
+            print("served")
+
+        asyncio.run(main())
+        """
+    assert succeed(driver_kind, textwrap.dedent(next_process)) == "served\n"
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), "1", True])

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 const struct fatal_code fatal_codes[] = {
-    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
     {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
     {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"},
     {226, "CUDA_ERROR_CONTAINED"},
@@ -30,7 +29,6 @@ const struct fatal_code fatal_codes[] = {
     {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"},
     {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"},
     {911, "CUDA_ERROR_EXTERNAL_DEVICE"},
-    {999, "CUDA_ERROR_UNKNOWN"}, /* as 46 and 719, when a GPU has fallen off the bus */
     {0, NULL},
 };
 

@@ -460,6 +460,9 @@ def _set_adversary(modes: Modes) -> Modes:
     return before
 
 
+_OFF_THE_BUS = (46, 999)
+
+
 def break_context(code: int = 700) -> None:
     """Causes a sticky error now, as if a kernel had failed. All contexts of the process are lost.
 
@@ -469,7 +472,9 @@ def break_context(code: int = 700) -> None:
 
     Args:
         code: The `CUresult`: a code after which a GPU's context is lost, such as 214, 700 or 719.
-            The default is `CUDA_ERROR_ILLEGAL_ADDRESS`.
+            The default is `CUDA_ERROR_ILLEGAL_ADDRESS`. A GPU that has fallen off the bus answers
+            46, 719 or 999. Waits fail with each of them, but the library does not take 46 and 999
+            for the end of a context.
 
     Raises:
         TypeError: `code` is not an int.
@@ -485,9 +490,8 @@ def break_context(code: int = 700) -> None:
         >>> simulator.recover()
         >>> stream.close()
     """
-    # The library takes only these codes for the end of a context. After another one every call of
-    # the driver would fail, and awaits would hang.
-    if checks.integer("a code", code) not in _native.FATAL_CODES:
+    # After another code every call of the driver would fail, and awaits might hang.
+    if checks.integer("a code", code) not in (*_native.FATAL_CODES, *_OFF_THE_BUS):
         raise ValueError(
             f"{code} is not a code that loses a context, as {_list(_native.FATAL_CODES)} are. To "
             "have one call answer it, use simulator.fail()"
