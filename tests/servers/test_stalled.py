@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+import anyio
 import pytest
 
 import aiostream
 import internals
 from aiostream import StalledError, Stream, StreamPool, simulator
 from aiostream.testing import Faults
-from support import EVENT_STRATEGIES, Gate, run_script, settle, succeed
+from support import BACKENDS, EVENT_STRATEGIES, Gate, run_on, run_script, settle, succeed
 
 LIMIT = 0.05
 NAME = "stream 'model' on device 0"
@@ -143,6 +144,19 @@ async def test_run_in_thread_is_stalled_too(listener: Listener) -> None:
 
 
 @on_asyncio
+async def test_borrowed_streams_have_a_limit(listener: Listener) -> None:
+    async with (
+        Stream() as stream,
+        StreamPool.borrow([stream.handle], name="pool", stalled_after=LIMIT) as pool,
+    ):
+        with Gate() as gate:
+            gate.hold(stream)
+            waiting = asyncio.ensure_future(pool.run(lambda: None))
+            assert (await listener.hears()).stream == "stream 'pool[0]' on device 0"
+        await waiting
+
+
+@on_asyncio
 async def test_load_sets_a_limit_of_its_own(listener: Listener) -> None:
     async with StreamPool(1, stalled_after=LIMIT) as pool:
         async with pool.stream() as stream:
@@ -160,16 +174,21 @@ async def test_load_sets_a_limit_of_its_own(listener: Listener) -> None:
             await waiting
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("wait", EVENT_STRATEGIES)
-@on_asyncio
-async def test_loop_that_a_task_blocks(listener: Listener, wait: Any) -> None:
-    async with Stream(name="model", stalled_after=LIMIT, wait=wait) as stream:
-        with Gate() as gate:
-            gate.hold(stream)
-            waiting = asyncio.ensure_future(stream.synchronize_async())
-            await asyncio.sleep(0.01)
-        assert settle(lambda: bool(listener.errors))  # without an await
-        await waiting
+def test_loop_that_a_task_blocks(listener: Listener, backend: str, wait: Any) -> None:
+    async def main() -> None:
+        async with (
+            Stream(name="model", stalled_after=LIMIT, wait=wait) as stream,
+            anyio.create_task_group() as group,
+        ):
+            with Gate() as gate:
+                gate.hold(stream)
+                group.start_soon(stream.synchronize_async)
+                await anyio.sleep(0.01)
+            assert settle(lambda: bool(listener.errors))  # without an await
+
+    run_on(backend, main)
     assert listener.errors[0].stream == NAME
     assert "its loop" in str(listener.errors[0])
 
@@ -195,6 +214,7 @@ def test_driver_call_that_does_not_return(listener: Listener, faults: Faults) ->
                 faults.hang("cuEventQuery", nth=5)
                 waiting = asyncio.ensure_future(stream.synchronize_async())
                 error = await listener.hears()
+                assert isinstance(aiostream.health(), StalledError)  # without the driver
                 simulator.clear_faults()
             await waiting
             assert "watcher" in str(error)

@@ -79,7 +79,7 @@ struct wait {
     struct wait *next;
     _Atomic int holder;
     /* Written by wait_start, constant until the record is back in the pool: */
-    struct wait_list *list;
+    _Atomic(struct wait_list *) list; /* these two are relaxed, as they order nothing */
     /* a user's event, which is polled in place of the library's; otherwise NULL */
     struct handle *users_event;
     uint64_t opened, closed; /* the list's clock before and after the record */

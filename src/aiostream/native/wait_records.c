@@ -127,9 +127,9 @@ struct wait_list *wait_list_new(struct context *context, struct shared_history *
     pthread_mutex_lock(&pool_lock);
     struct wait_list *list = free_lists ? free_lists : calloc(1, sizeof *list);
     if (list == free_lists && list) free_lists = list->next;
+    if (list) memset(list, 0, sizeof *list); /* while no thread reads its old name */
     pthread_mutex_unlock(&pool_lock);
     if (!list) return NULL;
-    memset(list, 0, sizeof *list);
     list->refs = 1;
     list->context = context;
     list->history = history;
@@ -196,11 +196,11 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     atomic_fetch_add(&list->refs, 1);
     atomic_fetch_add(&list->waiting, 1);
     atomic_fetch_add(queue_waits(queue), 1);
-    wait->list = list;
+    atomic_store_explicit(&wait->list, list, memory_order_relaxed);
     wait->users_event = users_event;
     wait->strategy = strategy;
     wait->ticket = 0;
-    wait->future = false;
+    atomic_store_explicit(&wait->future, false, memory_order_relaxed);
     wait->queue = queue;
     wait->holder = HELD_BY_TASK;
     wait->opened = wait->closed = 0;
