@@ -16,12 +16,20 @@ class Docstrings(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Is called once all modules of the package have been read."""
         for thing in everything(pkg):
+            if thing.parent is not None and is_in_its_class(thing):
+                thing.parent.del_member(thing.name)
             thing.labels -= {"class-attribute", "instance-attribute"}  # each attribute has them
             if thing.docstring is not None:
                 thing.docstring.value = with_code(thing.docstring.value)
         for thing in everything(pkg):
             if isinstance(thing, griffe.Class):
                 gather(thing, pkg)
+
+
+def is_in_its_class(thing: griffe.Object) -> bool:
+    """Whether it is `self.code = code`, which the section "Attributes:" of the class describes."""
+    assigned = isinstance(thing, griffe.Attribute) and str(thing.value) == thing.name
+    return assigned and thing.docstring is None and "instance-attribute" in thing.labels
 
 
 def with_code(text: str) -> str:

@@ -40,7 +40,7 @@ PAGES = {
 }
 # Columns that a page does without: there is nothing to list, or its tables need the room.
 WITHOUT = {
-    "index.md": ["navigation"],
+    "index.md": ["navigation", "toc"],
     **{page: ["toc"] for page in ("coverage.md", "how-it-works.md", *PAGES.values())},
     "simulator.md": ["toc"],
     "contributing.md": [],
@@ -54,6 +54,7 @@ AFTER_OTHERS = (
     "reference.md",
     "coverage.md",
     "design.md",
+    "driver.md",
 )
 # A fenced block, and a link's target.
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
@@ -65,10 +66,15 @@ _NAME = re.compile(
 # A whole module in the API reference: its docstring only, because its names have their own lines.
 _MODULE = re.compile(rf"^::: aiostream\.(?:{'|'.join(MODULES)})$", re.MULTILINE)
 _ITSELF = "\n    options: {members: false, show_root_heading: false, show_root_toc_entry: false}"
+# A name under a heading of its use, on a page whose headings have names below them.
+_NAMED = re.compile(r"^::: [\w.]+$(?!\n    options)", re.MULTILINE)
 # A member that a page of the API reference shows by itself, under a heading of its use.
 _GROUPED = re.compile(r"^::: (aiostream\.[A-Z]\w+)\.\w+$", re.MULTILINE)
 _MEMBER = re.compile(r"(<tr>\s*<td>)(<code>(\w+)</code>)")
-_IMAGE = re.compile(r'<img [^>]*src="([^"]+)"[^>]*>')
+# A picture, and the link round it if there is one.
+_IMAGE = re.compile(r'(?:<a [^>]*href="([^"]+)">)?(<img [^>]*src="([^"]+)"[^>]*>)(?:</a>)?')
+_CODE = re.compile(r"<code>[^<]*</code>")
+_BREAK = re.compile(r"(?<=[_.(])(?=\w)|(?<=[a-z])(?=[A-Z])")
 _CELL = re.compile(r"<td>(.*?)</td>", re.DOTALL)
 
 
@@ -110,6 +116,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             f"::: {name}\n", f"::: {name}\n    options: {{members: false}}\n"
         )
     markdown = _GROUPED.sub(r"\g<0>\n    options: {heading_level: 4}", markdown)
+    if page.file.src_uri.startswith("api/") and "\n## " in markdown:
+        markdown = _NAMED.sub(r"\g<0>\n    options: {heading_level: 3}", markdown)
 
     def target(match: re.Match[str]) -> str:
         name = in_repository(page.file.src_uri, match[1])
@@ -146,36 +154,32 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
 
 
 def dark(name: str) -> str:
-    """The file with the same picture for dark pages. Only measured pictures have one."""
-    return re.sub(r"\.svg$", "-dark.svg", name)
+    """The file with the same picture for dark pages, if it has one."""
+    return re.sub(r"\.(svg|png)$", r"-dark.\1", name)
 
 
 def picture(match: re.Match[str]) -> str:
-    """A picture: on a dark page its dark variant, and on a phone it scrolls, or opens on a tap."""
-    image, source = match[0], match[1]
-    if (
-        not (ROOT / "benchmarks/results" / dark(Path(source).name)).is_file()
-        or ".svg" not in source
-    ):
-        return f'<a class="picture" href="{source}">{image}</a>'
-    wide = "" if "-cost" in source else " wide"
-    variants = [(source, "light"), (dark(source), "dark")]
+    """A picture: on a dark page its dark variant, and a tap opens it if it leads nowhere else."""
+    link, image, source = match.groups()
+    variants = [(source, "")]
+    if any((ROOT / at / dark(Path(source).name)).is_file() for at in (DOCS, "benchmarks/results")):
+        variants = [(source, " only-light"), (dark(source), " only-dark")]
     return "".join(
-        f'<a class="picture{wide} only-{look}" href="{name}">{image.replace(source, name)}</a>'
+        f'<a class="picture{look}" href="{link or name}">{image.replace(source, name)}</a>'
         for name, look in variants
     )
 
 
 def cell(match: re.Match[str]) -> str:
     """A table's cell: figures keep their unit, lines stay whole, and sentences get some width."""
-    text = match[1]
+    text = _CODE.sub(lambda code: _BREAK.sub("<wbr>", code[0]), match[1])
     if re.fullmatch(r"[\d.,/% ]+", text):
         return f"<td>{text.replace(' %', '&nbsp;%').replace(' /', '&nbsp;/')}</td>"
     plain = re.sub(r"<[^>]*>", "", text)
     if "<br" in text:
         return f'<td class="lines">{text}</td>'
     if len(plain) <= 24 or " " not in plain:
-        return match[0]
+        return f"<td>{text}</td>"
     return f'<td class="{"prose" if len(plain) > 60 else "words"}">{text}</td>'
 
 

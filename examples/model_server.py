@@ -187,7 +187,7 @@ def application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # No CUDA call of this process succeeds any more when its context is lost.
         stop_watching = aiostream.exit_on_context_failed()
-        async with aiostream.StreamPool(streams, 0, max_waiting=waiting) as pool:
+        async with aiostream.StreamPool(streams, 0, max_waiting=waiting, name="model") as pool:
             app.state.model, app.state.timeout = Model(pool), timeout
             await app.state.model.warm_up()
             collector = Collector(pools={"model": pool})

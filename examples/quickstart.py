@@ -1,77 +1,44 @@
 """Await GPU work: alone, with a timeout, and several streams at once.
 
-`python examples/quickstart.py` runs on the GPU; with `--simulator` (or `AIOSTREAM_SIMULATOR=1`)
-on aiostream's simulator.
+pip install .
+python examples/quickstart.py                        # on a GPU; --simulator without one
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import ctypes
 import os
-import sys
 import time
-from typing import Any
 
 import anyio
-from cuda.bindings import driver as cuda
 
 import aiostream
-from aiostream.testing import check
-
-# Your framework's kernels in real life. This one keeps its stream busy for a while; the simulator
-# knows it by its name.
-SPIN = b"""
-.version 7.0
-.target sm_70
-.address_size 64
-.visible .entry spin(.param .u64 nanoseconds)
-{
-    .reg .u64 %start, %now, %length, %gone;
-    .reg .pred %again;
-    ld.param.u64 %length, [nanoseconds];
-    mov.u64 %start, %globaltimer;
-AGAIN:
-    mov.u64 %now, %globaltimer;
-    sub.u64 %gone, %now, %start;
-    setp.lt.u64 %again, %gone, %length;
-    @%again bra AGAIN;
-    ret;
-}
-\0"""
-
-
-def launch(kernel: Any, stream: aiostream.Stream, milliseconds: float) -> None:
-    """Enqueues the kernel and returns at once."""
-    arguments = ((round(milliseconds * 1e6),), (ctypes.c_uint64,))
-    with stream.context.as_current():
-        check(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream.handle, arguments, 0))
+from aiostream.testing import load_kernels, spin
 
 
 async def main() -> None:
     device = aiostream.Device(0)
     print(f"driver: {device.name}")
-    with device.primary_context.as_current():
-        kernel = check(cuda.cuModuleGetFunction(check(cuda.cuModuleLoadData(SPIN)), b"spin"))
+    load_kernels(device.primary_context)  # so that the first launch takes no longer than others
 
     async with aiostream.Stream() as stream:
         # One await: the loop is free meanwhile.
         began = time.perf_counter()
-        await stream.run(launch, kernel, stream, 20)
+        await stream.run(spin, stream, 0.02)
         print(f"one kernel of 20 ms: {(time.perf_counter() - began) * 1000:.1f} ms")
 
         # A timeout stops the waiting and not the GPU: the kernel runs to its end.
-        launch(kernel, stream, 200)
         try:
             async with asyncio.timeout(0.02):
-                await stream
+                await stream.run(spin, stream, 0.2)
         except TimeoutError:
             print(f"timed out after 20 ms; is the GPU done? {stream.query()}")
 
     # Several streams at once, in anyio's task group (trio's and asyncio's serve as well).
     async def one(milliseconds: float) -> None:
         async with aiostream.Stream() as stream:
-            launch(kernel, stream, milliseconds)
+            spin(stream, milliseconds / 1000)
         # Leaving the block has awaited the work.
         print(f"the stream with {milliseconds} ms is done")
 
@@ -85,12 +52,15 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    if "--simulator" in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description="Awaits GPU work in three ways.")
+    parser.add_argument(
+        "--simulator", action="store_true", help="run on aiostream's simulator of a CUDA driver"
+    )
+    if parser.parse_args().simulator:
         from aiostream import simulator
 
-        os.environ.pop(
-            "CUDA_VISIBLE_DEVICES", None
-        )  # what hides this machine's GPUs would hide the simulated one
+        # What hides this machine's GPUs would hide the simulated one.
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         simulator.install()
     try:
         asyncio.run(main())

@@ -83,9 +83,7 @@ class Graph(Transferable, WithBlock):
             value = driver.handle_in(made)
             self._init_fields(value, current_or_default_context(), owned=True, made=made)
 
-    def _init_fields(
-        self, value: int, context: Context, *, owned: bool, parent: Any = None, made: Any = None
-    ) -> None:
+    def _init_fields(self, value: int, context: Context, *, owned: bool, made: Any = None) -> None:
         self._note_place()
         self._context = context  # where it is instantiated
         self._owned = owned
@@ -93,16 +91,14 @@ class Graph(Transferable, WithBlock):
         # True while a capture that capture.py has noted goes into it. The capture pins the handle.
         self._captured_into = False
         self._handle = _native.Handle(
-            _native.HANDLE_GRAPH, value, context.handle, owned, False, parent, made
+            _native.HANDLE_GRAPH, value, context.handle, owned, False, made
         )
 
     @classmethod
-    def _from_handle(
-        cls, value: int, context: Context, *, owned: bool, parent: Any = None, made: Any = None
-    ) -> Graph:
+    def _from_handle(cls, value: int, context: Context, *, owned: bool, made: Any = None) -> Graph:
         process.start()
         graph = cls.__new__(cls)
-        graph._init_fields(value, context, owned=owned, parent=parent, made=made)
+        graph._init_fields(value, context, owned=owned, made=made)
         return graph
 
     @classmethod
@@ -344,7 +340,7 @@ class ExecutableGraph(Transferable, WithBlock):
         executable._owned = owned
         executable._name = f"executable graph {value:#x}"
         executable._handle = _native.Handle(
-            _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False, None, made
+            _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False, made
         )
         return executable
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-from aiostream._base import checks
+from aiostream import _native
+from aiostream._base import checks, driver
 from aiostream._runtime import loops
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._servers.pool_core import PoolCore
-from aiostream._servers.pool_slots import require_distinct
+from aiostream._servers.pool_slots import Loan, Slot, require_distinct
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike
@@ -261,14 +263,15 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await asyncio.gather(*(pool.run(lambda n: n * n, n) for n in range(3)))
             [0, 1, 4]
         """
-        stream = await self._acquire()
+        loan = Loan()  # no task needs a `Stream` of its own here
+        stream = await self._acquire(loan)
         try:
-            return await stream.run(fn, *args, **kwargs)
-        finally:
-            try:
-                self.release(stream)
-            except ValueError:  # see `_Lending.__aexit__`
-                pass
+            result = await stream.run(fn, *args, **kwargs)
+        except BaseException:
+            self._end_run(loan, is_done=False)
+            raise
+        self._end_run(loan, is_done=True)
+        return result
 
     async def run_in_thread(
         self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any
@@ -310,9 +313,11 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         """
         return _Lending(self)
 
-    async def _acquire(self) -> Stream:
+    async def _acquire(self, loan: Loan | None = None) -> Stream:
+        # With a loan it returns the pool's own stream, which the task has as long as the loan
+        # lives.
         if observers and not is_observed():
-            return await observed("StreamPool.acquire", StreamPool._acquire, self)
+            return await observed("StreamPool.acquire", StreamPool._acquire, self, loan)
         bridge = self._enter()
         take_turn = bridge.checkpoint
         if take_turn is not None:
@@ -335,15 +340,75 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # wait must not overtake them.
         if self._idle and not self._waiters.futures:
             slot = self._idle.take()
-            lent = self._lend(slot, bridge)
+            lent = self._lend(slot, bridge, loan)
         else:
             # A task that waits must not hold the bridge, because the bridge would survive its loop.
             del bridge
             # Another task or the loop's drain hands the slot over. Both run in this thread, and
             # behind this line there is no await, so nothing changes before this task has it.
             slot = await self._in_turn()
-            lent = self._lend(slot, loops.current_bridge())
+            lent = self._lend(slot, loops.current_bridge(), loan)
         self._lent[slot.key] = slot  # and no call after it: see `_lend`
+        return lent
+
+    def _enter(self) -> loops.Bridge:
+        """Prepares for a use by the running loop."""
+        bridge = loops.current_bridge()
+        if self._closed:
+            self._require_open()
+        # The bridges are compared, and not the loops. A bridge that died with its loop gives None,
+        # so a new loop at the old one's address is not taken for it.
+        if self._bridge is None or self._bridge() is not bridge:
+            self._change_loop(bridge)
+        latest = driver.latest_failure  # before the health is read
+        if self._healthy_since is not latest:
+            # It may be another context that has failed, and contexts of the simulator can recover.
+            code = self._health()
+            if code:
+                raise self._error(code)
+            self._healthy_since = latest
+        # Before the caller counts the idle streams, because both may make some idle. The flags are
+        # plain, and another thread may just be setting one: the next use sees it.
+        if self._dropped:
+            self._take_dropped()
+        if self._busy.has_unwatched:
+            self._look_again()
+            self._look_again_soon()
+        return bridge
+
+    def _lend(self, slot: Slot, bridge: loops.Bridge, loan: Loan | None = None) -> Stream:
+        """Makes the object that a task gets. Its caller then notes it in `_lent`, and returns it.
+
+        With a loan it is the pool's own stream, which the task has until the loan dies.
+
+        No call may lie between that note and the caller's return. A KeyboardInterrupt comes after
+        a call, and then the stream would count as lent, but to no task. Before the note, the stream
+        is in no list, and `_find_lost` takes it back.
+        """
+        lent = slot.stream
+        try:
+            if loan is None:
+                lent = lent._borrowed_as(type(lent))
+        except StreamClosedError:  # a borrowed stream, whose owner has closed it
+            self._drop(slot)
+            raise
+        except BaseException:
+            # For example for want of memory. Only this call knows the slot, so that it would be
+            # lost, and tasks may wait for it.
+            self._put_back(slot)
+            raise
+        task = bridge.current_task()
+        # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
+        slot.holder = weakref.ref(task) if task is not None else None
+        held = lent if loan is None else loan
+        slot.key = id(held)
+        # Before the next one, because Python calls the callback of the latest reference first.
+        slot.alarm = weakref.ref(held, self._waiters.raise_alarm)
+        # The callback may run in any thread, and between any two lines of this module. So it is the
+        # deque's own method: it takes no lock, and touches nothing else of the pool.
+        slot.lent = weakref.ref(held, self._dropped.append)
+        if self._closed:
+            self._end_when_dropped(slot)
         return lent
 
     def acquire_nowait(self) -> Stream:
@@ -394,18 +459,36 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
                 stream._handle.close()
                 return
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
-        # From here on the stream is in no list, until `_look_at` puts it into one. If a
-        # KeyboardInterrupt comes in between, the next `acquire` finds it.
-        del self._lent[slot.key]
         # The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
         # stream, because a worker thread could otherwise begin a use that the pool has not seen.
-        stream._handle.close()
-        slot.alarm = slot.lent = slot.holder = None  # as `end_loan` does
+        handle = stream._handle
+        handle.close()
         # Unless a thread of enqueue_in_thread is under way, which holds `stream`. A pool of
         # borrowed streams may end before it, and their sources would destroy what the thread uses.
-        if not stream._handle.is_used:
+        if not handle.is_used:
             stream._source = None
-        self._look_at(slot)
+        self._end_loan(slot, is_done=False)
+
+    def _end_run(self, loan: Loan, is_done: bool) -> None:
+        """Takes the stream of a `run` back. `is_done`: its work was awaited."""
+        slot = self._lent.get(id(loan))
+        # Otherwise the collector has ended the dead task's loan, and now ends its frames.
+        if slot is not None and slot.lent is not None and slot.lent() is loan:
+            self._end_loan(slot, is_done)
+
+    def _end_loan(self, slot: Slot, is_done: bool) -> None:
+        # From here on the stream is in no list, until it is put into one. If a KeyboardInterrupt
+        # comes in between, the next `acquire` finds it.
+        del self._lent[slot.key]
+        slot.alarm = slot.lent = slot.holder = None
+        own = slot.stream._handle
+        # In this order, because a thread that uses the stream may enqueue more.
+        if not (self._waiters.futures or self._closed or own.is_used) and (
+            is_done or _native.stream_query(own) == 0
+        ):
+            self._idle.append(slot)
+        else:
+            self._look_at(slot)
         # No event will say when the work of this one, or of another one, is over. If tasks wait,
         # none of them calls the pool, so the loop has to.
         if self._busy.has_unwatched:

@@ -37,7 +37,6 @@ T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
 
 _NOT_READY = 600
-_PER_THREAD = reference.PER_THREAD
 
 
 class Stream(
@@ -145,7 +144,6 @@ class Stream(
         *,
         owned: bool,
         source: Any = None,
-        parent: _native.Handle | None = None,
         wait: WaitStrategy | None = None,
         made: list[Any] | None = None,
         handle: _native.Handle | None = None,
@@ -161,7 +159,7 @@ class Stream(
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         # Counted as open from here on. No other thread can use it before this object is complete.
-        handle = handle or reference.new_handle(value, context, owned, parent, made)
+        handle = handle or reference.new_handle(value, context, owned, made)
         try:
             self._reference = Reference(handle, context, self._name)
             if source is not None:
@@ -176,12 +174,10 @@ class Stream(
         self._handle = handle
 
     @classmethod
-    def _from_handle(
-        cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None
-    ) -> Self:
+    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> Self:
         process.start()
         stream = cls.__new__(cls)
-        stream._init_fields(value, context, owned=owned, source=source, parent=parent)
+        stream._init_fields(value, context, owned=owned, source=source)
         return stream
 
     # --------------------------------------------------------------------------- other constructors
@@ -301,23 +297,19 @@ class Stream(
         # A pool does this for each request, so this copies what it can instead of looking it up.
         # Another thread may close the owner after the check. The new handle has it as its parent,
         # so its first use then refuses, as every later one does.
-        context, owner = self._context, self._handle
         borrowed = kind.__new__(kind)
-        borrowed._context = context
+        borrowed._context = self._context
         borrowed._owned = False
         borrowed._constants = self._constants
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
         borrowed._name, borrowed._label = self._name, self._label
-        value = owner.value
-        borrowed._handle = handle = _native.Handle(
-            _native.HANDLE_STREAM, value, context._handle, False, value <= _PER_THREAD, owner
-        )
+        borrowed._handle = handle = self._handle.borrow()
         borrowed._wait = self._wait
         borrowed._mode = self._mode
         own = self._reference
         borrowed._reference = Reference(
-            handle, context, self._name, own.wait_list, common=own.common
+            handle, self._context, self._name, own.wait_list, None, False, own.common
         )
         return borrowed
 
@@ -446,6 +438,11 @@ class Stream(
                 raise self._closed_capturing(error) from None
             raise
         self.close()
+
+    def __del__(self, *bound: Any) -> None:
+        # A pool gives a borrowed one to each request, and that has nothing to end.
+        if getattr(self, "_owned", False):
+            super().__del__(*bound)
 
     def _finalizer(
         self,
@@ -631,7 +628,8 @@ class Stream(
         Use it if you need a future, such as to have several in flight. `run` is for the common
         case: it calls, waits, and returns the result.
 
-        `fn` enqueues work and returns. The future settles when the GPU has passed that work. Until
+        `fn` enqueues work and returns. The future settles when the GPU has passed that work, and is
+        done when you get it if `fn` leaves nothing to wait for, unless the loop needs a turn. Until
         then the callable, its arguments and its result stay alive, even if you drop the future or
         the stream, or the task is cancelled. The library drops them in the next turn of the loop.
         If the driver can no longer prove that the GPU has passed, they stay alive for the life of

@@ -1,6 +1,7 @@
 """Every Python snippet of the documents runs as readers would run it; every link leads somewhere.
 
-A comment before a snippet says how it runs. Without one, it is a program of its own.
+A comment before a snippet says how it runs. Without one, it is a program of its own. A block of
+text right after it is what it prints.
 
     <!-- snippet: continues -->        it goes on from the snippet before it
     <!-- snippet: file conftest.py --> it is a file; pytest runs all files of the page together
@@ -50,7 +51,8 @@ NOT_OURS: dict[str, tuple[str, ...]] = {
 OPTIONAL = ("fastapi", "httpx", "prometheus_client", "starlette", "trio")
 _SNIPPET = re.compile(
     r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
-    r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$",
+    r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$"
+    r"(?:\n\n^```text\n(?P<prints>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
 _TYPED = """
@@ -86,6 +88,7 @@ class Program:
     line: int
     how: str
     code: str
+    prints: str | None = None
     files: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -109,6 +112,7 @@ def programs_of(page: Path) -> list[Program]:
         line = text.count("\n", 0, match.start("code"))
         if how == "continues":
             found[-1].code += "\n\n" + code
+            found[-1].prints = match["prints"]
         elif how.startswith("file "):
             files = next((each for each in found if each.how == "files"), None)
             if files is None:
@@ -116,7 +120,7 @@ def programs_of(page: Path) -> list[Program]:
                 found.append(files)
             files.files[how.removeprefix("file ")] = code
         else:
-            found.append(Program(f"{page.name}-{line}", line, how, code))
+            found.append(Program(f"{page.name}-{line}", line, how, code, match["prints"]))
     return found
 
 
@@ -130,6 +134,17 @@ def test_the_documents_have_snippets() -> None:
     assert len(programs_of(ROOT / "README.md")) >= 2
     shown = {program.name.partition(".md")[0] for program in PROGRAMS if "shown" in program.how}
     assert shown <= {"serving", "simulator"}, "these need what no environment of the tests has"
+
+
+def test_whole_programs_show_what_they_print() -> None:
+    silent = [
+        program.name
+        for program in PROGRAMS
+        if re.search(r"^(asyncio|trio|anyio)\.run\(", program.code, re.MULTILINE)
+        and program.prints is None
+        and not said_to_print(program.code)
+    ]
+    assert not silent
 
 
 def test_snippets_are_python() -> None:
@@ -179,6 +194,8 @@ def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> Non
     printed = iter(done.stdout.splitlines())
     for comment in said_to_print(program.code):  # in this order, among other lines
         assert any(line.endswith(comment) for line in printed), (comment, done.stdout)
+    if program.prints is not None:
+        assert done.stdout == program.prints
 
 
 def said_to_print(code: str) -> list[str]:

@@ -31,24 +31,25 @@ IMPORTED_BY_NAME = {"metrics", "testing", "trace"}
 NATIVE = TESTS.parent / "src" / "aiostream" / "native"
 
 
-def drawing(number: int) -> list[str]:
-    """The rows of one of the two drawings in docs/design.md, "The house": the storeys, then the
+def table(number: int) -> list[list[str]]:
+    """The rows of one of the two tables in docs/design.md, "The house": the storeys, then the
     levels of the native part.
     """
     design = TESTS.parent / "docs" / "design.md"
     if not design.exists():
         pytest.skip("the documents are not here: the tests run on an installed package alone")
     house = design.read_text().split("\n## The house\n")[1].split("\n## ")[0]
-    return house.split("```text\n")[number].split("```")[0].splitlines()
+    lines = house.split("---|\n")[number].split("\n\n")[0].splitlines()
+    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
 
 
 def rows(number: int) -> dict[str, int]:
-    """The level of each name in a drawing."""
+    """The level of each name in a table."""
     levels: dict[str, int] = {}
-    for line in drawing(number):
-        level, *_, names, _ = re.split(r" {2,}", line.strip())
-        assert not levels.keys() & set(names.split()), f"drawn twice: {names}"
-        levels.update(dict.fromkeys(names.split(), int(level)))
+    for level, *_, names, _ in table(number):
+        found = names.replace("`", "").split()
+        assert not levels.keys() & set(found), f"there twice: {names}"
+        levels.update(dict.fromkeys(found, int(level)))
     return levels
 
 
@@ -122,7 +123,7 @@ def test_no_imports_run_in_a_circle(package: str) -> None:
 
 
 def test_tests_lie_in_the_folders_of_the_storeys() -> None:
-    names = [line.split()[1] for line in drawing(1)]
+    names = [folder for _, folder, *_ in table(1)]
     folders = {path.parent.name for path in TESTS.rglob("test_*.py")}
     assert folders == {*names, "simulator", "project"}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import pkgutil
 import re
@@ -146,6 +147,19 @@ def test_drawings_are_pictures(built: Path) -> None:
     pages = [path.read_text() for path in built.rglob("*.html")]
     assert sum(page.count('<div class="drawing"><svg ') for page in pages) == drawn
     assert not [page for page in pages if 'class="mermaid"' in page]
+
+
+def test_search_finds_what_servers_are_asked_for(built: Path) -> None:
+    index = json.loads((built / "search/search_index.json").read_text())["docs"]
+    for word in ("fastapi", "batching", "backpressure", "websocket"):
+        found = {
+            place["location"].partition("/")[0]: place.get("boost", 1)
+            for place in index
+            if word in (place["title"] + place["text"]).lower()
+        }
+        # The site's search weighs titles and these factors: long programs come last.
+        assert found.pop("servers") == 1
+        assert all(found[page] < 1 for page in found.keys() & {"examples", "benchmarks"})
 
 
 def test_pages_load_nothing_from_another_host(built: Path) -> None:

@@ -77,7 +77,9 @@ def test_queues_are_used_again_while_a_destructor_blocks(loop_kind: str) -> None
 
     async def cancel(given: list[Buffer]) -> None:
         async with Stream() as stream:
-            stream.enqueue_async(lambda on, buffer: None, given.pop()).cancel()
+            with Gate() as gate:
+                gate.hold(stream)
+                stream.enqueue_async(lambda on, buffer: None, given.pop()).cancel()
 
     async def serve() -> None:
         async with Stream() as stream:
@@ -121,7 +123,9 @@ def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
         return drain()
 
     async def main(given: list[Buffer]) -> None:
-        kept.append(stream.enqueue_async(lambda on, buffer: None, given.pop()))
+        with Gate() as gate:
+            gate.hold(stream)
+            kept.append(stream.enqueue_async(lambda on, buffer: None, given.pop()))
         await kept[0]
 
     internals.intercept_drain(monkeypatch, interrupt_once)

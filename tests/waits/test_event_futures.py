@@ -199,6 +199,40 @@ async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: s
     stream.close()
 
 
+async def test_what_is_done_already_gives_a_future_that_is_done() -> None:
+    async with Stream() as stream:
+        future = stream.enqueue_async(lambda _: 3)
+        assert future.done()
+        assert await future == 3
+
+
+async def test_earlier_futures_of_the_stream_are_done_before() -> None:
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            earlier = [stream.enqueue_async(lambda _, n=n: n) for n in range(3)]
+        assert settle(stream.query)  # no turn of the loop is between these lines
+        assert stream.enqueue_async(lambda _: 3).done()
+        assert [future.done() for future in earlier] == [True] * 3
+        assert [await future for future in earlier] == [0, 1, 2]
+
+
+async def test_futures_that_are_done_at_once_leave_the_others_their_turns() -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while turns < 5:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    with anyio.fail_after(20):
+        async with Stream() as stream, anyio.create_task_group() as group:
+            group.start_soon(take_turns)
+            while turns < 5:
+                await stream.enqueue_async(lambda _: None)
+
+
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.leaks(1)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
@@ -208,10 +242,11 @@ async def test_record_that_is_refused_after_the_function_leaks_its_objects(
     stream = Stream()
     kept = Kept()
     watched = weakref.ref(kept)
-    await stream.synchronize_async()
-    breakable.fail("cuEventRecordWithFlags", 2)
-    with pytest.raises(CudaError) as caught:
-        stream.enqueue_async(lambda _, thing: None, kept)
+    with Gate() as gate:
+        gate.hold(stream)  # what is over at once needs no event
+        breakable.fail("cuEventRecordWithFlags", 2)
+        with pytest.raises(CudaError) as caught:
+            stream.enqueue_async(lambda _, thing: None, kept)
     assert caught.value.code == 2
     del kept, caught
     gc.collect()

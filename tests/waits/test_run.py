@@ -477,3 +477,55 @@ def test_dead_task_in_a_pools_run_reports_nothing() -> None:
     gc.collect()
     assert ends(lambda: statistics().waits.pending == 0)
     owner.close()
+
+
+async def test_pools_run_on_a_stream_whose_owner_has_closed_it() -> None:
+    async with Stream() as lasting, Stream() as closed:
+        pool = StreamPool.borrow([closed, lasting])
+        closed.close()
+        with pytest.raises(StreamClosedError):
+            await pool.run(int)
+        assert (pool.size, pool.idle) == (1, 1)
+        assert await pool.run(int) == 0
+        pool.close()
+
+
+async def test_pool_that_closes_during_a_run_destroys_the_stream_afterwards() -> None:
+    before = statistics().handles.open
+    pool = StreamPool(1)
+    stream = pool.acquire_nowait()
+    same = Stream.borrow(stream.handle)
+    pool.release(stream)
+    async with anyio.create_task_group() as group:
+        with Gate() as gate:
+
+            def hold() -> None:
+                gate.hold(same)
+
+            group.start_soon(pool.run, hold)
+            await until(lambda: pool.lent == 1)
+            pool.close()
+            assert (pool.lent, statistics().handles.open) == (1, before + 1)
+    assert settle(lambda: statistics().handles.open == before)
+
+
+def test_dead_tasks_run_gives_its_stream_to_a_loop_that_comes_later() -> None:
+    owner = Stream()
+    pool = StreamPool.borrow([owner])
+    loop = asyncio.new_event_loop()
+    with Gate() as gate:
+
+        def hold() -> None:
+            gate.hold(owner)
+
+        task: Any = loop.create_task(pool.run(hold))
+        task._log_destroy_pending = False
+        loop.run_until_complete(asyncio.sleep(0.01))
+        assert pool.lent == 1
+        loop.close()
+        del task
+    assert ends(lambda: statistics().waits.pending == 0)  # until then its wait keeps the task
+    assert settle(lambda: gc.collect() >= 0 and pool.lent == 0)
+    assert asyncio.run(pool.run(int)) == 0
+    pool.close()
+    owner.close()

@@ -101,14 +101,11 @@ def new_handle(
     value: int,
     context: Context,
     owned: bool,
-    parent: _native.Handle | None = None,
     made: list[Any] | None = None,
 ) -> _native.Handle:
     """Makes the native handle of a stream. `made` is the list of `driver.unless_owned`."""
     # A special stream is a stream of the current context, so each call needs its context current.
-    return _native.Handle(
-        _HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, parent, made
-    )
+    return _native.Handle(_HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, made)
 
 
 def keep_retired(reference: Reference) -> None:

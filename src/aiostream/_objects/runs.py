@@ -72,7 +72,7 @@ class Work(waiting.Target):
             CudaError: The driver refused, or the context has failed.
         """
         reference, frame = self._reference, Frame()
-        wait_list = wait_list_of(reference)
+        wait_list = reference.wait_list or wait_list_of(reference)
         _begun.add(self)
         self.frame = weakref.ref(frame, self.gone)
         # It is there before the pin, because `into_raw` would otherwise wait for this task.

@@ -15,7 +15,7 @@ from aiostream._handles.reference import share_history
 from aiostream._runtime import loops, process
 from aiostream._servers import pool_returns
 from aiostream._servers.pool_returns import Busy, Return
-from aiostream._servers.pool_slots import Idle, IdleOnDevices, Slot
+from aiostream._servers.pool_slots import Idle, IdleOnDevices, Loan, Slot
 from aiostream._servers.pool_waiters import Waiters
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
@@ -50,7 +50,7 @@ class PoolCore:
         self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has
         # `Slot.lent` of each stream whose `Stream` died before it was given back. Any thread
         # appends, because an object may die in any. Only the loop's thread removes.
-        self._dropped: deque[weakref.ref[Stream]] = deque()
+        self._dropped: deque[weakref.ref[Stream | Loan]] = deque()
         self._waiters = Waiters()
         self._at_once = 0  # how often a stream was free at once
         # Stands for the look that the loop will do, or None; and whether it is one for tasks.
@@ -73,63 +73,11 @@ class PoolCore:
 
     # ------------------------------------------------------------------------------------------ use
 
-    def _enter(self) -> loops.Bridge:
-        """Prepares for a use by the running loop."""
-        bridge = loops.current_bridge()
-        if self._closed:
-            self._require_open()
-        # The bridges are compared, and not the loops. A bridge that died with its loop gives None,
-        # so a new loop at the old one's address is not taken for it.
-        if self._bridge is None or self._bridge() is not bridge:
-            self._change_loop(bridge)
-        latest = driver.latest_failure  # before the health is read
-        if self._healthy_since is not latest:
-            # It may be another context that has failed, and contexts of the simulator can recover.
-            code = self._health()
-            if code:
-                raise self._error(code)
-            self._healthy_since = latest
-        # Before the caller counts the idle streams, because both may make some idle. The flags are
-        # plain, and another thread may just be setting one: the next use sees it.
-        if self._dropped:
-            self._take_dropped()
-        if self._busy.has_unwatched:
-            self._look_again()
-            self._look_again_soon()
-        return bridge
-
-    def _lend(self, slot: Slot, bridge: loops.Bridge) -> Stream:
-        """Makes the object that a task gets. Its caller then notes it in `_lent`, and returns it.
-
-        No call may lie between that note and the caller's return. A KeyboardInterrupt comes after
-        a call, and then the stream would count as lent, but to no task. Before the note, the stream
-        is in no list, and `_find_lost` takes it back.
-        """
-        try:
-            lent = slot.stream._borrowed_as(type(slot.stream))
-        except StreamClosedError:  # a borrowed stream, whose owner has closed it
-            self._drop(slot)
-            raise
-        except BaseException:
-            # For example for want of memory. Only this call knows the slot, so that it would be
-            # lost, and tasks may wait for it.
-            self._put_back(slot)
-            raise
-        task = bridge.current_task()
-        # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
-        slot.holder = weakref.ref(task) if task is not None else None
-        slot.key = id(lent)
-        self._watch_for_drop(slot, lent)
-        return lent
-
-    def _watch_for_drop(self, slot: Slot, lent: Stream) -> None:
-        # Before the next one, because Python calls the callback of the latest reference first.
-        slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
-        # The callback may run in any thread, and between any two lines of this module. So it is the
-        # deque's own method: it takes no lock, and touches nothing else of the pool. A pool that is
-        # closed has no next use, so there the callback ends the stream itself.
-        callback = self._dropped.append if not self._closed else partial(_end_dropped, slot.stream)
-        slot.lent = weakref.ref(lent, callback)
+    def _end_when_dropped(self, slot: Slot) -> None:
+        """A closed pool has no next use, so there the callback of a drop ends the stream itself."""
+        lent = slot.lent() if slot.lent is not None else None
+        if lent is not None:
+            slot.lent = weakref.ref(lent, partial(_end_dropped, slot.stream))
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
@@ -220,7 +168,7 @@ class PoolCore:
                 # A frame of a traceback may still hold the object. It is closed, so that it cannot
                 # be used next to the one of the task that gets the stream now.
                 lent = slot.lent() if slot.lent is not None else None
-                if lent is not None:
+                if isinstance(lent, Stream):
                     lent._handle.close()
                 slot.end_loan()
                 self._busy.add_unwatched(slot)
@@ -262,7 +210,7 @@ class PoolCore:
             and not cast("Stream", stream).closed
         )
 
-    def _slot_of(self, reference: weakref.ref[Stream]) -> Slot | None:
+    def _slot_of(self, reference: weakref.ref[Stream | Loan]) -> Slot | None:
         return next((slot for slot in self._slots if slot.lent is reference), None)
 
     def _put_back(self, slot: Slot) -> None:
@@ -383,10 +331,7 @@ class PoolCore:
         # meanwhile are destroyed.
         self._closed = True
         for slot in list(self._lent.values()):
-            lent = slot.lent() if slot.lent is not None else None
-            if lent is not None:
-                self._watch_for_drop(slot, lent)
-        lent = None  # the frame of an error must not keep the last of the streams
+            self._end_when_dropped(slot)
         # What was dropped before the line above has only been noted.
         self._take_dropped()
         self._waiters.end_watches()

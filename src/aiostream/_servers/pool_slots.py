@@ -15,6 +15,15 @@ from aiostream._runtime import loops
 from aiostream.stream import Stream
 
 
+class Loan:
+    """What a task has in place of a `Stream` of its own. It lives as long as the frame of a `run`.
+
+    That alone refers to it.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
 class Slot:
     """One stream of a pool. Only the thread of the loop that uses the pool touches it."""
 
@@ -34,11 +43,11 @@ class Slot:
         self.stream = stream
         self.device = stream.context._device_ordinal()
         self.freed = 0  # a number that grows from one stream that becomes free to the next
-        # The object that a task holds. It refuses every call after its release. A weak reference,
-        # so that the pool notices if the task loses it.
-        self.lent: weakref.ref[Stream] | None = None
+        # The object that a task holds. A `Stream` refuses every call after its release. A weak
+        # reference, so that the pool notices if the task loses it.
+        self.lent: weakref.ref[Stream | Loan] | None = None
         # Another one. Its callback wakes the loop if the object dies while tasks wait.
-        self.alarm: weakref.ref[Stream] | None = None
+        self.alarm: weakref.ref[Stream | Loan] | None = None
         self.key = 0  # the id of that object
         # The task that holds it, for error messages.
         self.holder: weakref.ref[Any] | None = None

@@ -346,8 +346,11 @@ def enqueue(
             keepalive,
             common.order or order_of(reference),
             reference.name,
+            bridge.at_once,
         )
-        if answer is not None:
+        if answer is True:
+            bridge.at_once = not bridge.must_yield()
+        elif answer is not None:
             _refuse(answer, reference, "cuEventCreate", "cuEventRecord")
         return future
     finally:
@@ -393,6 +396,7 @@ def _complete(
         keepalive,
         order_of(reference),
         reference.name,
+        False,
     )
     del bridge  # as in `enqueue`
     if not isinstance(answer, Completion):
@@ -434,6 +438,7 @@ def keep_until_passed(reference: Reference, keepalive: Any) -> None:
         keepalive,
         order_of(reference),
         reference.name,
+        False,
     )
 
 

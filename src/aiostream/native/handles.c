@@ -44,22 +44,33 @@ static pthread_mutex_t release_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t unused = PTHREAD_COND_INITIALIZER;
 
 struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned,
-                          bool needs_context, struct handle *parent) {
+                          bool needs_context) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
-    uint64_t identity = parent ? parent->identity : context ? context_identity(context) : 0;
     *handle = (struct handle){.refs = 1,
                               .value = value,
                               .context = context,
-                              .parent = parent,
                               .kind = kind,
                               .owned = owned,
                               .needs_context = needs_context,
-                              .identity = identity};
+                              .identity = context ? context_identity(context) : 0};
     if (owned) {
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
         atomic_fetch_add(&counters[HANDLES_OPEN], 1);
     }
+    return handle;
+}
+
+struct handle *handle_borrow(struct handle *parent) {
+    struct handle *handle = calloc(1, sizeof *handle);
+    if (!handle) return NULL;
+    *handle = (struct handle){.refs = 1,
+                              .value = parent->value,
+                              .context = parent->context,
+                              .parent = parent,
+                              .kind = parent->kind,
+                              .needs_context = parent->needs_context,
+                              .identity = parent->identity};
     return handle;
 }
 
@@ -368,7 +379,7 @@ static int renew(const struct handle *event, unsigned flags, struct handle **fre
     if (flags & EVENT_INTERPROCESS) return RESULT_AWAITED;
     int status = event_make(event->context, flags, &value);
     if (status != CUDA_SUCCESS) return status;
-    *fresh = handle_new(HANDLE_EVENT, value, event->context, true, false, NULL);
+    *fresh = handle_new(HANDLE_EVENT, value, event->context, true, false);
     if (*fresh) return CUDA_SUCCESS;
     driver.event_destroy(value);
     return RESULT_NO_MEMORY;

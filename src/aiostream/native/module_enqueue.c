@@ -48,18 +48,23 @@ static int reserve(struct reserving *reserving, struct handle *stream) {
 struct recording {
     struct wait *wait;
     uint64_t ticket;
+    bool at_once; /* it may be over at once; then, that it is */
 };
 
 static int do_record(struct handle *stream, void *argument) {
     struct recording *recording = argument;
     if (!recording->wait) return point_arm(recording->ticket, handle_value(stream));
+    if (recording->at_once &&
+        (recording->at_once = wait_is_over_at_once(recording->wait, handle_value(stream))))
+        return CUDA_SUCCESS;
     return wait_record_future(recording->wait, handle_value(stream));
 }
 
-/* Enqueues the point behind the work. 0, or a refusal, after which only a quarantined one still has
+/* Enqueues the point behind the work, unless *at_once says that the work may be done already, and
+ * it is: then *at_once stays true. 0, or a refusal, after which only a quarantined one still has
  * its owner. It also leaves the context that was pushed. */
-static int record(CompletionObject *self, struct handle *stream, bool leaves) {
-    struct recording recording = {self->wait, self->ticket};
+static int record(CompletionObject *self, struct handle *stream, bool leaves, bool *at_once) {
+    struct recording recording = {self->wait, self->ticket, *at_once};
     int status;
     own(self->ticket, (PyObject *)self, 0);
     Py_BEGIN_ALLOW_THREADS
@@ -70,7 +75,8 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves) {
     status = recording.wait ? operate_pinned_as_is(stream, do_record, &recording)
                             : operate_pinned(stream, do_record, &recording);
     Py_END_ALLOW_THREADS
-    self->recorded = status == CUDA_SUCCESS || status == RESULT_QUARANTINED;
+    *at_once = recording.at_once;
+    self->recorded = !*at_once && (status == CUDA_SUCCESS || status == RESULT_QUARANTINED);
     if (!self->recorded) disown(self->ticket);
     return status;
 }
@@ -78,9 +84,10 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves) {
 /* Calls `call`, if there is one, and enqueues the point behind what it has enqueued. The context
  * was pushed if there is a call. -1: `call` has raised. The point is enqueued then too, if objects
  * are to be kept alive until the GPU has passed what it has enqueued. *refusal says whether that
- * went well.
+ * went well. *at_once is that of `record`.
  */
-static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal) {
+static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal,
+                     bool *at_once) {
     PyObject *kind = NULL, *value = NULL, *traceback = NULL;
     PyObject *result = call ? PyObject_CallNoArgs(call) : Py_NewRef(Py_None);
     *refusal = 0;
@@ -96,7 +103,8 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
      * for the GIL, and `drain` in another thread would miss the future. */
     if (result && self->future) completion_begin(self);
     if (result || self->keepalive) {
-        *refusal = record(self, stream, call != NULL);
+        *at_once = *at_once && result;
+        *refusal = record(self, stream, call != NULL, at_once);
     } else {
         void *popped;
         Py_BEGIN_ALLOW_THREADS
@@ -117,17 +125,20 @@ static PyObject *native_leak(PyObject *module, PyObject *keepalive) {
     Py_RETURN_NONE;
 }
 
-/* enqueue(handle, wait_list, context, queue, number, future, call, keepalive, order, name): a
- * future of what `call` enqueues on a stream, or of the stream's present end if `call` is None.
- * `number` is that of a strategy, or a KIND_ if there is no wait list. `call` runs in the stream's
- * context. Everything that can be refused is reserved before. If the future is None, the caller has
- * pinned the stream, and objects are kept alive until the GPU has passed its present end.
+/* enqueue(handle, wait_list, context, queue, number, future, call, keepalive, order, name,
+ * at_once): a future of what `call` enqueues on a stream, or of the stream's present end if `call`
+ * is None. `number` is that of a strategy, or a KIND_ if there is no wait list. `call` runs in the
+ * stream's context. Everything that can be refused is reserved before. If the future is None, the
+ * caller has pinned the stream, and objects are kept alive until the GPU has passed its present
+ * end.
  *
- * None: done. The Completion: done, and it has no wait list. A number: it was refused before `call`
- * ran. A tuple with a number: after that. */
+ * `at_once` says that the future may be done when this returns.
+ *
+ * None: done. True: the same, and the future is done. The Completion: done, and it has no wait
+ * list. A number: it was refused before `call` ran. A tuple with a number: after that. */
 static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (count != 10) return PyErr_Format(PyExc_TypeError, "ten arguments are needed");
+    if (count != 11) return PyErr_Format(PyExc_TypeError, "eleven arguments are needed");
     struct handle *stream = as_handle(args[0]);
     struct reserving reserving = {0};
     PyObject *call = args[6] == Py_None ? NULL : args[6], *order = args[8];
@@ -170,7 +181,8 @@ static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssiz
         answer = PyLong_FromLong(refusal);
         goto unpin;
     }
-    int raised = carry_out(self, stream, call, &refusal);
+    bool at_once = args[10] == Py_True && self->wait;
+    int raised = carry_out(self, stream, call, &refusal, &at_once);
     if (refusal) { /* the driver would refuse again */
         if (self->state == PENDING) completion_end(self, CANCELLED);
         if (refusal != RESULT_QUARANTINED) completion_leak(self);
@@ -179,8 +191,11 @@ static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssiz
         completion_give_up(self);
     } else if (refusal) {
         answer = Py_BuildValue("(i)", refusal);
+    } else if (completion_enter(self, order), at_once) {
+        /* If this raises, the caller has no future, and the GPU has passed the work. */
+        if (completion_complete(self, CUDA_SUCCESS, false) == 0) answer = Py_NewRef(Py_True);
+        else completion_give_up(self), completion_end(self, CANCELLED);
     } else {
-        completion_enter(self, order);
         if (!self->wait || !self->future) answer = Py_NewRef(object);
         else if (PyObject_SetAttr(args[5], names.point, object) == 0) answer = Py_NewRef(Py_None);
     }
@@ -226,7 +241,8 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     refusal = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(stream)));
     Py_END_ALLOW_THREADS
     if (refusal) return PyLong_FromLong(refusal);
-    if (carry_out(self, stream, call, &refusal) < 0) return NULL;
+    bool at_once = false; /* another thread settles the future */
+    if (carry_out(self, stream, call, &refusal, &at_once) < 0) return NULL;
     if (refusal) return Py_BuildValue("(i)", refusal);
     Py_RETURN_NONE;
 }

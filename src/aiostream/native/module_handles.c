@@ -22,25 +22,20 @@ static PyObject *native_drop_abandoned(PyObject *self, PyObject *unused) {
 }
 
 static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind",          "value",  "context", "owned",
-                            "needs_context", "parent", "made",    NULL};
+    static char *names[] = {"kind", "value", "context", "owned", "needs_context", "made", NULL};
     int kind, owned, needs_context;
     unsigned long long value, context;
-    PyObject *parent = Py_None, *made = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKKpp|OO", names, &kind, &value, &context,
-                                     &owned, &needs_context, &parent, &made))
+    PyObject *made = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKKpp|O", names, &kind, &value, &context,
+                                     &owned, &needs_context, &made))
         return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     HandleObject *self = (HandleObject *)allocate(type, 0);
     if (!self) return NULL;
-    bool borrowed = parent != Py_None;
-    self->parent = borrowed ? Py_NewRef(parent) : NULL;
-    /* Without a parent it asks the driver for the context's id. With one it calls no driver, and a
-     * pool does this for each request. */
-    PyThreadState *thread = borrowed ? NULL : PyEval_SaveThread();
+    Py_BEGIN_ALLOW_THREADS /* it asks the driver for the context's id */
     self->handle = handle_new(kind, (void *)(uintptr_t)value, (void *)(uintptr_t)context, owned,
-                              needs_context, borrowed ? ((HandleObject *)parent)->handle : NULL);
-    if (thread) PyEval_RestoreThread(thread);
+                              needs_context);
+    Py_END_ALLOW_THREADS
     if (!self->handle) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -56,6 +51,19 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         self->made_here = true;
     }
     return (PyObject *)self;
+}
+
+/* A pool does this for each request, so it asks the driver nothing. */
+static PyObject *Handle_borrow(PyObject *object, PyObject *unused) {
+    (void)unused;
+    PyTypeObject *type = Py_TYPE(object);
+    HandleObject *self = (HandleObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self) return NULL;
+    self->parent = Py_NewRef(object);
+    self->handle = handle_borrow(((HandleObject *)object)->handle);
+    if (self->handle) return (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
 }
 
 static void abandon(struct handle *handle) {
@@ -259,6 +267,8 @@ static PyObject *Handle_is_used(PyObject *self, void *unused) {
 }
 
 static PyMethodDef handle_methods[] = {
+    {"borrow", Handle_borrow, METH_NOARGS,
+     "Another handle of the same thing, which pins this one too, and destroys nothing."},
     {"pin", Handle_pin, METH_O,
      "True, noted in a list, and the handle stays valid until unpin(); False if it was closed."},
     {"unpin", Handle_unpin, METH_NOARGS,

@@ -108,8 +108,7 @@ static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
 
 /* --- beginning --- */
 
-/* Whether the stream has something to wait for: CUDA_NOT_READY, or another answer. */
-static int ask(struct wait_list *list, void *stream) {
+int wait_ask(struct wait_list *list, void *stream) {
     /* A stream that was always busy is taken to be busy, because a query and the calls around it
      * cost as much as the record that follows in any case. */
     unsigned busy = list->busy;
@@ -170,7 +169,7 @@ static void begin(struct wait *wait, struct wait_result *result) {
 void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
                 const struct strategy *strategy, struct wait_result *result) {
     *result = (struct wait_result){0};
-    if (is_over(ask(list, stream), result)) return;
+    if (is_over(wait_ask(list, stream), result)) return;
     struct wait *wait;
     result->refusal = wait_start(list, queue, strategy, NULL, &wait);
     if (result->refusal) return;

@@ -142,6 +142,8 @@ enum wait_look wait_look(struct wait *, struct queue *, int *status);
 void wait_end_in_loop(struct wait *, int status);
 void wait_release(struct wait *); /* its task or loop needs the record no more */
 void wait_leave_to_watcher(struct wait *);
+/* Whether the stream has something to wait for: CUDA_NOT_READY, or another answer. */
+int wait_ask(struct wait_list *, void *stream);
 /* records its event at what the stream has reached; 0, or why not */
 int wait_record(struct wait *, void *stream);
 /* the watcher has those that the loop polls from now on */

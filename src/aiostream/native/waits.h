@@ -67,6 +67,8 @@ void wait_fire_unrecorded(struct wait *, int status);
 /* Records what the stream has reached now. 0: the wait no longer belongs to the caller. Otherwise
  * it still does. */
 int wait_record_future(struct wait *, void *stream);
+/* Whether the stream has done everything already, so that there is nothing to record. */
+bool wait_is_over_at_once(struct wait *, void *stream);
 /* In the loop's thread: the watcher gets a wait that the loop polls. False: the loop does not poll
  * it. The record may already be another wait's, and the ticket shows that. */
 bool wait_drop_future(struct wait *, uint64_t ticket);

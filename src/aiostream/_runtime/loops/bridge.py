@@ -40,6 +40,9 @@ class Bridge:
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
+        # Whether a future may be done when it is made. Not from when these have used up their share
+        # of a turn until the next drain, because a task that awaits a done future does not yield.
+        self.at_once = True
 
     @property
     def descriptor(self) -> int:
@@ -55,7 +58,7 @@ class Bridge:
         """Settles everything that has arrived. The loop calls it."""
         try:
             # Before the queue is read. What arrives from here on brings a request of its own.
-            self.asked = False
+            self.asked, self.at_once = False, True
             _native.drain(self.queue, False)
         except BaseException:
             # An interrupt may have kept this from asking for the next drain.
