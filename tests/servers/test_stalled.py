@@ -383,3 +383,8 @@ def test_listener_that_has_ended_hears_nothing(driver_kind: str) -> None:
 def test_error_can_leave_the_process(driver_kind: str) -> None:
     error = pickle.loads(pickle.dumps(StalledError("a text", "a stream", 2.0)))
     assert (str(error), error.stream, error.seconds) == ("a text", "a stream", 2.0)
+
+
+def test_stalled_is_a_flag(driver_kind: str) -> None:
+    with pytest.raises(TypeError, match="stalled"):
+        aiostream.exit_on_context_failed(stalled="yes")  # type: ignore[arg-type]

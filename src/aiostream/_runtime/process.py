@@ -145,7 +145,9 @@ def _serve_orphans() -> bool:
     _native.drain(ORPHANS, True)
     driver.report_failures()
     if (stall := _native.stall(True)) is not None:
-        _report_stall(StalledError(*stall))
+        run_in_releaser(partial(log_error, "%s", stall[0]))
+        for listener in list(stall_listeners):
+            call_in_order(partial(listener, StalledError(*stall)))
     _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:
         call, code = refusal
@@ -226,14 +228,6 @@ def watch_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
 # -------------------------------------------------------------------------------- the listeners
 
 stall_listeners: list[Callable[[StalledError], object]] = []  # any thread, single list operations
-
-
-def _report_stall(error: StalledError) -> None:
-    run_in_releaser(partial(log_error, "%s", error))
-    for listener in list(stall_listeners):
-        call_in_order(partial(listener, error))
-
-
 # The listeners of `on_context_failed` that are to be called, in order. The janitor appends, and
 # their thread removes.
 _calls: deque[Callable[[], Any]] = deque()

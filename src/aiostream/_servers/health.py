@@ -297,6 +297,7 @@ def exit_on_context_failed(
     if signal is not None and checks.integer("signal", signal) not in signals.valid_signals():
         raise ValueError(f"{signal!r} is not a valid signal")
     number = 0 if signal is None else int(signal)
+    stalled = checks.flag("stalled", stalled)
     process.start()
     if process.savers:  # a trace of this process is to be written first, which needs Python
         grace = max(grace, 1)
@@ -307,7 +308,7 @@ def exit_on_context_failed(
         if not _exit_requests:
             _native.failures_watch(1)
         _exit_requests[:] = [request]
-        _native.exit_arm(code, math.ceil(grace * 1e9), number, checks.flag("stalled", stalled))
+        _native.exit_arm(code, math.ceil(grace * 1e9), number, stalled)
 
     def end() -> None:
         with _exit_lock:
