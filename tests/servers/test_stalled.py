@@ -322,6 +322,31 @@ def test_process_ends_if_it_was_asked_to(driver_kind: str, blocked: str) -> None
     assert 'File "<string>", line ' in ended.stderr  # the stacks
 
 
+def test_process_that_was_stopped_has_no_stall(driver_kind: str) -> None:
+    """Its loop could not run, and its work may be over."""
+    printed = succeed(
+        driver_kind,
+        textwrap.dedent("""
+            import asyncio, os, subprocess, aiostream, internals
+
+            heard = []
+            aiostream.on_stalled(heard.append)
+
+            async def main():
+                for wait in ("auto", "event", "spin"):
+                    async with aiostream.Stream(wait=wait, stalled_after=0.1) as stream:
+                        await stream.run(internals.spin, stream, 0)  # loads the kernels
+                        stops = f"kill -STOP {os.getpid()}; sleep 0.2; kill -CONT {os.getpid()}"
+                        stopping = subprocess.Popen(["sh", "-c", stops])
+                        while stopping.poll() is None:
+                            await stream.run(internals.spin, stream, 0.01)
+            asyncio.run(main())
+            print(heard)
+        """),
+    )
+    assert printed == "[]\n"
+
+
 def test_endless_kernel_ends_with_its_process(driver_kind: str) -> None:
     """`drain` gives up, and the GPU serves the next process."""
     ended = run_script(
