@@ -43,7 +43,7 @@ _reported: dict[int, float] = {}
 _stalled: dict[int, float] = {}  # the same of what was noted as stalled
 _SLOW, _SLOW_LEAST = 20, 1.0  # a slow wait has taken so many times what was expected; seconds
 _signal = 0  # that writes the stacks; this and the next: any thread, one assignment
-_limit = math.inf  # the shortest that was set; seconds
+_limit = math.inf  # the shortest that was set, which says how often to look; seconds
 
 
 def begin(kind: str) -> None:
@@ -85,7 +85,7 @@ def look() -> tuple[list[str], float]:
 
     Threads: the releaser's.
     """
-    now = time.monotonic()
+    now, limit = time.monotonic(), _native.stall_limit()
     soon = min(PATIENCE / 2, _limit)
     # A copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
@@ -97,8 +97,8 @@ def look() -> tuple[list[str], float]:
             found.append(_message(kind, now - since, thread))
         if kind not in ("janitor", "watcher"):  # the others run a user's function
             continue
-        if now - since < _limit:
-            soon = min(soon, since + _limit - now)
+        if now - since < limit:
+            soon = min(soon, since + limit - now)
         elif _is_first(_stalled, thread, since):
             _native.stall_note(kind, now - since)
     for of, seconds, usual, _, record, _ in _native.waiting(False):

@@ -123,6 +123,12 @@ static PyObject *native_stall(PyObject *self, PyObject *is_news) {
     return Py_BuildValue("ssd", text, stall.name, (double)stall.ns / 1e9);
 }
 
+/* stall_limit(): the shortest of what waits now, in seconds, or a huge number. */
+static PyObject *native_stall_limit(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    return PyFloat_FromDouble((double)waits_shortest_limit() / 1e9);
+}
+
 /* stall_note(thread, seconds): the driver has not returned from a call of that thread. */
 static PyObject *native_stall_note(PyObject *self, PyObject *args) {
     (void)self;
@@ -162,6 +168,7 @@ static PyMethodDef failure_functions[] = {
     {"exit_arm", native_exit_arm, METH_VARARGS,
      "The process ends at the first fatal code, or now if there was one."},
     {"stall", native_stall, METH_O, "What is stalled now, or with True what is new, or None."},
+    {"stall_limit", native_stall_limit, METH_NOARGS, "The shortest of what waits now."},
     {"stall_note", native_stall_note, METH_VARARGS, "A call of the driver does not return."},
     {"stall_signal", native_stall_signal, METH_O, "The signal that writes all stacks."},
     {"exit_disarm", native_exit_disarm, METH_NOARGS, "It does not."},

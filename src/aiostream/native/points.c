@@ -165,9 +165,10 @@ void points_visit_owners(void (*visit)(void *argument, void *owner), void *argum
 
 struct context *point_context(uint64_t ticket) { return slot_at(ticket)->context; }
 
-uint64_t point_ticket(const struct queue_entry *entry) {
-    const struct slot *slot = (const struct slot *)entry;
-    return (atomic_load(&slot->word) >> 8) << SLOT_BITS | slot->index;
+struct queue *point_unread(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    uint64_t word = slot ? atomic_load(&slot->word) : 0;
+    return word >> 8 == generation_of(ticket) && (word & QUEUED) ? slot->queue : NULL;
 }
 
 void point_set_foreign(uint64_t ticket, host_function function, void *data) {

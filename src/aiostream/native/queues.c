@@ -40,7 +40,6 @@ struct queue {
         int64_t latest;        /* when the latest wait was ready */
     } turn;
     struct polled_waits polled;
-    int64_t noted; /* when the loop was said to be stalled; under the lock of the waits' records */
     _Atomic int waits;   /* any thread */
     struct timer *timer; /* these four are constant */
     int eventfd;
@@ -233,11 +232,7 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.tasks = 0;
 }
 
-int64_t queue_unread_since(struct queue *queue, struct queue_entry **newest, int64_t **noted) {
-    *newest = atomic_load(&queue->head);
-    *noted = &queue->noted;
-    return *newest ? atomic_load(&queue->pushed) : 0;
-}
+int64_t queue_unread_since(struct queue *queue) { return atomic_load(&queue->pushed); }
 
 _Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
 struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }

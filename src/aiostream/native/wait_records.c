@@ -272,69 +272,70 @@ int waits_list(struct waiting *waiting, int room) {
 
 /* --- what is stalled --- */
 
-static _Atomic int64_t shortest_limit = INT64_MAX;
-int64_t waits_shortest_limit(void) { return atomic_load(&shortest_limit); }
+static _Atomic bool some_limit; /* one was set */
+bool waits_limited(void) { return atomic_load(&some_limit); }
 
 void wait_list_limit(struct wait_list *list, int64_t ns) {
     atomic_store(&list->limit, ns);
-    int64_t shortest = atomic_load(&shortest_limit);
-    while (ns && ns < shortest && !atomic_compare_exchange_weak(&shortest_limit, &shortest, ns)) {
-    }
+    if (ns) atomic_store(&some_limit, true);
 }
 
 /* Nothing has come between these two times. Under pool_lock. */
-static bool is_stalled(int64_t since, int64_t until, int64_t limit, int64_t *noted, bool news) {
-    if (!limit || until - since <= limit || (news && *noted >= since)) return false;
-    if (news) *noted = until;
+static bool is_stalled(struct wait_list *list, int64_t since, int64_t until, bool news) {
+    int64_t limit = atomic_load(&list->limit);
+    if (!limit || until - since <= limit || (news && list->noted >= since)) return false;
+    if (news) list->noted = until;
     return true;
 }
 
 /* Under pool_lock. */
 static bool wait_is_stalled(struct wait *wait, int64_t now, bool news, struct stall *stall) {
-    int holder = atomic_load(&wait->holder);
-    if (!wait->forecast || holder == OVER_LISTED) return false;
     struct wait_list *list = wait->list;
+    int holder = atomic_load(&wait->holder);
     int64_t began = wait->began, polled = atomic_load(&wait->polled),
-            ended = atomic_load(&list->free_since), pending_at = atomic_load(&wait->pending_at);
-    if (wait->future && polled < began) return false; /* its function has yet to return */
-    /* Its loop or thread looks at it often, unless it is blocked. */
-    int64_t since = polled > began ? polled : began, until = holder == HELD_BY_WATCHER ? 0 : now;
+            pending_at = atomic_load(&wait->pending_at), since, until = now;
     stall->kind = STALL_LOOP;
-    if (!is_stalled(since, until, list->limit, &list->noted, news)) {
-        since = ended > began ? ended : began;
-        until = pending_at;
-        stall->kind = STALL_WORK;
-        if (!is_stalled(since, until, list->limit, &list->noted, news)) return false;
+    if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
+        struct queue *queue = point_unread(atomic_load(&wait->ticket));
+        since = queue ? queue_unread_since(queue) : 0;
+        if (!since || !is_stalled(list, since, until, news)) return false;
+    } else {
+        if (holder == OVER_LISTED || (wait->future && polled < began)) /* its function runs */
+            return false;
+        /* Its loop or thread looks at it often, unless it is blocked. */
+        since = polled > began ? polled : began;
+        if (holder == HELD_BY_WATCHER || !is_stalled(list, since, until, news)) {
+            int64_t ended = atomic_load(&list->free_since);
+            since = ended > began ? ended : began;
+            until = pending_at;
+            stall->kind = STALL_WORK;
+            if (!is_stalled(list, since, until, news)) return false;
+        }
     }
     stall->ns = until - since;
     memcpy(stall->name, list->name, sizeof stall->name);
     return true;
 }
 
-/* A loop has not taken what has arrived for it. Under pool_lock. */
-static bool queue_is_stalled(struct queue *queue, int64_t now, bool news, struct stall *stall) {
-    struct queue_entry *newest;
-    int64_t *noted, since = queue_unread_since(queue, &newest, &noted);
-    if (!since || !is_stalled(since, now, waits_shortest_limit(), noted, news)) return false;
-    *stall = (struct stall){.kind = STALL_LOOP, .ns = now - since};
-    uint64_t ticket = point_ticket(newest);
-    for (const struct wait *wait = records; wait; wait = wait->next_record)
-        if (atomic_load(&wait->ticket) == ticket) /* no other wait has its record yet */
-            memcpy(stall->name, wait->list->name, sizeof stall->name);
-    return true;
-}
-
 bool waits_stalled(bool news, struct stall *stall) {
     bool found = false;
     int64_t now = now_ns();
-    struct queue *queue;
     pthread_mutex_lock(&pool_lock);
     for (struct wait *wait = records; wait && !found; wait = wait->next_record)
         found = wait_is_stalled(wait, now, news, stall);
-    for (int i = 1; !found && (queue = queue_at(i)); i++)
-        found = queue_is_stalled(queue, now, news, stall);
     pthread_mutex_unlock(&pool_lock);
     return found;
+}
+
+int64_t waits_shortest_limit(void) {
+    int64_t shortest = INT64_MAX;
+    pthread_mutex_lock(&pool_lock);
+    for (const struct wait *wait = records; wait; wait = wait->next_record) {
+        int64_t limit = wait->forecast ? atomic_load(&wait->list->limit) : 0;
+        if (limit && limit < shortest) shortest = limit;
+    }
+    pthread_mutex_unlock(&pool_lock);
+    return shortest;
 }
 
 /* When the simulator dropped all work, before it recovered from a fault. Then the events of waits

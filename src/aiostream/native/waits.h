@@ -44,7 +44,8 @@ int wait_list_health(const struct wait_list *); /* of its context: context_recen
 void wait_list_rename(struct wait_list *, const char *name);
 /* After which time without an end its stream is stalled; 0: never. Any thread. */
 void wait_list_limit(struct wait_list *, int64_t ns);
-int64_t waits_shortest_limit(void); /* of all that were ever set; INT64_MAX: none was */
+bool waits_limited(void);           /* whether one was ever set */
+int64_t waits_shortest_limit(void); /* of what waits now; INT64_MAX: there is none */
 /* Whether the work of a stream or a loop is stalled now. With `news`, one that it has not said
  * since. Any thread. */
 bool waits_stalled(bool news, struct stall *);

@@ -77,7 +77,7 @@ static void *watch(void *unused) {
         int64_t now = now_ns();
         atomic_store_explicit(&pass_began, now, memory_order_relaxed);
         int64_t next = waits_poll(now);
-        bool limited = waits_shortest_limit() < NEVER;
+        bool limited = waits_limited();
         if (limited && now >= next_look) {
             look_for_stalls(now);
             next_look = now + HEALTH_PERIOD_NS;
