@@ -225,6 +225,17 @@ async def alarms(minutes: float, limit: float) -> None:
             done["loads"] += 2
             await asyncio.sleep(limit)
 
+    pauses = []
+
+    async def tick() -> None:
+        last = time.monotonic()
+        while last < end:
+            await asyncio.sleep(0.005)
+            now = time.monotonic()
+            if now - last > limit / 2:
+                pauses.append(round(now - last, 3))
+            last = now
+
     async with (
         aiostream.StreamPool(16, stalled_after=limit) as pool,
         aiostream.Stream(stalled_after=10 * limit) as own,
@@ -233,10 +244,14 @@ async def alarms(minutes: float, limit: float) -> None:
         for _ in range(24):
             group.create_task(client(pool))
         group.create_task(loads(pool, own))
+        group.create_task(tick())
     stop()
     print(f"{minutes:g} minutes, limit {limit:g} s: {heard.total} alarms; {done}")
     if heard.error:
         print("the last:", heard.error)
+    print(
+        f"times in s for which the loop itself did not run, of more than {limit / 2:g} s: {pauses}"
+    )
 
 
 def main() -> None:

@@ -328,12 +328,13 @@ def test_process_that_was_stopped_has_no_stall(driver_kind: str) -> None:
         driver_kind,
         textwrap.dedent("""
             import asyncio, os, subprocess, aiostream, internals
+            from support import EVENT_STRATEGIES
 
             heard = []
             aiostream.on_stalled(heard.append)
 
             async def main():
-                for wait in ("auto", "event", "spin"):
+                for wait in EVENT_STRATEGIES:
                     async with aiostream.Stream(wait=wait, stalled_after=0.1) as stream:
                         await stream.run(internals.spin, stream, 0)  # loads the kernels
                         stops = f"kill -STOP {os.getpid()}; sleep 0.2; kill -CONT {os.getpid()}"
