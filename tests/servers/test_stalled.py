@@ -353,11 +353,11 @@ def test_endless_kernel_ends_with_its_process(driver_kind: str) -> None:
     ended = run_script(
         driver_kind,
         """
-        import asyncio, aiostream, internals
+        import asyncio, anyio, aiostream, internals
 
         async def main():
             aiostream.exit_on_context_failed(71, stalled=True)
-            async with aiostream.Stream(name="model", stalled_after=0.3) as stream:
+            async with aiostream.Stream(name="model", stalled_after=1) as stream:
                 await stream.run(internals.spin, stream, 0.001)  # loads the kernels
                 waiting = asyncio.ensure_future(stream.run(internals.spin, stream, 100.0))
                 await asyncio.sleep(0)
