@@ -210,8 +210,8 @@ GROUPS = {
     "Memory operations": "WaitValue WriteValue MemoryBarrier FlushRemoteWrites WaitValueFlags"
     " WriteValueFlags MemoryBarrierType MemAttach",
     "Errors": "CudaError StreamCaptureError ContextFailedError OutOfMemoryError NotSupportedError"
-    " GraphUpdateError StreamClosedError PoolFullError NoDriverError",
-    "A lost context": "health on_context_failed exit_on_context_failed",
+    " GraphUpdateError StreamClosedError StalledError PoolFullError NoDriverError",
+    "A lost context, and a hang": "health on_context_failed on_stalled exit_on_context_failed",
     "Statistics": "statistics Statistics PointCounts FutureCounts WaitCounts HandleCounts"
     " pending PendingWait",
     "Other names": "HostFunctionSync",

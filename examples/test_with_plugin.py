@@ -107,7 +107,7 @@ def test_the_health_of_a_lost_context(cuda_faults: Faults) -> None:
             assert await service.answer(1) == 2
             cuda_faults.lose_context(700)
             lost = aiostream.health()
-            assert lost is not None
+            assert isinstance(lost, aiostream.ContextFailedError)
             assert lost.code == 700
             with pytest.raises(aiostream.ContextFailedError):
                 await service.answer(1)

@@ -17,14 +17,17 @@ from starlette.routing import Route
 import aiostream
 import internals
 
+LIMIT = 2.0  # seconds; so long no loop of a busy machine is blocked
+
 if os.environ.get("FAULTY_TOUCHES_CUDA"):  # in the parent of workers that are forked
     aiostream.Device.count()
 
 
 @contextlib.asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    end = aiostream.exit_on_context_failed(int(os.environ.get("FAULTY_EXIT_CODE", "70")))
-    async with aiostream.StreamPool(8) as pool:
+    code = int(os.environ.get("FAULTY_EXIT_CODE", "70"))
+    end = aiostream.exit_on_context_failed(code, stalled=True)
+    async with aiostream.StreamPool(8, name="model", stalled_after=LIMIT) as pool:
         app.state.pool = pool
         yield
     end()
@@ -47,4 +50,12 @@ async def fault(request: Request) -> Response:
     return JSONResponse({"worker": os.getpid()})
 
 
-app = Starlette(routes=[Route("/infer", infer), Route("/fault", fault)], lifespan=lifespan)
+async def hang(request: Request) -> Response:
+    """Awaits a kernel that ends after a minute, which is long after the limit."""
+    async with request.app.state.pool.stream() as stream:
+        await stream.run(internals.spin, stream, 60.0)
+    return JSONResponse({"worker": os.getpid()})
+
+
+routes = [Route("/infer", infer), Route("/fault", fault), Route("/hang", hang)]
+app = Starlette(routes=routes, lifespan=lifespan)

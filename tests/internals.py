@@ -147,6 +147,12 @@ def say_what_is_stuck_after(seconds: float) -> None:
     stuck.PATIENCE = seconds
 
 
+def look_for_what_is_stuck() -> None:
+    """Has the releaser look now, and waits for it."""
+    process.run_in_releaser(process._say_what_is_stuck)
+    process.finish_leftovers()
+
+
 def _address_of(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 

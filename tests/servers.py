@@ -22,8 +22,8 @@ from support import settle
 
 ROOT = Path(__file__).parents[1]
 LOST = re.compile(
-    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code "
-    r"(?:70|0) .*$",
+    r"^aiostream: .* (?:\(719\): the CUDA context is lost|is stalled: .*)\. Process (\d+) "
+    r"ends now, with exit code (?:70|0) .*$",
     re.MULTILINE,
 )
 Ask = Callable[[httpx.Client], httpx.Response]
@@ -146,7 +146,7 @@ class Clients:
         )
 
     def lose_a_worker(self, fault: Ask, log: Path, patience: float = 60, then: int = 50) -> None:
-        """Has one of two workers lose its context, and waits until another one has replaced it."""
+        """Has one of two workers lose its context, or hang, until another one has replaced it."""
         self.began = time.monotonic()
         assert settle(lambda: sum(self.workers(self.began).values()) > 50, patience)
         self.faulted = time.monotonic()

@@ -36,7 +36,7 @@ from aiostream._runtime.statistics import (
     statistics,
 )
 from aiostream._servers.ending import drain
-from aiostream._servers.health import exit_on_context_failed, health, on_context_failed
+from aiostream._servers.health import exit_on_context_failed, health, on_context_failed, on_stalled
 from aiostream._servers.health import notice_failures as _notice_failures
 from aiostream._waits.pending import PendingWait, pending
 from aiostream._waits.several import as_completed, wait
@@ -76,6 +76,7 @@ from aiostream.errors import (
     NotSupportedError,
     OutOfMemoryError,
     PoolFullError,
+    StalledError,
     StreamCaptureError,
     StreamClosedError,
 )
@@ -160,6 +161,7 @@ __all__ = [
     "PointCounts",
     "PoolFullError",
     "RecaptureStatus",
+    "StalledError",
     "Statistics",
     "Stream",
     "StreamAttribute",
@@ -183,6 +185,7 @@ __all__ = [
     "exit_on_context_failed",
     "health",
     "on_context_failed",
+    "on_stalled",
     "pending",
     "set_default_wait",
     "statistics",

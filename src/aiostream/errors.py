@@ -20,6 +20,7 @@ __all__ = [
     "NotSupportedError",
     "OutOfMemoryError",
     "PoolFullError",
+    "StalledError",
     "StreamCaptureError",
     "StreamClosedError",
 ]
@@ -112,6 +113,28 @@ class ContextFailedError(CudaError):
     new process can use CUDA again. `aiostream.exit_on_context_failed()` ends your process for you.
     If a library has destroyed or reset the context (code 709), other contexts go on.
     """
+
+
+class StalledError(RuntimeError):
+    """The GPU, a loop or the driver has not come back within the limit that you have set.
+
+    What waits is still pending, because it may come back yet. `StreamPool(stalled_after=)` sets the
+    limit.
+
+    Attributes:
+        stream: The name of the stream, such as `stream 'model[3]' on device 0`. Or the thread of
+            the library that the driver holds.
+        seconds: For how long it has not come back.
+    """
+
+    def __init__(self, text: str, stream: str, seconds: float) -> None:
+        super().__init__(text)
+        self.stream = stream
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[type[StalledError], tuple[str, str, float]]:
+        """Copies and pickles its attributes too."""
+        return type(self), (str(self), self.stream, self.seconds)
 
 
 class StreamClosedError(RuntimeError):

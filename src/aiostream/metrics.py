@@ -20,7 +20,7 @@ from aiostream._base import checks
 from aiostream._runtime.observing import Observation, add_observer, remove_observer
 from aiostream._runtime.statistics import statistics
 from aiostream._servers import health
-from aiostream.errors import PoolFullError
+from aiostream.errors import ContextFailedError, PoolFullError, StalledError
 from aiostream.pool import StreamPool
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Collector:
     - how often each stage of waiting was used,
     - the streams of the pools that you name, and the tasks that wait for one,
     - handles that are open, and what has leaked,
-    - whether a context is lost.
+    - whether a context is lost, and whether something is stalled.
 
     How late a task is resumed is not among them, because the library does not know when the GPU
     was done. `python -m aiostream bench` measures that.
@@ -241,13 +241,13 @@ class Collector:
 
         By these names the registry refuses a second collector.
         """
-        return list(self._families(lost=False))
+        return list(self._families(None))
 
     def collect(self) -> Iterator[Metric]:
         """What the registry calls for each scrape."""
-        return self._families(lost=health.health() is not None)
+        return self._families(health.health())
 
-    def _families(self, *, lost: bool) -> Iterator[Metric]:
+    def _families(self, failed: Exception | None) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now, pools = statistics(), self._pools.items()
@@ -272,7 +272,10 @@ class Collector:
                 (name,): pool.waiting for name, pool in pools
             },
             ("aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps"): {
-                (): int(lost)
+                (): int(isinstance(failed, ContextFailedError))
+            },
+            ("aiostream_stalled", "1 if something has not come back within its limit"): {
+                (): int(isinstance(failed, StalledError))
             },
         }
         counters = {

@@ -64,6 +64,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         wait: How tasks wait on these streams, as `Stream` takes it.
         name: What errors, traces and `repr` call it. Of `model` the streams are `model[0]`,
             `model[1]` and so on.
+        stalled_after: As `Stream` takes it, for each of them.
 
     Threads: use the pool in tasks of one loop at a time. Tasks of another loop may use it when no
     stream is lent and no task waits.
@@ -94,12 +95,19 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         non_blocking: bool = True,
         wait: WaitLike | None = None,
         name: str | None = None,
+        stalled_after: float | None = None,
     ) -> None:
         self._label = checks.label(name)
         size = checks.number("size", size, 1, "a pool has at least one stream")
         _require_limit(max_waiting)
         places = [device] if devices is None else _distinct_devices(devices, device, size)
-        make = partial(Stream, priority=priority, non_blocking=non_blocking, wait=wait)
+        make = partial(
+            Stream,
+            priority=priority,
+            non_blocking=non_blocking,
+            wait=wait,
+            stalled_after=stalled_after,
+        )
         # No task knows these streams before the last of them is made. So an error or an interrupt
         # here closes them, and no work is lost.
         with contextlib.ExitStack() as made:
@@ -119,6 +127,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         max_waiting: int | None = None,
         wait: WaitLike | None = None,
         name: str | None = None,
+        stalled_after: float | None = None,
     ) -> StreamPool:
         """Makes a pool of another library's streams, such as torch's. It never destroys them.
 
@@ -131,6 +140,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             max_waiting: As `StreamPool` takes it.
             wait: As `Stream.borrow` takes it.
             name: As `StreamPool` takes it. By default each stream keeps its own name.
+            stalled_after: As `Stream.borrow` takes it.
 
         Raises:
             TypeError: One of them is not a stream.
@@ -154,9 +164,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
                 f"streams are in a list or another iterable, not one {type(streams).__name__}"
             )
         checks.label(name)
+        borrow = partial(Stream.borrow, wait=wait, stalled_after=stalled_after)
         borrowed = [
-            Stream.borrow(stream, wait=wait, name=_name_in(name, number))
-            for number, stream in enumerate(streams)
+            borrow(stream, name=_name_in(name, number)) for number, stream in enumerate(streams)
         ]
         require_distinct(borrowed)
         # `__init__` would make streams. No other thread has the pool before it is returned, so the

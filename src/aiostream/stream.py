@@ -70,6 +70,7 @@ class Stream(
         wait: How `synchronize_async` waits: a `WaitStrategy` or its name. By default
             `default_wait()`.
         name: What errors, traces and `repr` call it. By default its handle.
+        stalled_after: Seconds after which it is stalled, if no work ends (`on_stalled`).
 
     Create the streams of a server before it serves, because creating one may block while the GPU is
     busy. On an H200 (driver 580.159, CUDA 13.0), a context with some 34 streams got another one
@@ -116,7 +117,9 @@ class Stream(
         non_blocking: bool = True,
         wait: WaitLike | None = None,
         name: str | None = None,
+        stalled_after: float | None = None,
     ) -> None:
+        limit = checks.limit(stalled_after)
         urgency = 0 if priority is None else checks.priority(priority)
         flags = int(checks.flag("non_blocking", non_blocking))
         strategy = waiting.strategy(wait)
@@ -131,6 +134,8 @@ class Stream(
             value = driver.handle_in(made) if handle is None else handle.value
             self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
             self._reference.common.make.append((flags, urgency))
+        if limit:
+            reference.limit_waits(self._reference, limit)
 
     def _init_fields(
         self,
@@ -178,7 +183,14 @@ class Stream(
     # --------------------------------------------------------------------------- other constructors
 
     @classmethod
-    def borrow(cls, stream: Any, *, wait: WaitLike | None = None, name: str | None = None) -> Self:
+    def borrow(
+        cls,
+        stream: Any,
+        *,
+        wait: WaitLike | None = None,
+        name: str | None = None,
+        stalled_after: float | None = None,
+    ) -> Self:
         """Returns a `Stream` on another library's stream, so that you can await it.
 
         It keeps that stream alive and never destroys it. If you borrow a stream of torch or cupy,
@@ -190,6 +202,7 @@ class Stream(
                 an int.
             wait: How to wait on it. By default as the given `Stream` does, else `default_wait()`.
             name: As `Stream` takes it. By default the name of the given `Stream`, if it is one.
+            stalled_after: As `Stream` takes it. By default the limit does not change.
 
         Raises:
             TypeError: It names no CUDA stream.
@@ -202,6 +215,7 @@ class Stream(
                 stream = aiostream.Stream.borrow(torch.cuda.Stream())
                 output = await stream.run(model, batch)
         """
+        limit = checks.limit(stalled_after)
         if isinstance(stream, Stream):
             borrowed = stream._borrowed_as(cls)
         else:
@@ -215,6 +229,8 @@ class Stream(
             borrowed._label = checks.label(name)
             called = reference.name_of(borrowed._handle.value, borrowed._context, name)
             borrowed._name = borrowed._reference.name = called
+        if limit:
+            reference.limit_waits(borrowed._reference, limit)
         return borrowed
 
     @classmethod
@@ -547,7 +563,8 @@ class Stream(
             >>> stream.close()
         """
         development.warn_if_blocking("Stream.synchronize")
-        if (seconds := checks.timeout(timeout)) is not None:
+        seconds = checks.timeout(timeout)
+        if seconds is not None or self._reference.common.stalled_after:  # so that it is seen
             waiting.synchronize(self, seconds)
             return
         # Without the GIL, and pinned all the time: a close in another thread returns at once, and

@@ -465,6 +465,7 @@ class Faults:
             )
         self._simulator = simulator
         self._broken = False
+        self._gates: list[Gate] = []
         self._arranged: list[tuple[str, int, int]] = []  # the call, which one, and its count before
 
     def fail(self, call: str, code: int, *, nth: int = 1) -> None:
@@ -477,8 +478,29 @@ class Faults:
         self._simulator.fail(call, code, nth=nth)
         self._arranged.append((call, nth, self._simulator.calls(call)))
 
+    def hang(self, call: str, *, nth: int = 1) -> None:
+        """The `nth` coming call of a driver function does not return until the block ends.
+
+        Raises:
+            TypeError, ValueError: As `simulator.hang` says.
+        """
+        __tracebackhide__ = True
+        self._simulator.hang(call, nth=nth)
+        self._arranged.append((call, nth, self._simulator.calls(call)))
+
+    def endless_kernel(self, stream: Any) -> None:
+        """Later work of the stream waits until the block ends, as behind an endless kernel.
+
+        Raises:
+            StreamClosedError: You have closed the stream.
+        """
+        self._gates.append(Gate())
+        self._gates[-1].hold(stream)
+
     def lose_context(self, code: int = 700) -> None:
         """Fails every context of the process, as an illegal address does, until the block ends.
+
+        A GPU that has fallen off the bus is 46, 719 or 999.
 
         Raises:
             ValueError: The code loses no context. `fail` has one call answer any code.
@@ -497,6 +519,8 @@ class Faults:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Undoes everything."""
         self._simulator.adversary()
+        for gate in self._gates:
+            gate.open()
         left = self._simulator.clear_faults()
         if self._broken:
             recover()

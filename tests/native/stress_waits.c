@@ -468,14 +468,18 @@ static bool has_met_everything(void) {
            counters[WAITS_HANDED_BACK] > 20 && replaced_count > 100 && futures_dropped > 5;
 }
 
-/* Lists what waits, while all of it changes. */
+enum { LIMIT_NS = 200000 };
+
+/* Lists what waits and what is stalled, while all of it changes. */
 static void *lister(void *unused) {
     static struct waiting waiting[64];
     static int64_t listed;
     while (!atomic_load(&stop_tasks)) {
         int count = waits_list(waiting, 64);
-        int64_t oldest = waits_oldest(), now = now_ns();
-        REQUIRE(oldest >= 0 && oldest <= now, "the oldest wait began in the future");
+        int64_t now = now_ns();
+        struct stall stall;
+        static int stalled;
+        if (waits_stalled(listed % 2, &stall)) stalled++, REQUIRE(stall.ns > LIMIT_NS, "too early");
         for (int i = 0; i < count && i < 64; i++, listed++) {
             struct waiting *each = &waiting[i];
             REQUIRE(each->began > 0 && each->began <= now && each->expected >= 0,
@@ -498,6 +502,7 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
         for (int i = 0; i < STREAMS; i++) {
             wait_lists[context][i] =
                 wait_list_new(contexts[context], histories[i < REGULAR ? 1 : 0]);
+            wait_list_limit(wait_lists[context][i], LIMIT_NS);
             wait_list_rename(wait_lists[context][i], "stressed");
         }
     for (int i = 0; i < EVENTS; i++) atomic_store(&current_events[i], open_event(i % CONTEXTS));

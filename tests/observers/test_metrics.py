@@ -497,6 +497,21 @@ def test_collector_shows_a_lost_context(breakable: Any) -> None:
     with pytest.raises(aiostream.CudaError):
         stream.shutdown()
     assert now["aiostream_context_lost"] == 1
+    assert now["aiostream_stalled"] == 0
+
+
+def test_collector_shows_a_stall(driver_kind: str) -> None:
+    collector = Collector()
+    with contextlib.closing(Stream(stalled_after=0.05)) as stream, Gate() as gate:
+        gate.hold(stream)
+        thread = threading.Thread(target=stream.synchronize)
+        thread.start()
+        assert settle(lambda: scrape(collector)["aiostream_stalled"] == 1)
+        assert scrape(collector)["aiostream_context_lost"] == 0
+        gate.open()
+        thread.join()
+        assert scrape(collector)["aiostream_stalled"] == 0
+    collector.close()
 
 
 def test_buckets_rise() -> None:

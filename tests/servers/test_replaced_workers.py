@@ -47,12 +47,10 @@ EXIT_CODES = {"hypercorn": "0"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    SERVERS,
-)
-def test_worker_that_lost_its_context_is_replaced(
-    kind: str, driver_kind: str, tmp_path: Path
+@pytest.mark.parametrize("fault", ["/fault", "/hang"])
+@pytest.mark.parametrize("kind", SERVERS)
+def test_worker_that_lost_its_context_or_hangs_is_replaced(
+    kind: str, fault: str, driver_kind: str, tmp_path: Path
 ) -> None:
     """Only the requests that it had then are answered badly, each once; no later one is."""
     port = free_port()
@@ -75,9 +73,11 @@ def test_worker_that_lost_its_context_is_replaced(
     try:
         with Clients(lambda client: client.get(url + "/infer")) as clients:
             assert settle(lambda: len(clients.workers()) == 2, 60), log.read_text()
-            clients.lose_a_worker(lambda client: client.get(url + "/fault"), log)
+            clients.lose_a_worker(lambda client: client.get(url + fault), log)
         assert len(clients.bad) <= len(clients.threads), clients.bad
         assert not [bad for bad in clients.bad if bad[0] > clients.replaced]
+        seconds, total = clients.replaced - clients.faulted, len(clients.answers)
+        print(f"{kind} {fault}: {seconds:.1f} s, {len(clients.bad)} of {total} answers bad")
         assert clients.failed not in clients.workers(clients.replaced)
         assert LOST.findall(log.read_text()) == [str(clients.failed)], log.read_text()
     finally:

@@ -251,7 +251,7 @@ def test_a_kernel_that_breaks_the_driver(stream: Any, kernels: Kernels) -> None:
     ok(cu.cuStreamSynchronize(stream))
 
 
-@pytest.mark.parametrize("wrong", [-1, 0, 1, 2, 5, 46, 100, 600, 720, 2**32 + 700])
+@pytest.mark.parametrize("wrong", [-1, 0, 1, 2, 5, 45, 100, 600, 720, 2**32 + 700])
 def test_a_code_that_loses_no_context_is_refused(stream: Any, wrong: int) -> None:
     """Awaits would hang after it, because the library would wait on."""
     with pytest.raises(ValueError, match=rf"^{wrong} is not a code .*700.*simulator\.fail\(\)"):
@@ -266,7 +266,30 @@ def test_a_code_is_an_int(wrong: Any) -> None:
 
 
 def test_each_code_of_a_lost_context_is_taken(stream: Any) -> None:
-    for each in (214, 700, cu.CUresult.CUDA_ERROR_LAUNCH_FAILED):
+    for each in (46, 214, 700, cu.CUresult.CUDA_ERROR_LAUNCH_FAILED, 999):
         simulator.break_context(each)
         assert code(cu.cuStreamQuery(stream)) == int(each)
         simulator.recover()
+
+
+def test_a_call_that_hangs_goes_on(stream: Any) -> None:
+    """The second from now, in another thread. Then it does its work."""
+    simulator.hang("cuStreamQuery", nth=2)
+    assert code(cu.cuStreamQuery(stream)) == 0
+    answers: list[int] = []
+    before = simulator.calls("cuStreamQuery")
+    thread = threading.Thread(target=lambda: answers.append(code(cu.cuStreamQuery(stream))))
+    thread.start()
+    until(lambda: simulator.calls("cuStreamQuery") > before)
+    assert code(cu.cuStreamQuery(stream)) == 0  # others do not wait for it
+    assert not answers
+    assert simulator.clear_faults() == 0  # it has happened
+    thread.join()
+    assert answers == [0]
+
+
+def test_what_is_to_hang_is_checked(stream: Any) -> None:
+    with pytest.raises(ValueError, match="cuStreamQuery"):
+        simulator.hang("cuStreamQuer")
+    with pytest.raises(ValueError, match="nth"):
+        simulator.hang("cuStreamQuery", nth=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import gc
@@ -17,8 +18,16 @@ from cuda.bindings import driver as cuda
 
 import aiostream
 import internals
-from aiostream import Context, CudaError, OutOfMemoryError, Stream, StreamClosedError, testing
-from aiostream.testing import Faults, Gate, LedgerError, blocking_calls, check, ledger, spin
+from aiostream import (
+    Context,
+    CudaError,
+    OutOfMemoryError,
+    Stream,
+    StreamClosedError,
+    simulator,
+    testing,
+)
+from aiostream.testing import Faults, Gate, LedgerError, blocking_calls, check, ledger, settle, spin
 from support import run_on
 
 
@@ -303,6 +312,37 @@ def test_a_fault_that_did_not_happen_is_an_error(breakable: Any) -> None:
     with pytest.raises(ZeroDivisionError), Faults() as faults:  # the block's own error wins
         faults.fail("cuStreamCreateWithPriority", 2)
         1 / 0  # noqa: B018
+
+
+def test_hang_and_endless_kernel_end_with_the_block(breakable: Any) -> None:
+    with contextlib.closing(Stream()) as stream:
+        with Faults() as faults:
+            faults.endless_kernel(stream)
+            with pytest.raises(TimeoutError):
+                stream.synchronize(timeout=0.01)
+            faults.hang("cuStreamQuery")
+            asking = threading.Thread(target=stream.query)
+            before = simulator.calls("cuStreamQuery")
+            asking.start()
+            assert settle(lambda: simulator.calls("cuStreamQuery") > before)
+            assert asking.is_alive()
+        asking.join()
+        stream.synchronize()
+
+
+@pytest.mark.parametrize("code", [46, 719, 999])
+def test_gpu_that_has_fallen_off_the_bus(breakable: Any, code: int) -> None:
+    async def main() -> None:
+        with contextlib.closing(Stream()) as stream, Faults() as faults:
+            faults.endless_kernel(stream)
+            waiting = asyncio.ensure_future(stream.synchronize_async())
+            await asyncio.sleep(0)
+            faults.lose_context(code)
+            with pytest.raises(CudaError) as caught:
+                await waiting
+            assert caught.value.code == code
+
+    run_on("asyncio", main)
 
 
 def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:

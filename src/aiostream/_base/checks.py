@@ -169,6 +169,19 @@ def timeout(value: Any) -> float | None:
     return None if value is None else real(value, "a timeout is a number of seconds or None")
 
 
+def limit(value: Any) -> float:
+    """Returns a time after which something is stalled, in seconds, or 0 for `None`.
+
+    Raises:
+        TypeError: The value is not a number.
+        ValueError: The value is not positive.
+    """
+    seconds = 0 if value is None else real(value, "stalled_after is a number of seconds or None")
+    if value is not None and not 0 < seconds <= 1e9:
+        raise ValueError(f"stalled_after is a number of seconds above 0, or None, not {value}")
+    return seconds
+
+
 def member(kind: type[E], value: Any, name: str) -> E:
     """Returns the member of an enumeration, or the flags, for themselves or their value.
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from aiostream import _native
 from aiostream._base import driver
+from aiostream._runtime import process
 from aiostream.device import Context, Device, DeviceLike
 
 LEGACY = 1
@@ -32,6 +33,7 @@ class Common:
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
     order: _native.Order | None = None  # see `order_of`
+    stalled_after: float = 0  # seconds; 0: no limit
     # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
     # the library has not made the stream, or its attributes were changed, or it waits in that list.
     make: list[tuple[int, int]] = field(default_factory=list)
@@ -161,15 +163,30 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
         known = _per_thread.wait_lists.get(context_id)
         # No other thread can add it in between, because the dict is this thread's own.
         if known is None:
-            known = _per_thread.wait_lists[context_id] = _native.WaitList(
-                context_id, _native.History(), reference.name
-            )
+            known = _per_thread.wait_lists[context_id] = new_wait_list(reference)
         return known
     # Two threads may come here at once. The context keeps one list for each stream, so both assign
     # the same one.
     reference.wait_list = _find_wait_list(reference, None)
     reference.wait_list.rename(reference.name)
     return reference.wait_list
+
+
+def new_wait_list(reference: Reference, history: _native.History | None = None) -> _native.WaitList:
+    """Returns a wait list for some of a stream's waits, apart from the stream's own."""
+    context_id = reference.context._ensure_monitored()
+    made = _native.WaitList(context_id, history or _native.History(), reference.name)
+    made.limit(reference.common.stalled_after)
+    return made
+
+
+def limit_waits(reference: Reference, seconds: float) -> None:
+    """Sets after which time without an end a stream is stalled. 0 is no limit."""
+    reference.common.stalled_after = seconds
+    process.limit_stalls(seconds)
+    for waits in (wait_list_of(reference), reference.common.thread_waits):
+        if waits is not None:
+            waits.limit(seconds)
 
 
 def order_of(reference: Reference) -> _native.Order:
@@ -198,6 +215,7 @@ def share_history(references: Iterable[Reference]) -> None:
         if reference.handle.value != PER_THREAD:
             reference.wait_list = _find_wait_list(reference, history)
             reference.wait_list.rename(reference.name)
+            reference.wait_list.limit(reference.common.stalled_after)
 
 
 def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import PER_THREAD, Reference, in_libraries, wait_list_of
+from aiostream._handles.reference import (
+    PER_THREAD,
+    Reference,
+    in_libraries,
+    limit_waits,
+    wait_list_of,
+)
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
@@ -84,6 +90,28 @@ class RunMethods:
                 self.synchronize(timeout)
             raise
         self.synchronize(timeout)
+
+    @contextlib.contextmanager
+    def may_take(self, seconds: float | None) -> Iterator[None]:
+        """Sets another `stalled_after` for a block, such as for a load that takes long.
+
+        Args:
+            seconds: As `Stream` takes `stalled_after`.
+
+        Raises:
+            TypeError, ValueError: `seconds` is not a number above 0, or `None`.
+
+        Example:
+            >>> async with aiostream.Stream(stalled_after=5) as stream:
+            ...     with stream.may_take(60):
+            ...         await stream.synchronize_async()  # in place of a load
+        """
+        before = self._reference.common.stalled_after
+        limit_waits(self._reference, checks.limit(seconds))
+        try:
+            yield
+        finally:
+            limit_waits(self._reference, before)
 
     async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `fn(*args, **kwargs)`, waits until the GPU has done the work, returns the result.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import PER_THREAD, Reference, in_libraries
+from aiostream._handles.reference import PER_THREAD, Reference, in_libraries, new_wait_list
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -205,13 +205,13 @@ def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
 
 
 def _wait_list(reference: Reference) -> _native.WaitList:
-    common, context_id = reference.common, reference.context._ensure_monitored()
+    common = reference.common
     # The per-thread stream is another stream in each worker. In one wait list, only the oldest wait
     # would be polled, and the others may end before it.
     if reference.handle.value == PER_THREAD:
-        return _native.WaitList(context_id, _native.History(), reference.name)
+        return new_wait_list(reference)
     if common.thread_waits is None:
-        common.thread_waits = _native.WaitList(context_id, _native.History(), reference.name)
+        common.thread_waits = new_wait_list(reference)
     return common.thread_waits
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from aiostream import _native
 from aiostream._base import driver
 from aiostream._runtime import stuck
+from aiostream.errors import StalledError
 
 ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 
@@ -143,6 +144,10 @@ def _clean() -> None:
 def _serve_orphans() -> bool:
     _native.drain(ORPHANS, True)
     driver.report_failures()
+    if (stall := _native.stall(True)) is not None:
+        run_in_releaser(partial(log_error, "%s", stall[0]))
+        for listener in list(stall_listeners):
+            call_in_order(partial(listener, StalledError(*stall)))
     _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:
         call, code = refusal
@@ -222,6 +227,7 @@ def watch_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
 
 # -------------------------------------------------------------------------------- the listeners
 
+stall_listeners: list[Callable[[StalledError], object]] = []  # any thread, single list operations
 # The listeners of `on_context_failed` that are to be called, in order. The janitor appends, and
 # their thread removes.
 _calls: deque[Callable[[], Any]] = deque()
@@ -295,27 +301,39 @@ _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 # asks for all that is there. Filled before the releaser begins.
 savers: list[Callable[[bool], None]] = []
 _SAVE_SECONDS = 1.0
+_look_at = 0.0  # when it looks for what is stuck; the releaser's
 _SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releaser
 
 
 def _release() -> None:
-    looked = time.monotonic()
     while True:
         held: Any = ()
+        until = max(0, _look_at - time.monotonic())
         with contextlib.suppress(queue.Empty):
-            held = _to_release.get(timeout=_SAVE_SECONDS if savers else stuck.PATIENCE / 2)
+            held = _to_release.get(timeout=min(until, _SAVE_SECONDS) if savers else until)
         _save(False)
-        if time.monotonic() - looked >= stuck.PATIENCE / 2:
+        if time.monotonic() >= _look_at:
             _report_from("aiostream's releaser", _say_what_is_stuck)
-            looked = time.monotonic()
         if not isinstance(held, tuple):  # from `run_in_releaser`
             _report_from(held, held)
         # The destructor runs here, before the next `get` blocks.
         del held
 
 
+def limit_stalls(seconds: float) -> None:
+    """A limit was set: has the releaser look as often as that needs.
+
+    Threads: any.
+    """
+    stuck.limit(seconds)
+    run_in_releaser(_say_what_is_stuck)
+
+
 def _say_what_is_stuck() -> None:
-    for message in stuck.look():
+    global _look_at
+    messages, soon = stuck.look()
+    _look_at = time.monotonic() + soon
+    for message in messages:
         _log(logging.WARNING, "%s", message)
 
 

@@ -171,7 +171,8 @@ def _snapshot() -> Statistics:
     pending_waits = _native.pending_waits()
     points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
     futures = completion.pending_points()
-    oldest = max([_native.oldest_wait(), *(point.seconds or 0.0 for point in futures)])
+    ages = [seconds for _, seconds, *_ in _native.waiting(False)]
+    oldest = max([0.0, *ages, *(point.seconds or 0.0 for point in futures)])
     count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
     waits = {"pending": pending_waits, "polls": count["EVENT_POLLS"]}
     return Statistics(

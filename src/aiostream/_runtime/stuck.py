@@ -4,12 +4,17 @@ A user's own code runs in some of these threads and may block there: a host func
 thread, a listener of `on_context_failed` in the listeners', an application's own loop class in the
 janitor's. A call of the driver may hold the watcher. What waits for such a thread then waits
 without an end, and nothing else would say why. The releaser looks, because it may block itself: a
-handler of logging may be slow.
+handler of logging may be slow. It also says which waits are slow.
+
+With a limit for stalls, the releaser notes a driver call of the library that does not return: the
+watcher, which notices the other stalls, may be the thread that the driver holds.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import math
+import signal
 import sys
 import threading
 import time
@@ -32,8 +37,13 @@ _CONSEQUENCES = {
 # its own entry, and the releaser reads all of them. No entry refers to the user's objects, because
 # the releaser could then drop the last reference to one that belongs to another thread.
 _busy: dict[int, tuple[float, str]] = {}
-# What was reported: the beginning of the call, by thread. The watcher is thread 0. The releaser's.
+# What was reported: the beginning of the call or wait, by thread or record. The watcher is thread
+# 0. The releaser's, as is the next.
 _reported: dict[int, float] = {}
+_stalled: dict[int, float] = {}  # the same of what was noted as stalled
+_SLOW, _SLOW_LEAST = 20, 1.0  # a slow wait has taken so many times what was expected; seconds
+_signal = 0  # that writes the stacks; this and the next: any thread, one assignment
+_limit = math.inf  # the shortest that was set, which says how often to look; seconds
 
 
 def begin(kind: str) -> None:
@@ -52,23 +62,59 @@ def end() -> None:
     _busy.pop(threading.get_ident(), None)
 
 
-def look() -> list[str]:
-    """Returns a message for each call that has taken too long, once for each call.
+def limit(seconds: float) -> None:
+    """Notes a limit for stalls, and has native code write the stacks of all threads if they stall.
+
+    Threads: any.
+    """
+    global _limit, _signal
+    _limit = min(_limit, seconds or _limit)
+    # faulthandler writes them without the GIL, as the handler of a signal that no one else uses.
+    unused = signal.SIGRTMAX - 1
+    if not _signal and signal.getsignal(unused) is signal.SIG_DFL:
+        _signal = unused
+        faulthandler.register(unused, file=2)
+        _native.stall_signal(unused)
+
+
+def look() -> tuple[list[str], float]:
+    """Returns messages, and the seconds until the next look.
+
+    There is one message for each call that has taken too long, and for each wait that is slow. It
+    comes once.
 
     Threads: the releaser's.
     """
-    now = time.monotonic()
+    now, limit = time.monotonic(), _native.stall_limit()
+    soon = min(PATIENCE / 2, _limit)
     # A copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
     if held := _native.watcher_held():
         calls.append((0, now - held, "watcher"))
     found = []
     for thread, since, kind in calls:
-        # The beginning of the watcher's call is computed, so it differs a little each time.
-        if now - since >= PATIENCE and since - _reported.get(thread, -math.inf) > PATIENCE / 2:
-            _reported[thread] = since
+        if now - since >= PATIENCE and _is_first(_reported, thread, since):
             found.append(_message(kind, now - since, thread))
-    return found
+        if kind not in ("janitor", "watcher"):  # the others run a user's function
+            continue
+        if now - since < limit:
+            soon = min(soon, since + limit - now)
+        elif _is_first(_stalled, thread, since):
+            _native.stall_note(kind, now - since)
+    for of, seconds, usual, _, record, _ in _native.waiting(False):
+        late = usual and seconds > max(_SLOW * usual, _SLOW_LEAST)
+        if late and _is_first(_reported, record, now - seconds):
+            found.append(
+                f"{of} is slow: work has taken {seconds:.3g} s, expected were {usual:.3g} s"
+            )
+    return found, soon
+
+
+def _is_first(known: dict[int, float], of: int, since: float) -> bool:
+    # The beginnings of waits and of the watcher's calls are computed, and differ a little.
+    first = since - known.get(of, -math.inf) > 0.02
+    known[of] = since
+    return first
 
 
 def _message(kind: str, seconds: float, thread: int) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal as signals
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from aiostream import _native, device
 from aiostream._base import checks, driver
 from aiostream._runtime import process, statistics
-from aiostream.errors import ContextFailedError
+from aiostream.errors import ContextFailedError, StalledError
 
-__all__ = ["exit_on_context_failed", "health", "on_context_failed"]
+__all__ = ["exit_on_context_failed", "health", "on_context_failed", "on_stalled"]
 
 
 class _Listener:
@@ -141,13 +143,13 @@ def forget_failures() -> None:
         listener.forget()
 
 
-def health() -> ContextFailedError | None:
-    """Returns the error of a lost context, or `None` if all contexts are healthy.
+def health() -> ContextFailedError | StalledError | None:
+    """Returns the error of a lost context or of a stall, or `None` if all is well.
 
     Use it in a server's health check. It reads the health of every context in which the library has
     made a stream. It launches nothing, so it takes microseconds even if the GPU is busy. A fault
-    shows in all contexts of the process, so you also see faults of torch and cupy. You do not see a
-    kernel that never ends.
+    shows in all contexts of the process, so you also see faults of torch and cupy. You see a kernel
+    that never ends only if it reaches a limit that you have set, as `on_stalled` says.
 
     A context that was only destroyed (709) counts as lost, unless the library uses another context
     of that device.
@@ -166,6 +168,10 @@ def health() -> ContextFailedError | None:
         >>> livez()
         200
     """
+    driver.refuse_forked()
+    # First, because the driver may be what does not come back.
+    if (stall := _native.stall(False)) is not None:
+        return StalledError(*stall)
     lost = device.lost_context()
     if lost is None:
         return None
@@ -173,6 +179,60 @@ def health() -> ContextFailedError | None:
     error = driver.error(code, "cuStreamQuery", f"a context of {context._place()}")
     assert isinstance(error, ContextFailedError)
     return error
+
+
+def on_stalled(listener: Callable[[StalledError], object], /) -> Callable[[], None]:
+    """Calls `listener(error)` when something does not come back within the limit that you have set.
+
+    You set a limit with `StreamPool(stalled_after=)` or `Stream(stalled_after=)`. The library then
+    notices within about 50 ms:
+
+    - A stream on which a wait or a future is older than the limit, and no work that was awaited
+      there has ended since then. A kernel in an endless loop is not different from one that takes
+      long, so choose a limit that your work does not reach.
+    - A loop that has not come back to its waits for the limit. A task blocks it, or another thread
+      keeps the GIL.
+    - A call of the driver in a thread of the library that has not returned for the limit.
+
+    The library says so once for each time that something stalls, and logs it as an error. If Python
+    does not run, stderr gets a line and the stacks of all threads, and the listener is called when
+    Python runs again. `pending()` says in the listener what waits. Host functions are not watched:
+    completion futures, and streams with `wait="hostfunc"`.
+
+    Threads: those of `on_context_failed`, also for exceptions.
+
+    Returns:
+        A function that ends this registration. You may call it again.
+
+    Raises:
+        TypeError: `listener` is not callable, or is a coroutine function or generator function.
+        NoDriverError: There is no CUDA driver.
+
+    Example:
+        >>> from aiostream.testing import Gate
+        >>> loop, stalled = asyncio.get_running_loop(), asyncio.Event()
+        >>> stop = aiostream.on_stalled(lambda error: loop.call_soon_threadsafe(stalled.set))
+        >>> async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
+        ...     with Gate() as gate:
+        ...         gate.hold(stream)  # in place of a kernel that never ends
+        ...         waiting = asyncio.ensure_future(stream.synchronize_async())
+        ...         await stalled.wait()
+        ...         aiostream.health().stream
+        ...     await waiting
+        True
+        "stream 'model' on device 0"
+        >>> stop()
+    """
+    checks.plain_function(listener, "on_stalled", "have it call loop.call_soon_threadsafe")
+    process.start()
+    own = partial(listener)  # its own object, also if a function is registered twice
+    process.stall_listeners.append(own)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):  # ended before
+            process.stall_listeners.remove(own)
+
+    return end
 
 
 _MOST_GRACE = 1e9  # seconds
@@ -183,7 +243,7 @@ _exit_requests: list[object] = []  # the latest call of exit_on_context_failed, 
 
 
 def exit_on_context_failed(
-    code: int = 70, *, grace: float = 0, signal: int | None = None
+    code: int = 70, *, grace: float = 0, signal: int | None = None, stalled: bool = False
 ) -> Callable[[], None]:
     """Ends the process when the library first meets a sticky error.
 
@@ -213,6 +273,8 @@ def exit_on_context_failed(
         grace: Seconds. 0 ends the process at once.
         signal: The signal that the process gets when the grace begins, such as `signal.SIGTERM`.
             `None` sends none.
+        stalled: Whether the process ends also when something has stalled, as `on_stalled` says.
+            stderr then gets the stacks of all threads.
 
     Returns:
         A function that ends this. You may call it again.
@@ -235,6 +297,7 @@ def exit_on_context_failed(
     if signal is not None and checks.integer("signal", signal) not in signals.valid_signals():
         raise ValueError(f"{signal!r} is not a valid signal")
     number = 0 if signal is None else int(signal)
+    stalled = checks.flag("stalled", stalled)
     process.start()
     if process.savers:  # a trace of this process is to be written first, which needs Python
         grace = max(grace, 1)
@@ -245,7 +308,7 @@ def exit_on_context_failed(
         if not _exit_requests:
             _native.failures_watch(1)
         _exit_requests[:] = [request]
-        _native.exit_arm(code, math.ceil(grace * 1e9), number)
+        _native.exit_arm(code, math.ceil(grace * 1e9), number, stalled)
 
     def end() -> None:
         with _exit_lock:

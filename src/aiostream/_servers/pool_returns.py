@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from aiostream import _native
+from aiostream._handles.reference import new_wait_list
 from aiostream._objects import captures
 from aiostream._runtime import loops
 from aiostream._servers.pool_slots import Slot
@@ -102,9 +103,8 @@ class Busy:
             return None
         reference = slot.stream._reference
         try:
-            context_id = reference.context._ensure_monitored()
             if slot.wait_list is None:
-                slot.wait_list = _native.WaitList(context_id, self._history, reference.name)
+                slot.wait_list = new_wait_list(reference, self._history)
         except (MemoryError, CudaError):
             return None
         # The watcher may see the event complete at once. It fires into the loop's queue, so

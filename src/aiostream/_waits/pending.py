@@ -74,7 +74,7 @@ def pending() -> list[PendingWait]:
     tasks = _find_tasks()
     entries = [
         _entry(of, seconds, expected, owner, tasks.get(record), queue == _BLOCKING, tasks)
-        for of, seconds, expected, queue, record, owner in _native.waiting()
+        for of, seconds, expected, queue, record, owner in _native.waiting(True)
     ]
     entries += [  # those that end by a host function, or have no point yet
         _entry(point.stream, seconds, 0, point, None, False, tasks)

@@ -239,7 +239,7 @@ async def synchronize_async(self: Awaitable) -> None:
     driver.raise_for(answer, asked, reference.name)
 
 
-def synchronize(awaited: Awaitable, seconds: float) -> None:
+def synchronize(awaited: Awaitable, limit: float | None) -> None:
     """Blocks the thread, for some seconds at most, as `synchronize_async` waits.
 
     Raises:
@@ -249,6 +249,7 @@ def synchronize(awaited: Awaitable, seconds: float) -> None:
         CudaError: The work or the context has failed.
     """
     reference, mode = awaited._reference, awaited._mode
+    seconds = 1e9 if limit is None else limit
     if reference.is_event:
         assert reference.history is not None
         context_id = reference.context._ensure_monitored()

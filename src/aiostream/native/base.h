@@ -70,6 +70,8 @@ static inline void relaxed_leave(int mode) {
     if (mode >= 0) driver.exchange_capture_mode(&mode);
 }
 
+enum { STREAM_NAME = 96 }; /* the longest name of a stream, with its device */
+
 enum counter {
 #define COUNTER(name) name,
 #include "counters.h"

@@ -42,6 +42,7 @@ static struct {
     pid_t process; /* The process that asked for it. A process that it forks has not. 0: none. */
     int status, signal;
     int64_t grace_ns;
+    bool stalled;
 } ending;
 static bool has_begun_to_end;
 static void (*_Atomic failure_listener)(void);
@@ -64,6 +65,19 @@ static const int64_t LINE_NS = 300000000; /* so long the process waits for stder
 static int64_t grace_left_ns;             /* written before its thread is made */
 static int final_status;
 
+static _Atomic int stack_signal;
+void stalls_set_signal(int number) { atomic_store(&stack_signal, number); }
+
+static void write_stacks(void) {
+    int number = atomic_load(&stack_signal);
+    if (!number) return;
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, number);
+    pthread_sigmask(SIG_UNBLOCK, &mask, NULL); /* the library's threads block all signals */
+    raise(number);
+}
+
 static void *end_after_grace(void *unused) {
     (void)unused;
     struct timespec left = {.tv_sec = grace_left_ns / 1000000000,
@@ -84,45 +98,51 @@ static bool begin_grace(int64_t grace_ns, int status) {
     return made;
 }
 
-static void say(int place, const char *call, int status, int64_t grace_ns) {
-    char line[320], when[48] = "now";
-    if (grace_ns) snprintf(when, sizeof when, "in %.3g s at the latest", (double)grace_ns / 1e9);
-    int length = snprintf(line, sizeof line,
-                          "aiostream: %s reported %s (%d): the CUDA context is lost. Process %ld "
-                          "ends %s, with exit code %d "
-                          "(exit_on_context_failed).\n",
-                          call, fatal_codes[place].name, fatal_codes[place].code, (long)getpid(),
-                          when, status);
-    if (length >= (int)sizeof line) length = sizeof line - 1;
+static void say(const char *what, const char *then, bool stacks) {
+    char line[480];
+    int length = snprintf(line, sizeof line, "aiostream: %s. %s.\n", what, then);
     /* The process must also end if stderr is a full pipe that no process reads. */
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
     /* POLLERR: the pipe is closed, and a write might raise SIGPIPE */
     if (poll(&out, 1, 100) != 1 || out.revents != POLLOUT) return;
-    ssize_t ignored = write(STDERR_FILENO, line, (size_t)length);
-    (void)ignored;
+    ssize_t written = write(STDERR_FILENO, line, (size_t)length);
+    if (written > 0 && stacks) write_stacks();
 }
 
 /* Called under failure_lock, so that no other thread learns of the failure before the process ends.
  * It returns only for a grace period. */
-static void end_process(int place) {
+static void end_process(const char *what, bool stacks) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;
     /* First the thread that ends the process in any case, because the write of the line may
      * block. */
     bool ends = begin_grace(ending.grace_ns ? ending.grace_ns : LINE_NS, ending.status);
-    say(place, calls[place], ending.status, ending.grace_ns);
+    char then[128], when[48] = "now";
+    if (ending.grace_ns)
+        snprintf(when, sizeof when, "in %.3g s at the latest", (double)ending.grace_ns / 1e9);
+    snprintf(then, sizeof then, "Process %ld ends %s, with exit code %d (exit_on_context_failed)",
+             (long)getpid(), when, ending.status);
+    say(what, then, stacks);
     if (!ending.grace_ns || !ends) _exit(ending.status);
     if (ending.signal) kill(getpid(), ending.signal);
 }
 
-void exit_arm(int status, int64_t grace_ns, int signal) {
+static void end_for_code(int place) {
+    char what[160];
+    snprintf(what, sizeof what, "%s reported %s (%d): the CUDA context is lost", calls[place],
+             fatal_codes[place].name, fatal_codes[place].code);
+    end_process(what, false);
+}
+
+void exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
     pthread_mutex_lock(&failure_lock);
     ending.status = status;
     ending.grace_ns = grace_ns;
     ending.signal = signal;
+    ending.stalled = stalled;
     ending.process = getpid();
     for (int i = 0; fatal_codes[i].code; i++)
-        if (calls[i][0] && failure_is_of_process(fatal_codes[i].code)) end_process(i);
+        if (calls[i][0] && failure_is_of_process(fatal_codes[i].code)) end_for_code(i);
     pthread_mutex_unlock(&failure_lock);
 }
 
@@ -141,7 +161,7 @@ void failure_note(int code, const char *call) {
     bool first = !calls[place][0];
     if (first) snprintf(calls[place], sizeof calls[place], "%s", call);
     if (first) unreported |= 1u << place;
-    if (failure_is_of_process(code)) end_process(place);
+    if (failure_is_of_process(code)) end_for_code(place);
     pthread_mutex_unlock(&failure_lock);
     void (*listener)(void) = atomic_load(&failure_listener);
     if (first && listener) listener();
@@ -170,3 +190,53 @@ void failures_forget(void) {
 void failures_set_listener(void (*listener)(void)) { atomic_store(&failure_listener, listener); }
 void failures_watch(int more) { atomic_fetch_add(&watching, more); }
 bool failures_watched(void) { return atomic_load(&watching) > 0; }
+
+/* --- stalls --- */
+
+static const int64_t TAKEN_WITHIN_NS = 12000000;
+static struct stall news; /* these three are under failure_lock */
+static bool is_new;
+static int64_t say_at;
+
+void stall_text(const struct stall *stall, char text[STALL_TEXT]) {
+    static const char *const forms[] = {
+        [STALL_WORK] = "%s is stalled: no work that is awaited there has ended for %.3g s",
+        [STALL_LOOP] = "%s is stalled: its loop or thread has not come back for %.3g s",
+        [STALL_CALL] = "CUDA is stalled: a call by the %s thread has not returned for %.3g s",
+    };
+    snprintf(text, STALL_TEXT, forms[stall->kind], stall->name[0] ? stall->name : "a stream",
+             (double)stall->ns / 1e9);
+}
+
+void stall_note(const struct stall *stall) {
+    char text[STALL_TEXT];
+    stall_text(stall, text);
+    pthread_mutex_lock(&failure_lock);
+    if (ending.stalled) end_process(text, true);
+    news = *stall;
+    is_new = true;
+    say_at = now_ns() + TAKEN_WITHIN_NS;
+    pthread_mutex_unlock(&failure_lock);
+    void (*listener)(void) = atomic_load(&failure_listener);
+    if (listener) listener();
+}
+
+bool stall_take(struct stall *stall) {
+    pthread_mutex_lock(&failure_lock);
+    bool taken = is_new;
+    *stall = news;
+    is_new = false;
+    pthread_mutex_unlock(&failure_lock);
+    return taken;
+}
+
+bool stall_is_new(int64_t now) {
+    char text[STALL_TEXT];
+    pthread_mutex_lock(&failure_lock);
+    bool untaken = is_new, says = is_new && now >= say_at;
+    if (says) say_at = INT64_MAX;
+    stall_text(&news, text);
+    pthread_mutex_unlock(&failure_lock);
+    if (says) say(text, "Python does not run, so no listener is called", true);
+    return untaken;
+}

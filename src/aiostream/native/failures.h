@@ -6,6 +6,24 @@
 
 #include "base.h"
 
+/* What does not come back: the work of a stream, a loop, or a call of the driver. */
+enum stall_kind { STALL_WORK, STALL_LOOP, STALL_CALL };
+struct stall {
+    enum stall_kind kind;
+    int64_t ns;             /* for how long */
+    char name[STREAM_NAME]; /* of the stream, or of the thread that calls; "": not known */
+};
+enum { STALL_TEXT = 256 };
+void stall_text(const struct stall *, char text[STALL_TEXT]);
+/* Ends the process, if the program has asked for that. Otherwise it is news for the listener. Any
+ * thread. */
+void stall_note(const struct stall *);
+bool stall_take(struct stall *); /* false: no news */
+/* Whether no thread has taken the news. If that lasts, Python is blocked, and stderr gets the news
+ * and the stacks of all threads, by the handler of that signal. */
+bool stall_is_new(int64_t now);
+void stalls_set_signal(int number);
+
 enum { MAX_FATAL_CODES = 32 };
 struct fatal_code {
     int code;
@@ -40,7 +58,7 @@ bool failures_watched(void);
 /* Arms the end of the process at the first fatal code, or at once if it has met one already. 709
  * does not count, because only one context was destroyed. With a grace period, the process first
  * gets a signal (0: none), and the listener is called. */
-void exit_arm(int status, int64_t grace_ns, int signal);
+void exit_arm(int status, int64_t grace_ns, int signal, bool stalled); /* at a stall too */
 void exit_disarm(void);
 
 #endif

@@ -17,7 +17,7 @@ int wait_reserve(struct wait_list *list, struct queue *queue, const struct strat
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *reserved;
     wait->ticket = point_reserve(queue, wait->context, KIND_WATCHED);
-    wait->future = true;
+    atomic_store_explicit(&wait->future, true, memory_order_relaxed);
     if (wait->ticket) return CUDA_SUCCESS;
     wait_unreserve(wait);
     return RESULT_NO_MEMORY;

@@ -143,11 +143,11 @@ static PyObject *native_owners(PyObject *module, PyObject *unused) {
     return list;
 }
 
-/* waiting(): of each pending wait a tuple: the name of its stream, or the handle of a user's event;
- * seconds since it began, and the longest that were expected, or 0; its queue; the address of its
- * record, and what its ticket stands for. */
-static PyObject *native_waiting(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
+/* waiting(owners): of each pending wait a tuple: the name of its stream, or the handle of a user's
+ * event; seconds since it began, and the longest that were expected, or 0; its queue; the address
+ * of its record, and what its ticket stands for, if that is wanted. */
+static PyObject *native_waiting(PyObject *module, PyObject *owners) {
+    (void)module;
     struct waiting *waiting = NULL;
     int room = 0, count;
     while ((count = waits_list(waiting, room)) > room) { /* more than before, with some to spare */
@@ -159,7 +159,7 @@ static PyObject *native_waiting(PyObject *module, PyObject *unused) {
     int64_t now = now_ns();
     for (int i = 0; i < count && list; i++) {
         struct waiting *each = &waiting[i];
-        void *owner = each->ticket ? point_owner(each->ticket) : NULL;
+        void *owner = each->ticket && owners == Py_True ? point_owner(each->ticket) : NULL;
         PyObject *of =
             each->event
                 ? PyLong_FromVoidPtr((void *)each->event)
@@ -324,6 +324,6 @@ PyMethodDef drain_functions[] = {
     {"watch", native_watch, METH_VARARGS,
      "Has the watcher report the end of a stream's work to an owner. False: not possible."},
     {"owners", native_owners, METH_NOARGS, "What the tickets of all points stand for."},
-    {"waiting", native_waiting, METH_NOARGS, "The waits that are pending."},
+    {"waiting", native_waiting, METH_O, "The waits that are pending."},
     {NULL, NULL, 0, NULL},
 };

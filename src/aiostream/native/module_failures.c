@@ -1,8 +1,12 @@
 /* The Python face of failures.c. */
 #include "module.h"
 
+#include <stdio.h>
+
 #include "failures.h"
+#include "waits.h"
 #include "waker.h"
+#include "watcher.h"
 
 /* refusal_take(): (call, code) of a destruction that the driver has refused and for which no caller
  * got the error, or None. */
@@ -53,14 +57,14 @@ static PyObject *native_failures_watch(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* exit_arm(status, grace_ns, signal) */
+/* exit_arm(status, grace_ns, signal, stalled) */
 static PyObject *native_exit_arm(PyObject *self, PyObject *args) {
     (void)self;
-    int status, signal;
+    int status, signal, stalled;
     long long grace_ns;
-    if (!PyArg_ParseTuple(args, "iLi", &status, &grace_ns, &signal) || refuse_in_child())
+    if (!PyArg_ParseTuple(args, "iLip", &status, &grace_ns, &signal, &stalled) || refuse_in_child())
         return NULL;
-    exit_arm(status, grace_ns, signal);
+    exit_arm(status, grace_ns, signal, stalled);
     Py_RETURN_NONE;
 }
 
@@ -102,6 +106,48 @@ static PyObject *native_failed_call(PyObject *self, PyObject *status) {
     Py_RETURN_NONE;
 }
 
+/* stall(news): (text, name, seconds) of what is stalled now, or of what is new, or None. */
+static PyObject *native_stall(PyObject *self, PyObject *is_news) {
+    (void)self;
+    struct stall stall;
+    char text[STALL_TEXT];
+    bool found =
+        !is_child() && (is_news == Py_True ? stall_take(&stall) : waits_stalled(false, &stall));
+    int64_t held = watcher_held_ns();
+    if (!found && is_news == Py_False && held > waits_shortest_limit()) {
+        stall = (struct stall){.kind = STALL_CALL, .ns = held, .name = "watcher"};
+        found = true;
+    }
+    if (!found) Py_RETURN_NONE;
+    stall_text(&stall, text);
+    return Py_BuildValue("ssd", text, stall.name, (double)stall.ns / 1e9);
+}
+
+/* stall_limit(): the shortest of what waits now, in seconds, or a huge number. */
+static PyObject *native_stall_limit(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    return PyFloat_FromDouble((double)waits_shortest_limit() / 1e9);
+}
+
+/* stall_note(thread, seconds): the driver has not returned from a call of that thread. */
+static PyObject *native_stall_note(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *thread;
+    double seconds;
+    if (!PyArg_ParseTuple(args, "sd", &thread, &seconds)) return NULL;
+    struct stall stall = {.kind = STALL_CALL, .ns = (int64_t)(seconds * 1e9)};
+    snprintf(stall.name, sizeof stall.name, "%s", thread);
+    stall_note(&stall);
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_stall_signal(PyObject *self, PyObject *number) {
+    (void)self;
+    stalls_set_signal((int)PyLong_AsLong(number));
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef failure_functions[] = {
     {"failed_call", native_failed_call, METH_O,
      "Which call of this thread's latest operation answered this error, if it noted that."},
@@ -121,6 +167,10 @@ static PyMethodDef failure_functions[] = {
      "So many more want to know of failures while nothing is pending."},
     {"exit_arm", native_exit_arm, METH_VARARGS,
      "The process ends at the first fatal code, or now if there was one."},
+    {"stall", native_stall, METH_O, "What is stalled now, or with True what is new, or None."},
+    {"stall_limit", native_stall_limit, METH_NOARGS, "The shortest of what waits now."},
+    {"stall_note", native_stall_note, METH_VARARGS, "A call of the driver does not return."},
+    {"stall_signal", native_stall_signal, METH_O, "The signal that writes all stacks."},
     {"exit_disarm", native_exit_disarm, METH_NOARGS, "It does not."},
     {NULL, NULL, 0, NULL},
 };

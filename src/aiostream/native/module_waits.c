@@ -3,6 +3,7 @@
 #include "module.h"
 
 #include "waits.h"
+#include "waker.h"
 
 /* --- Wait --- */
 
@@ -231,6 +232,13 @@ static PyObject *WaitList_order(PyObject *self, void *unused) {
     return Py_NewRef(((WaitListObject *)self)->order);
 }
 
+static PyObject *WaitList_limit(PyObject *self, PyObject *seconds) {
+    wait_list_limit(((WaitListObject *)self)->list, (int64_t)(PyFloat_AsDouble(seconds) * 1e9));
+    if (PyErr_Occurred()) return NULL;
+    waker_wake_if_parked();
+    Py_RETURN_NONE;
+}
+
 struct wait_list *as_wait_list(PyObject *object) {
     if (PyObject_TypeCheck(object, wait_list_type)) return ((WaitListObject *)object)->list;
     PyErr_SetString(PyExc_TypeError, "a WaitList is needed");
@@ -391,6 +399,7 @@ static PyMethodDef wait_list_methods[] = {
      "Begins a wait for a stream's present end."},
     {"synchronize", (PyCFunction)(void (*)(void))WaitList_synchronize, METH_FASTCALL,
      "Blocks until a stream's present end, for some seconds: 0, 600 or an error."},
+    {"limit", WaitList_limit, METH_O, "The seconds after which it is stalled; 0: never."},
     {"rename", WaitList_rename, METH_O, "What operators call the stream."},
     {NULL, NULL, 0, NULL},
 };
@@ -444,13 +453,6 @@ static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
     return PyLong_FromLongLong(waits_pending());
 }
 
-/* oldest_wait(): its age in seconds, or 0. */
-static PyObject *native_oldest_wait(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    int64_t oldest = waits_oldest();
-    return PyFloat_FromDouble(oldest ? (double)(now_ns() - oldest) / 1e9 : 0);
-}
-
 int add_wait_types(PyObject *module) {
     if (!wait_list_type) wait_list_type = (PyTypeObject *)PyType_FromSpec(&wait_list_spec);
     if (!wait_list_type ||
@@ -478,6 +480,5 @@ static PyMethodDef wait_functions[] = {
      "How many waits a loop's timer takes; what it was. For tests."},
     {"pending_waits", native_pending_waits, METH_NOARGS,
      "Waits with a task, also those that the task polls."},
-    {"oldest_wait", native_oldest_wait, METH_NOARGS, "The age of the oldest of them, or 0."},
     {NULL, NULL, 0, NULL},
 };

@@ -165,6 +165,12 @@ void points_visit_owners(void (*visit)(void *argument, void *owner), void *argum
 
 struct context *point_context(uint64_t ticket) { return slot_at(ticket)->context; }
 
+struct queue *point_unread(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    uint64_t word = slot ? atomic_load(&slot->word) : 0;
+    return word >> 8 == generation_of(ticket) && (word & QUEUED) ? slot->queue : NULL;
+}
+
 void point_set_foreign(uint64_t ticket, host_function function, void *data) {
     struct slot *slot = slot_at(ticket);
     slot->foreign = function;

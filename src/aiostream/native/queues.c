@@ -232,6 +232,8 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.tasks = 0;
 }
 
+int64_t queue_unread_since(struct queue *queue) { return atomic_load(&queue->pushed); }
+
 _Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
 struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }
 

@@ -34,6 +34,8 @@ void queue_put_back(struct queue *, struct queue_entry *oldest);
 /* Its waits that are not over. Those of cancelled futures count until the GPU has passed them, and
  * those of a closed loop for the next loop that uses the queue. */
 _Atomic int *queue_waits(struct queue *);
+/* Since when the oldest of what has arrived waits for the loop; 0: that is not known. */
+int64_t queue_unread_since(struct queue *);
 struct wait;
 /* Used by the loop's thread alone, in the order in which they came. `last` is valid only if there
  * is a `first`. */

@@ -27,6 +27,8 @@ struct wait_list {
     struct context *context; /* these two are constant */
     struct shared_history *history;
     char name[STREAM_NAME]; /* of its stream, for operators; under the lock of the records */
+    int64_t noted;          /* when it was said to be stalled; under the same lock */
+    _Atomic int64_t limit;  /* see wait_list_limit; any thread */
     /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
     _Atomic unsigned busy;
     /* The latest end lay between these two, and the work of the next wait began then. Written by
@@ -36,7 +38,7 @@ struct wait_list {
     _Atomic bool revisit;
     /* Used by the watcher alone: */
     struct wait *first, *last;         /* in the order of their records */
-    struct wait_list *next, *previous; /* among the lists with waits */
+    struct wait_list *next, *previous; /* among the lists with waits, or among the free ones */
     bool active;
     int64_t next_poll, looked; /* the next look and the last */
     bool exact;                /* an end is expected then */
@@ -77,14 +79,14 @@ struct wait {
     struct wait *next;
     _Atomic int holder;
     /* Written by wait_start, constant until the record is back in the pool: */
-    struct wait_list *list;
+    _Atomic(struct wait_list *) list; /* these two are relaxed, as they order nothing */
     /* a user's event, which is polled in place of the library's; otherwise NULL */
     struct handle *users_event;
     uint64_t opened, closed; /* the list's clock before and after the record */
     /* written once more for a future, when its work was enqueued; relaxed, as it orders nothing */
     _Atomic int64_t began;
     const struct strategy *strategy;
-    bool future; /* its ticket is for all its life, and its loop polls it natively */
+    _Atomic bool future; /* its ticket is for all its life, and its loop polls it natively */
     /* used by the loop's thread (the watcher may still list it, by `next`) */
     struct wait *next_polled, *previous_polled;
     _Atomic bool polled_by_loop; /* written by the loop's thread */

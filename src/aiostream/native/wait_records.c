@@ -120,8 +120,15 @@ struct load wait_load(const struct wait *wait) {
 
 int wait_list_health(const struct wait_list *list) { return context_recent_health(list->context); }
 
+/* Lists are recycled and never freed, so that a wait that is over still has a name. */
+static struct wait_list *free_lists; /* under pool_lock */
+
 struct wait_list *wait_list_new(struct context *context, struct shared_history *history) {
-    struct wait_list *list = calloc(1, sizeof *list);
+    pthread_mutex_lock(&pool_lock);
+    struct wait_list *list = free_lists ? free_lists : calloc(1, sizeof *list);
+    if (list == free_lists && list) free_lists = list->next;
+    if (list) memset(list, 0, sizeof *list); /* while no thread reads its old name */
+    pthread_mutex_unlock(&pool_lock);
     if (!list) return NULL;
     list->refs = 1;
     list->context = context;
@@ -133,7 +140,10 @@ struct wait_list *wait_list_new(struct context *context, struct shared_history *
 void wait_list_unref(struct wait_list *list) {
     if (atomic_fetch_sub(&list->refs, 1) != 1) return;
     shared_history_unref(list->history);
-    free(list);
+    pthread_mutex_lock(&pool_lock);
+    list->next = free_lists;
+    free_lists = list;
+    pthread_mutex_unlock(&pool_lock);
 }
 
 /* --- records --- */
@@ -186,11 +196,11 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     atomic_fetch_add(&list->refs, 1);
     atomic_fetch_add(&list->waiting, 1);
     atomic_fetch_add(queue_waits(queue), 1);
-    wait->list = list;
+    atomic_store_explicit(&wait->list, list, memory_order_relaxed);
     wait->users_event = users_event;
     wait->strategy = strategy;
     wait->ticket = 0;
-    wait->future = false;
+    atomic_store_explicit(&wait->future, false, memory_order_relaxed);
     wait->queue = queue;
     wait->holder = HELD_BY_TASK;
     wait->opened = wait->closed = 0;
@@ -260,13 +270,72 @@ int waits_list(struct waiting *waiting, int room) {
     return count;
 }
 
-int64_t waits_oldest(void) {
-    int64_t oldest = 0;
+/* --- what is stalled --- */
+
+static _Atomic bool some_limit; /* one was set */
+bool waits_limited(void) { return atomic_load(&some_limit); }
+
+void wait_list_limit(struct wait_list *list, int64_t ns) {
+    atomic_store(&list->limit, ns);
+    if (ns) atomic_store(&some_limit, true);
+}
+
+/* Nothing has come between these two times. Under pool_lock. */
+static bool is_stalled(struct wait_list *list, int64_t since, int64_t until, bool news) {
+    int64_t limit = atomic_load(&list->limit);
+    if (!limit || until - since <= limit || (news && list->noted >= since)) return false;
+    if (news) list->noted = until;
+    return true;
+}
+
+/* Under pool_lock. */
+static bool wait_is_stalled(struct wait *wait, int64_t now, bool news, struct stall *stall) {
+    struct wait_list *list = wait->list;
+    int holder = atomic_load(&wait->holder);
+    int64_t began = wait->began, polled = atomic_load(&wait->polled),
+            pending_at = atomic_load(&wait->pending_at), since, until = now;
+    stall->kind = STALL_LOOP;
+    if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
+        struct queue *queue = point_unread(atomic_load(&wait->ticket));
+        since = queue ? queue_unread_since(queue) : 0;
+        if (!since || !is_stalled(list, since, until, news)) return false;
+    } else {
+        if (holder == OVER_LISTED || (wait->future && polled < began)) /* its function runs */
+            return false;
+        /* Its loop or thread looks at it often, unless it is blocked. */
+        since = polled > began ? polled : began;
+        if (holder == HELD_BY_WATCHER || !is_stalled(list, since, until, news)) {
+            int64_t ended = atomic_load(&list->free_since);
+            since = ended > began ? ended : began;
+            until = pending_at;
+            stall->kind = STALL_WORK;
+            if (!is_stalled(list, since, until, news)) return false;
+        }
+    }
+    stall->ns = until - since;
+    memcpy(stall->name, list->name, sizeof stall->name);
+    return true;
+}
+
+bool waits_stalled(bool news, struct stall *stall) {
+    bool found = false;
+    int64_t now = now_ns();
     pthread_mutex_lock(&pool_lock);
-    for (const struct wait *wait = records; wait; wait = wait->next_record)
-        if (is_pending(wait) && (!oldest || wait->began < oldest)) oldest = wait->began;
+    for (struct wait *wait = records; wait && !found; wait = wait->next_record)
+        found = wait_is_stalled(wait, now, news, stall);
     pthread_mutex_unlock(&pool_lock);
-    return oldest;
+    return found;
+}
+
+int64_t waits_shortest_limit(void) {
+    int64_t shortest = INT64_MAX;
+    pthread_mutex_lock(&pool_lock);
+    for (const struct wait *wait = records; wait; wait = wait->next_record) {
+        int64_t limit = wait->forecast ? atomic_load(&wait->list->limit) : 0;
+        if (limit && limit < shortest) shortest = limit;
+    }
+    pthread_mutex_unlock(&pool_lock);
+    return shortest;
 }
 
 /* When the simulator dropped all work, before it recovered from a fault. Then the events of waits

@@ -3,6 +3,7 @@
 #ifndef AIOSTREAM_WAITS_H
 #define AIOSTREAM_WAITS_H
 
+#include "failures.h"
 #include "handles.h"
 #include "points.h"
 #include "policy.h"
@@ -40,8 +41,14 @@ void wait_list_unref(struct wait_list *);
 int wait_list_health(const struct wait_list *); /* of its context: context_recent_health */
 
 /* what operators call its stream; the latest name counts */
-enum { STREAM_NAME = 96 };
 void wait_list_rename(struct wait_list *, const char *name);
+/* After which time without an end its stream is stalled; 0: never. Any thread. */
+void wait_list_limit(struct wait_list *, int64_t ns);
+bool waits_limited(void);           /* whether one was ever set */
+int64_t waits_shortest_limit(void); /* of what waits now; INT64_MAX: there is none */
+/* Whether the work of a stream or a loop is stalled now. With `news`, one that it has not said
+ * since. Any thread. */
+bool waits_stalled(bool news, struct stall *);
 
 /* Waits for what the stream has reached now. Call it without the GIL. */
 void wait_begin(struct wait_list *, void *stream, struct queue *, const struct strategy *,
@@ -103,6 +110,5 @@ struct waiting {
 };
 /* Fills in at most `room` of them. How many there are. */
 int waits_list(struct waiting *, int room);
-int64_t waits_oldest(void); /* when the oldest of them began; 0: there is none */
 
 #endif

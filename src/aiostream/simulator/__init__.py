@@ -48,6 +48,7 @@ __all__ = [
     "calls",
     "clear_faults",
     "fail",
+    "hang",
     "install",
     "installed",
     "pending_work",
@@ -322,19 +323,43 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
         aiostream.errors.CudaError: ...
     """
     __tracebackhide__ = True  # of pytest
+    # 0 is success. Such a call would do its work, and count as a failure that has happened.
+    if not 0 < checks.integer("a code", code) <= _MOST_CODE:
+        raise ValueError(f"the code of an error is 1 or more, such as 2 for no memory, not {code}")
+    _inject(call, int(code), nth)
+
+
+def _inject(call: str, code: int, nth: int) -> None:
+    __tracebackhide__ = True
     name = _base_name(call).encode()
     nth = checks.number("nth", nth, 1, "nth counts from 1")
     if nth > _MOST_CALLS:
         raise ValueError(f"nth is at most {_MOST_CALLS}, not {nth}")
-    # 0 is success. Such a call would do its work, and count as a failure that has happened.
-    if not 0 < checks.integer("a code", code) <= _MOST_CODE:
-        raise ValueError(f"the code of an error is 1 or more, such as 2 for no memory, not {code}")
-    if _driver().aiostream_sim_fail(name, int(code), nth) != 0:
+    if _driver().aiostream_sim_fail(name, code, nth) != 0:
         raise _unknown(call)
 
 
+_HANGS = -1  # as in control.c
+
+
+def hang(call: str, *, nth: int = 1) -> None:
+    """Has one call of a driver function not return until `clear_faults`. Then it does its work.
+
+    Args:
+        call: As `fail` takes it.
+        nth: Which of the next calls, counted from 1.
+
+    Raises:
+        TypeError, ValueError: As `fail` raises them.
+    """
+    __tracebackhide__ = True
+    _inject(call, _HANGS, nth)
+
+
 def clear_faults() -> int:
-    """Cancels the failures that you asked for with `fail` and that have not happened yet.
+    """Cancels what you asked for with `fail` or `hang` and has not happened yet.
+
+    Calls that hang go on.
 
     Returns:
         How many these were.
@@ -435,6 +460,9 @@ def _set_adversary(modes: Modes) -> Modes:
     return before
 
 
+_OFF_THE_BUS = (46, 999)
+
+
 def break_context(code: int = 700) -> None:
     """Causes a sticky error now, as if a kernel had failed. All contexts of the process are lost.
 
@@ -444,7 +472,9 @@ def break_context(code: int = 700) -> None:
 
     Args:
         code: The `CUresult`: a code after which a GPU's context is lost, such as 214, 700 or 719.
-            The default is `CUDA_ERROR_ILLEGAL_ADDRESS`.
+            The default is `CUDA_ERROR_ILLEGAL_ADDRESS`. A GPU that has fallen off the bus answers
+            46, 719 or 999. Waits fail with each of them, but the library does not take 46 and 999
+            for the end of a context.
 
     Raises:
         TypeError: `code` is not an int.
@@ -460,9 +490,8 @@ def break_context(code: int = 700) -> None:
         >>> simulator.recover()
         >>> stream.close()
     """
-    # The library takes only these codes for the end of a context. After another one every call of
-    # the driver would fail, and awaits would hang.
-    if checks.integer("a code", code) not in _native.FATAL_CODES:
+    # After another code every call of the driver would fail, and awaits might hang.
+    if checks.integer("a code", code) not in (*_native.FATAL_CODES, *_OFF_THE_BUS):
         raise ValueError(
             f"{code} is not a code that loses a context, as {_list(_native.FATAL_CODES)} are. To "
             "have one call answer it, use simulator.fail()"

@@ -67,6 +67,7 @@ EXPORT CUresult aiostream_sim_configure(int devices, int driver_version, size_t 
 /* It has its own lock, under which no other is taken, because calls look here before they take
  * sim.lock. */
 static pthread_mutex_t faults_lock = PTHREAD_MUTEX_INITIALIZER;
+enum { HANGS = -1 }; /* in place of a code: the call does not return until faults are cleared */
 static struct injected {
     struct call *call;
     unsigned long nth;
@@ -87,6 +88,9 @@ EXPORT CUresult aiostream_sim_fail(const char *name, CUresult code, unsigned lon
     return OK;
 }
 
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
+static unsigned long releases; /* under faults_lock */
+
 CUresult injected_fault(struct call *call, unsigned long nth) {
     CUresult code = OK;
     pthread_mutex_lock(&faults_lock);
@@ -99,10 +103,16 @@ CUresult injected_fault(struct call *call, unsigned long nth) {
             free(entry);
             break;
         }
+    if (code == HANGS) {
+        code = OK;
+        for (unsigned long before = releases; releases == before;)
+            pthread_cond_wait(&released, &faults_lock);
+    }
     pthread_mutex_unlock(&faults_lock);
     return code;
 }
 
+/* Also lets go on the calls that hang. They have happened, so they are not counted. */
 EXPORT int aiostream_sim_clear_faults(void) {
     int cleared = 0;
     pthread_mutex_lock(&faults_lock);
@@ -112,6 +122,8 @@ EXPORT int aiostream_sim_clear_faults(void) {
         atomic_fetch_sub(&entry->call->faults, 1);
         free(entry);
     }
+    releases++;
+    pthread_cond_broadcast(&released);
     pthread_mutex_unlock(&faults_lock);
     return cleared;
 }

@@ -1,0 +1,416 @@
+"""What does not come back is noticed within its limit and 50 ms, by its name, also if Python is
+blocked: work of a stream, a loop, a call of the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import pickle
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+import aiostream
+import internals
+from aiostream import StalledError, Stream, StreamPool, simulator
+from aiostream.testing import Faults
+from support import BACKENDS, EVENT_STRATEGIES, Gate, run_on, run_script, settle, succeed
+
+LIMIT = 0.05
+NAME = "stream 'model' on device 0"
+
+
+def on_asyncio(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class Listener:
+    """The stalls that it was told, and when."""
+
+    def __init__(self) -> None:
+        self.errors: list[StalledError] = []
+        self.times: list[float] = []
+
+    def __call__(self, error: StalledError) -> None:
+        self.times.append(time.monotonic())
+        self.errors.append(error)
+
+    async def hears(self) -> StalledError:
+        while not self.errors:
+            await asyncio.sleep(0.001)
+        return self.errors[-1]
+
+
+@pytest.fixture
+def faults(driver_kind: str) -> Iterator[Faults]:
+    if driver_kind != "simulator":
+        pytest.skip("a GPU has no such faults on command")
+    with Faults() as made:
+        yield made
+
+
+@pytest.fixture
+def listener(driver_kind: str) -> Iterator[Listener]:
+    made = Listener()
+    stop = aiostream.on_stalled(made)
+    yield made
+    stop()
+
+
+@on_asyncio
+async def test_stream_whose_work_does_not_end(listener: Listener) -> None:
+    """Another stream, on which work ends all the time, is not stalled."""
+    async with (
+        Stream(name="model", stalled_after=LIMIT) as stream,
+        Stream(stalled_after=1) as other,
+    ):
+        with Gate() as gate:
+            gate.hold(stream)
+            waiting = asyncio.ensure_future(stream.synchronize_async())
+            future = stream.enqueue_async(lambda stream: None)
+            while not listener.errors:
+                await other.synchronize_async()
+                await asyncio.sleep(0.001)
+            stalled = aiostream.health()
+            assert isinstance(stalled, StalledError)
+            assert stalled.stream == NAME
+            assert stalled.seconds > LIMIT
+            assert not waiting.done()  # it may come back yet
+        await waiting
+        await future
+        assert aiostream.health() is None
+    assert [error.stream for error in listener.errors] == [NAME]  # once
+    assert listener.errors[0].seconds > LIMIT
+    assert NAME in str(listener.errors[0])
+
+
+@on_asyncio
+async def test_work_of_which_the_parts_end_is_not_stalled(listener: Listener) -> None:
+    """A queue of short work may be longer than the limit."""
+    async with Stream(stalled_after=LIMIT) as stream:
+        gates = [Gate() for _ in range(6)]
+        futures = []
+        for gate in gates:
+            gate.hold(stream)
+            futures.append(stream.enqueue_async(lambda stream: None))
+        for gate, future in zip(gates, futures, strict=True):
+            await asyncio.sleep(LIMIT / 3)
+            gate.open()
+            await future
+        assert aiostream.health() is None
+    assert not listener.errors
+
+
+@on_asyncio
+async def test_function_that_takes_long_is_not_stalled(listener: Listener) -> None:
+    """Its work is not enqueued yet, and no loop is blocked."""
+    async with Stream(stalled_after=LIMIT) as stream:
+        await stream.run_in_thread(time.sleep, 3 * LIMIT)
+        assert aiostream.health() is None
+    assert not listener.errors
+
+
+@on_asyncio
+async def test_cancelled_work_that_does_not_end_is_stalled(listener: Listener) -> None:
+    """A request that has timed out leaves it to its stream, also to one of a pool."""
+    async with StreamPool(1, name="pool", stalled_after=LIMIT) as pool:
+        with Gate() as gate:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01), pool.stream() as stream:
+                    await stream.run(gate.hold, stream)
+            error = await listener.hears()
+            assert error.stream == "stream 'pool[0]' on device 0"
+
+
+@on_asyncio
+async def test_run_in_thread_is_stalled_too(listener: Listener) -> None:
+    async with Stream(name="model", stalled_after=LIMIT) as stream:
+        with Gate() as gate:
+            waiting = asyncio.ensure_future(stream.run_in_thread(gate.hold, stream))
+            assert (await listener.hears()).stream == NAME
+        await waiting
+
+
+@on_asyncio
+async def test_borrowed_streams_have_a_limit(listener: Listener) -> None:
+    async with (
+        Stream() as stream,
+        StreamPool.borrow([stream.handle], name="pool", stalled_after=LIMIT) as pool,
+    ):
+        with Gate() as gate:
+            gate.hold(stream)
+            waiting = asyncio.ensure_future(pool.run(lambda: None))
+            assert (await listener.hears()).stream == "stream 'pool[0]' on device 0"
+        await waiting
+
+
+@on_asyncio
+async def test_load_sets_a_limit_of_its_own(listener: Listener) -> None:
+    async with StreamPool(1, stalled_after=LIMIT) as pool:
+        async with pool.stream() as stream:
+            with Gate() as gate, stream.may_take(60):
+                gate.hold(stream)
+                waiting = asyncio.ensure_future(stream.synchronize_async())
+                await asyncio.sleep(3 * LIMIT)
+            await waiting
+            assert not listener.errors
+        async with pool.stream() as stream:  # the limit of the pool is back
+            with Gate() as gate:
+                gate.hold(stream)
+                waiting = asyncio.ensure_future(stream.synchronize_async())
+                await listener.hears()
+            await waiting
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wait", EVENT_STRATEGIES)
+def test_loop_that_a_task_blocks(listener: Listener, backend: str, wait: Any) -> None:
+    async def main() -> None:
+        async with (
+            Stream(name="model", stalled_after=LIMIT, wait=wait) as stream,
+            anyio.create_task_group() as group,
+        ):
+            with Gate() as gate:
+                gate.hold(stream)
+                group.start_soon(stream.synchronize_async)
+                await anyio.sleep(0.01)
+            assert settle(lambda: bool(listener.errors))  # without an await
+
+    run_on(backend, main)
+    assert listener.errors[0].stream == NAME
+    assert "its loop" in str(listener.errors[0])
+
+
+def test_thread_that_blocks_in_synchronize(listener: Listener) -> None:
+    with contextlib.closing(Stream(name="model", stalled_after=LIMIT)) as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            thread = threading.Thread(target=stream.synchronize)
+            thread.start()
+            assert settle(lambda: bool(listener.errors))
+        thread.join()
+    assert listener.errors[0].stream == NAME
+
+
+def test_driver_call_that_does_not_return(listener: Listener, faults: Faults) -> None:
+    """In the watcher. The waits of other tasks may end meanwhile."""
+
+    async def main() -> None:
+        async with Stream(name="model", stalled_after=LIMIT, wait="event") as stream:
+            with Gate() as gate:
+                gate.hold(stream)
+                faults.hang("cuEventQuery", nth=5)
+                waiting = asyncio.ensure_future(stream.synchronize_async())
+                error = await listener.hears()
+                assert isinstance(aiostream.health(), StalledError)  # without the driver
+                simulator.clear_faults()
+            await waiting
+            assert "watcher" in str(error)
+
+    asyncio.run(main())
+
+
+def test_call_in_the_thread_of_a_task_that_does_not_return(
+    listener: Listener, faults: Faults
+) -> None:
+    def main() -> None:
+        with contextlib.closing(Stream(name="model", stalled_after=LIMIT)) as stream:
+            gate.hold(stream)
+            stream.synchronize()
+
+    with Gate() as gate:
+        faults.hang("cuEventRecord")
+        thread = threading.Thread(target=main)
+        thread.start()
+        assert settle(lambda: bool(listener.errors))
+        simulator.clear_faults()
+    thread.join()
+    assert listener.errors[0].stream == NAME
+
+
+@on_asyncio
+async def test_slow_work_is_logged_once(driver_kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It has taken 20 times as long as ever, and at least a second. Nothing else happens."""
+    async with Stream(name="model") as stream:
+        for _ in range(20):
+            await stream.run(internals.spin, stream, 0.002)
+        with caplog.at_level(logging.WARNING, "aiostream"), Gate() as gate:
+            gate.hold(stream)
+            waiting = asyncio.ensure_future(stream.synchronize_async())
+            await asyncio.sleep(1.05)
+            for _ in range(3):
+                await asyncio.to_thread(internals.look_for_what_is_stuck)
+        await waiting
+    said = [record.getMessage() for record in caplog.records if "is slow" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith(NAME)
+
+
+def test_held_gil_is_said_on_stderr(driver_kind: str) -> None:
+    """With the stacks. The listener is called when Python runs again."""
+    ended = run_script(
+        driver_kind,
+        """
+        import asyncio, ctypes, aiostream
+        from support import Gate, settle
+
+        heard = []
+        aiostream.on_stalled(heard.append)
+
+        def holds_the_lock():
+            ctypes.PyDLL(None).usleep(300_000)
+
+        async def main():
+            async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
+                with Gate() as gate:
+                    gate.hold(stream)
+                    task = asyncio.ensure_future(stream.synchronize_async())
+                    await asyncio.sleep(0.01)
+                holds_the_lock()
+                await task
+                assert settle(lambda: heard), "the listener was not called"
+            print(heard[0].stream)
+
+        asyncio.run(main())
+        """,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == NAME + "\n"
+    assert ended.stderr.count(f"aiostream: {NAME} is stalled: its loop") == 1
+    assert "holds_the_lock" in ended.stderr
+
+
+@pytest.mark.parametrize("blocked", ["the GPU", "the loop", "the lock of Python"])
+def test_process_ends_if_it_was_asked_to(driver_kind: str, blocked: str) -> None:
+    """Also if Python is blocked."""
+    ended = run_script(
+        driver_kind,
+        f"""
+        import asyncio, ctypes, time, aiostream
+        from support import Gate
+
+        async def main():
+            aiostream.exit_on_context_failed(71, stalled=True)
+            async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
+                gate = Gate()
+                gate.hold(stream)
+                task = asyncio.ensure_future(stream.synchronize_async())
+                await asyncio.sleep(0.01)
+                if {blocked != "the GPU"}:
+                    gate.open()
+                    {"time.sleep(10)" if blocked == "the loop" else "ctypes.PyDLL(None).sleep(10)"}
+                await task
+
+        asyncio.run(main())
+        """,
+    )
+    assert ended.returncode == 71, ended.stderr
+    assert f"aiostream: {NAME} is stalled: " in ended.stderr
+    assert "ends now, with exit code 71 (exit_on_context_failed).\n" in ended.stderr
+    assert 'File "<string>", line ' in ended.stderr  # the stacks
+
+
+def test_process_that_was_stopped_has_no_stall(driver_kind: str) -> None:
+    """Its loop could not run, and its work may be over."""
+    printed = succeed(
+        driver_kind,
+        textwrap.dedent("""
+            import asyncio, os, subprocess, aiostream, internals
+            from support import EVENT_STRATEGIES
+
+            heard = []
+            aiostream.on_stalled(heard.append)
+
+            async def main():
+                for wait in EVENT_STRATEGIES:
+                    async with aiostream.Stream(wait=wait, stalled_after=0.1) as stream:
+                        await stream.run(internals.spin, stream, 0)  # loads the kernels
+                        stops = f"kill -STOP {os.getpid()}; sleep 0.2; kill -CONT {os.getpid()}"
+                        stopping = subprocess.Popen(["sh", "-c", stops])
+                        while stopping.poll() is None:
+                            await stream.run(internals.spin, stream, 0.01)
+            asyncio.run(main())
+            print(heard)
+        """),
+    )
+    assert printed == "[]\n"
+
+
+def test_endless_kernel_ends_with_its_process(driver_kind: str) -> None:
+    """`drain` gives up, and the GPU serves the next process."""
+    ended = run_script(
+        driver_kind,
+        """
+        import asyncio, anyio, aiostream, internals
+
+        async def main():
+            aiostream.exit_on_context_failed(71, stalled=True)
+            async with aiostream.Stream(name="model", stalled_after=1) as stream:
+                await stream.run(internals.spin, stream, 0.001)  # loads the kernels
+                waiting = asyncio.ensure_future(stream.run(internals.spin, stream, 100.0))
+                await asyncio.sleep(0)
+                print(await aiostream.drain(0.1), flush=True)
+                await waiting
+
+        asyncio.run(main())
+        """,
+    )
+    assert (ended.returncode, ended.stdout) == (71, "False\n"), ended.stderr
+    assert f"aiostream: {NAME} is stalled: no work" in ended.stderr
+    next_process = """
+        import asyncio, aiostream, internals
+
+        async def main():
+            async with aiostream.Stream() as stream:
+                await stream.run(internals.spin, stream, 0.001)
+            print("served")
+
+        asyncio.run(main())
+        """
+    assert succeed(driver_kind, textwrap.dedent(next_process)) == "served\n"
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), "1", True])
+def test_limit_that_makes_no_sense(driver_kind: str, limit: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Stream(stalled_after=limit)
+    with pytest.raises((TypeError, ValueError)):
+        StreamPool(1, stalled_after=limit)
+
+
+def test_listener_that_has_ended_hears_nothing(driver_kind: str) -> None:
+    heard, stop = Listener(), aiostream.on_stalled(ended := Listener())
+    stop()
+    stop()  # again
+    stop = aiostream.on_stalled(heard)
+    with contextlib.closing(Stream(stalled_after=LIMIT)) as stream, Gate() as gate:
+        gate.hold(stream)
+        with pytest.raises(TimeoutError):
+            stream.synchronize(timeout=3 * LIMIT)
+        assert settle(lambda: bool(heard.errors))
+        gate.open()
+        stream.synchronize()
+    stop()
+    assert not ended.errors
+
+
+def test_error_can_leave_the_process(driver_kind: str) -> None:
+    error = pickle.loads(pickle.dumps(StalledError("a text", "a stream", 2.0)))
+    assert (str(error), error.stream, error.seconds) == ("a text", "a stream", 2.0)
+
+
+def test_stalled_is_a_flag(driver_kind: str) -> None:
+    with pytest.raises(TypeError, match="stalled"):
+        aiostream.exit_on_context_failed(stalled="yes")  # type: ignore[arg-type]
