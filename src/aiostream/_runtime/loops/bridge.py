@@ -40,6 +40,8 @@ class Bridge:
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
+        # The waits of `aiostream.ready`, if there was one: see `_waits/ready.py`.
+        self.questions: Any = None
 
     @property
     def descriptor(self) -> int:
@@ -57,6 +59,8 @@ class Bridge:
             # Before the queue is read. What arrives from here on brings a request of its own.
             self.asked = False
             _native.drain(self.queue, False)
+            if self.questions is not None:
+                self.questions.ask()
         except BaseException:
             # An interrupt may have kept this from asking for the next drain.
             _native.queue_wake(self.queue)
