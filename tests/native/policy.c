@@ -466,7 +466,7 @@ static void questions(const char *name, int64_t (*length_of)(int), int64_t most_
             struct prediction prediction = history_predict(&history);
             prediction.dense |= history.count < 4; /* as shared_history_asked does it */
             int64_t next = policy_next_question(&prediction, start, now);
-            REQUIRE(next >= now && next - now < 3 * MS + (now - start) / 100,
+            REQUIRE(next >= now && next - now < 4 * MS + (now - start) / 100,
                     "%s: the next question of a wait at %lld us comes after %lld us", name,
                     (long long)((now - start) / US), (long long)((next - now) / US));
             now = next + oversleep(next - now) + deliver();

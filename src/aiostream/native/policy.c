@@ -82,7 +82,7 @@ static const int64_t CROWD_DUE_SOON_NS = 40000, DUE_SOON_NS = 2000;
 static const int64_t CROWD_AGE_NS = 32000000;
 /* between questions to a Python function: where an end is expected, and where it is expected later.
  * Each costs a wake-up of the loop ("python -m benchmarks ready"). */
-static const int64_t QUESTION_STEP_NS = 100000, QUESTION_GUARD_NS = 1200000;
+static const int64_t QUESTION_STEP_NS = 75000, QUESTION_GUARD_NS = 1600000;
 enum {
     INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
     LATE_SHARE = 150,      /* P16 */
