@@ -129,6 +129,8 @@ async def _own_load(
     await over
     for each in opened:
         each.close()
+    if not latencies:
+        raise RuntimeError(f"nothing was answered in {seconds:g} s")
     slow = float(stats.percentile(latencies, 99)) / 1e6
     return {"own_per_second": len(latencies) / seconds, "own_p99_ms": slow, "checked": asked}
 
