@@ -305,6 +305,45 @@ def _server(figure: Any, rows: Sequence[Row], look: Row) -> None:
     late.set_ylabel("99th percentile of a request\nbeyond its kernel, ms")
 
 
+def _proof_rows(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["set"] == "proof"]
+
+
+# Of each panel: the figure, what it is, and whether it is drawn on a logarithmic axis.
+_PROVED = [
+    ("per_second", "requests/s, higher is better", False),
+    ("p99_ms", "99th percentile of a request, ms, lower is better", True),
+    ("health_p99_ms", "99th percentile of /health, ms, lower is better", True),
+    ("cpu_ms", "CPU of the server for a request, ms, lower is better", False),
+]
+_WAYS = {
+    "blocking": "blocking\nsynchronize() in the loop",
+    "to_thread": "asyncio.to_thread(\nstream.synchronize)",
+    "polling": "polling\nquery(); sleep(0.001)",
+    "aiostream": "aiostream\nawait stream.run(...)",
+}
+
+
+def _proof(figure: Any, rows: Sequence[Row], look: Row) -> None:
+    places = range(len(rows))
+    colours = [look["ours" if row["peer"] == "aiostream" else "grey"] for row in rows]
+    for panel, (key, title, logarithmic) in zip(figure.subplots(2, 2).flat, _PROVED, strict=True):
+        values = [row[key] for row in rows]
+        bars = panel.barh(places, values, color=colours, height=0.72)
+        panel.set_title(title, fontsize=9.5, fontweight="normal")
+        panel.set_yticks(places, [_WAYS[row["peer"]] for row in rows], fontsize=9)
+        panel.set_ylim(len(rows) - 0.4, -0.6)
+        if logarithmic:
+            _logarithmic(panel.xaxis)
+            panel.set_xlim(min(values) / 2, max(values) * 4)
+        panel.margins(x=0.25)
+        figures = [f"{value:,.0f}" if value >= 100 else f"{value:.2g}" for value in values]
+        panel.bar_label(bars, figures, padding=4, fontsize=10, color=look["text"])
+        panel.grid(axis="x", linewidth=0.8)
+    title = f"One model, one server, four ways to wait: {rows[0]['load']}, load by wrk"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+
+
 def _is_ours(row: Row) -> bool:
     """Whether a task waits as the library does by itself. A host function is a choice of yours."""
     return _name(row).startswith("aiostream") and not row["peer"].endswith("hostfunc")
@@ -320,4 +359,5 @@ PICTURES: dict[
     "cost": (_cost_rows, _cost, (8, 4.4)),
     "tails": (_tail_rows, _tails, (7, 7.6)),
     "server": (_server_rows, _server, (7, 10)),
+    "proof": (_proof_rows, _proof, (11, 6)),
 }

@@ -183,6 +183,7 @@ BEYOND = [
     row("", "exit_on_context_failed"),
     row("", "as_completed"),
     row("", "wait"),
+    row("", "ready"),
     row("", "Stream.run, StreamPool.run"),
     row("", "Stream.run_in_thread, StreamPool.run_in_thread"),
     row("", "StreamPool, StreamPool.stream"),
@@ -197,7 +198,7 @@ BEYOND = [
 GROUPS = {
     "Streams": "Stream StreamPool StreamFlags",
     "Waiting": "CompletionFuture WaitStrategy default_wait set_default_wait wait as_completed"
-    " drain",
+    " ready drain",
     "Events": "Event WaitEventFlags",
     "Devices and contexts": "Device Context DevResource DevResourceType",
     "Capture": "CaptureScope CaptureInfo CaptureMode CaptureStatus DependencyUpdate RecaptureStatus"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio, unwatched
 from aiostream._servers import pool_waiters
 from aiostream._tools import bench, demo, doctor
+from aiostream._waits import ready as _ready
 from aiostream._waits import waiting
 from aiostream.trace import Await
 
@@ -662,3 +663,8 @@ def observer_that_acts(moment: str, number: int, act: Callable[[], object]) -> I
 def perfetto(awaits: list[Await]) -> str:
     """What a trace of these awaits is in Chrome's format."""
     return trace_files.perfetto(trace_files.Trace(awaits, 0, 0.0, 0, 0.0, 100_000))
+
+
+def code_of_query(query: Callable[[], Any]) -> Hashable:
+    """By what `ready` knows that two of its queries wait for the same kind of work."""
+    return _ready._code_of(query)

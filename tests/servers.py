@@ -43,6 +43,7 @@ class Server:
 
     process: subprocess.Popen[str]
     client: httpx.Client
+    alive: str = "/ping"
 
     def infer(self, milliseconds: float = 1.0, n: int = 3) -> httpx.Response:
         x = [float(i) for i in range(n)]
@@ -53,7 +54,7 @@ class Server:
     def answers(self) -> bool:
         assert self.process.poll() is None, "the server has ended"
         try:
-            return self.client.get("/ping").text == "pong"
+            return self.client.get(self.alive).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -72,7 +73,12 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(
-    program: Path, driver_kind: str, port: int, *arguments: str, **variables: str
+    program: Path,
+    driver_kind: str,
+    port: int,
+    *arguments: str,
+    alive: str = "/ping",
+    **variables: str,
 ) -> Iterator[Server]:
     process = subprocess.Popen(
         [sys.executable, str(program), *arguments],
@@ -86,7 +92,7 @@ def started(
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False
         ) as client:
-            server = Server(process, client)
+            server = Server(process, client, alive)
             assert settle(server.answers, 30), "the server does not answer"
             yield server
     finally:

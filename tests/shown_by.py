@@ -170,6 +170,7 @@ BEYOND: dict[str, list[str]] = {
     "exit_on_context_failed": ["lost_context: process_ends_wherever_the_error_first_appears"],
     "as_completed": ["service: futures_come_in_the_order_in_which_they_end"],
     "wait": ["service: waiting_for_all", "service: waiting_for_the_first"],
+    "ready": ["ready: ready_returns_the_first_answer_that_is_true"],
     "Stream.run, StreamPool.run": ["run: run_returns_the_result_when_the_gpu_has_passed"],
     "Stream.run_in_thread, StreamPool.run_in_thread": ["run: program_of_tasks"],
     "StreamPool, StreamPool.stream": ["pool: streams_are_lent_in_turn_and_come_back"],

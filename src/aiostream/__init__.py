@@ -39,6 +39,7 @@ from aiostream._servers.ending import drain
 from aiostream._servers.health import exit_on_context_failed, health, on_context_failed, on_stalled
 from aiostream._servers.health import notice_failures as _notice_failures
 from aiostream._waits.pending import PendingWait, pending
+from aiostream._waits.ready import ready
 from aiostream._waits.several import as_completed, wait
 from aiostream._waits.waiting import default_wait, set_default_wait
 from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
@@ -187,6 +188,7 @@ __all__ = [
     "on_context_failed",
     "on_stalled",
     "pending",
+    "ready",
     "set_default_wait",
     "statistics",
     "wait",

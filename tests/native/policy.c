@@ -451,6 +451,46 @@ static void each_strategy_keeps_to_the_load(void) {
     }
 }
 
+/* `aiostream.ready`: how late an end is noticed, and the questions of each wait, after a history
+ * has learnt the work. A loop that sleeps for a millisecond asks a 5 ms wait five times, and is
+ * 0.5 ms late. */
+static void questions(const char *name, int64_t (*length_of)(int), int64_t most_late,
+                      double most_asked) {
+    enum { WAITS = 400, UNTAUGHT = 100 };
+    struct history history = {0};
+    int64_t clock = 0, late[WAITS];
+    int asked = 0;
+    for (int k = 0; k < WAITS; k++) {
+        int64_t start = clock + 13 * US, length = length_of(k), now = start + 5 * US, no = start;
+        for (bool over = false; !over;) {
+            struct prediction prediction = history_predict(&history);
+            prediction.dense |= history.count < 4; /* as shared_history_asked does it */
+            int64_t next = policy_next_question(&prediction, start, now);
+            REQUIRE(next >= now && next - now < 4 * MS + (now - start) / 100,
+                    "%s: the next question of a wait at %lld us comes after %lld us", name,
+                    (long long)((now - start) / US), (long long)((next - now) / US));
+            now = next + oversleep(next - now) + deliver();
+            over = now - start >= length;
+            if (over)
+                history_learn(&history, (now - no < 150 * US ? now : no) - start, now - start);
+            else no = now;
+            asked += k >= UNTAUGHT;
+        }
+        late[k] = now - start - length;
+        clock = now;
+    }
+    qsort(late + UNTAUGHT, WAITS - UNTAUGHT, sizeof *late, ascending);
+    int64_t median = late[UNTAUGHT + (WAITS - UNTAUGHT) / 2];
+    double each = (double)asked / (WAITS - UNTAUGHT);
+    printf("ready, %-12s: median %lld us, %.1f questions\n", name, (long long)(median / US), each);
+    REQUIRE(median <= most_late && each <= most_asked, "ready, %s: %lld us late, %.1f questions",
+            name, (long long)(median / US), each);
+}
+static int64_t always_1_ms(int k) { return (void)k, 1 * MS; }
+static int64_t always_5_ms(int k) { return (void)k, 5 * MS; }
+static int64_t always_20_ms(int k) { return (void)k, 20 * MS; }
+static int64_t about_5_ms(int k) { return (void)k, (int64_t)uniform(4.5 * MS, 5.5 * MS); }
+
 int main(int count, char **arguments) {
     int histories = count > 1 ? atoi(arguments[1]) : 2000;
     if (count > 2) seed = strtoull(arguments[2], NULL, 10);
@@ -461,6 +501,10 @@ int main(int count, char **arguments) {
     each_pattern(WAIT_AUTO, 8, 8);
     each_pattern(WAIT_AUTO, 128, 8);
     each_pattern(WAIT_AUTO, 1, 64);
+    questions("1 ms", always_1_ms, 150 * US, 2);
+    questions("5 ms", always_5_ms, 150 * US, 6);
+    questions("20 ms", always_20_ms, 150 * US, 16);
+    questions("about 5 ms", about_5_ms, 200 * US, 12);
     short_work_in_a_busy_loop();
     long_work_in_a_busy_loop();
     random_histories(histories);

@@ -12,7 +12,7 @@ import aiostream
 from benching import command
 from benchmarks import __main__ as program
 from benchmarks import command as benchmark
-from benchmarks import plan, work
+from benchmarks import plan, ready, work
 from benchmarks import results as files
 from benchmarks.measure import Row
 from benchmarks.patterns import Patterns
@@ -287,3 +287,15 @@ def test_a_setting_that_fails_costs_no_other(
     assert [entry["reason"] for entry in results["not_run"]] == [
         "RuntimeError: a clock stands still"
     ]
+
+
+def test_ready_is_compared_with_a_loop_of_sleeps(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--rounds", "1", "--seconds", "0.03", "--queries", "2", "--work", "steady 5 ms")
+    assert ready.main(list(options)) == 0
+    title, row = capsys.readouterr().out.splitlines()
+    assert "sleep(0.001)" in title
+    work, figures = row[:24].strip(), [float(each) for each in row[24:].split()]
+    assert work == "steady 5 ms"
+    assert figures[0] == 2
+    assert len(figures) == 9
+    assert all(each > 0 for each in figures)

@@ -47,8 +47,8 @@ NOT_OURS: dict[str, tuple[str, ...]] = {
     "design.md": ("Device.sync",),
     "simulator.md": ("Device.sync",),
 }
-# What the extra `test` brings.
-OPTIONAL = ("fastapi", "httpx", "prometheus_client", "starlette", "trio")
+# What the extra `test` brings, and JAX, which nothing here brings.
+OPTIONAL = ("fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
 _SNIPPET = re.compile(
     r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
     r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$"

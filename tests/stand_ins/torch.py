@@ -1,6 +1,6 @@
 """A stand-in for torch, for machines without torch or a GPU.
 
-It has what the benchmark, `examples/torch_server.py` and the documents use.
+It has what the benchmark, the examples and the documents use.
 
 Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short
 kernel on the current stream and returns its input, so a model's result is its input, and arrives
@@ -26,6 +26,7 @@ from benchmarks import lanes
 
 __version__ = "0.stand-in"
 bfloat16 = "bfloat16"
+int64 = "int64"  # its numbers are floats too
 KERNEL = 1_000  # ns
 _SIZE = 4  # bytes of a number
 
@@ -80,6 +81,11 @@ class Stream:
 
     def synchronize(self) -> None:
         _call("cuStreamSynchronize", self._cu_stream)
+
+    def query(self) -> bool:
+        (code,) = driver.cuStreamQuery(self._cu_stream)
+        assert code in (0, 600)
+        return int(code) == 0
 
     def record_event(self) -> Event:
         event = Event()
@@ -290,6 +296,10 @@ class Tensor:
         _current_stream().lane.spin(KERNEL)
         return self
 
+    def mean(self, dimension: int) -> Tensor:
+        assert dimension == 1
+        return self.float()
+
     def argmax(self) -> int:
         numbers = list(self.numbers)
         return numbers.index(max(numbers))
@@ -313,6 +323,12 @@ def zeros(*shape: int, device: str) -> Tensor:
 def randn(*shape: Any) -> Tensor:
     found = _made(shape)
     found.numbers[:] = [_random.gauss() for _ in range(found.count)]
+    return found
+
+
+def randint(most: int, shape: tuple[int, int]) -> Tensor:
+    found = _made(shape)
+    found.numbers[:] = [_random.randrange(most) for _ in range(found.count)]
     return found
 
 
@@ -378,4 +394,12 @@ class Sequential(Module):
         return tensor
 
 
-nn = SimpleNamespace(Linear=Layer, LayerNorm=Layer, GELU=Layer, Sequential=Sequential)
+nn = SimpleNamespace(
+    Linear=Layer,
+    LayerNorm=Layer,
+    GELU=Layer,
+    Sequential=Sequential,
+    Embedding=Layer,
+    TransformerEncoderLayer=Layer,
+    TransformerEncoder=Layer,
+)

@@ -185,9 +185,23 @@ static struct shared_history *as_history(PyObject *object) {
     return NULL;
 }
 
+/* asked(start, false_at, now, over): see shared_history_asked. */
+static PyObject *History_asked(PyObject *self, PyObject *args) {
+    long long start, false_at, now;
+    int over;
+    if (!PyArg_ParseTuple(args, "LLLp", &start, &false_at, &now, &over)) return NULL;
+    struct shared_history *history = ((HistoryObject *)self)->history;
+    return PyLong_FromLongLong(shared_history_asked(history, start, false_at, now, over));
+}
+
+static PyMethodDef history_methods[] = {
+    {"asked", History_asked, METH_VARARGS, "When to ask a Python function again, in ns."},
+    {NULL, NULL, 0, NULL},
+};
 static PyType_Slot history_slots[] = {
     {Py_tp_new, History_new},
     {Py_tp_dealloc, History_dealloc},
+    {Py_tp_methods, history_methods},
     {Py_tp_doc, "How long waits took: of one stream, of one event, or of the streams of a pool."},
     {0, NULL},
 };
@@ -435,6 +449,16 @@ static PyObject *native_new_turn(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* wake_by(queue, time): its loop drains it then, or before. A time of the clock, in ns. */
+static PyObject *native_wake_by(PyObject *self, PyObject *args) {
+    (void)self;
+    int index;
+    long long time;
+    struct queue *queue = PyArg_ParseTuple(args, "iL", &index, &time) ? as_queue(index) : NULL;
+    if (queue) timer_wake_by(queue_timer(queue), time);
+    return queue ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyObject *native_predict(PyObject *self, PyObject *enabled) {
     (void)self;
     waits_predict(PyObject_IsTrue(enabled));
@@ -474,6 +498,7 @@ static PyMethodDef wait_functions[] = {
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
      "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
+    {"wake_by", native_wake_by, METH_VARARGS, "Has the queue's loop drain it at a time."},
     {"predict", native_predict, METH_O,
      "Whether the policy uses what waits have learnt; for benchmarks and tests."},
     {"limit_timer", native_limit_timer, METH_VARARGS,

@@ -80,6 +80,9 @@ static const int64_t CROWD_SHORTEST_NS = 300000, CROWD_LONGEST_NS = 450000;
 static const int64_t CROWD_DUE_SOON_NS = 40000, DUE_SOON_NS = 2000;
 /* the watcher has what is older, so that old waits do not wake their loop ("64 pending") */
 static const int64_t CROWD_AGE_NS = 32000000;
+/* between questions to a Python function: where an end is expected, and where it is expected later.
+ * Each costs a wake-up of the loop ("python -m benchmarks ready"). */
+static const int64_t QUESTION_STEP_NS = 75000, QUESTION_GUARD_NS = 1600000;
 enum {
     INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
     LATE_SHARE = 150,      /* P16 */
@@ -441,6 +444,23 @@ int64_t policy_common_look(int64_t now, int64_t time) {
     int64_t step = CROWD_STEP_NS;
     while (4 * step <= time - now) step *= 2;
     return greatest(time / step * step, now + CROWD_WINDOW_NS);
+}
+
+int64_t policy_next_question(const struct prediction *prediction, int64_t start, int64_t now) {
+    int64_t age = now - start;
+    if (age < SPIN_NS && (prediction->early || prediction->short_likely)) return now;
+    const struct window *window = prediction->irregular ? NULL : next_window(prediction, age);
+    int64_t shortest = prediction->dense ? CROWD_WINDOW_NS : 4 * QUESTION_STEP_NS;
+    int64_t interval = clamp(age / INTERVALS_PER_AGE, shortest, 5 * shortest / 2);
+    if (!window) return policy_common_look(now, now + interval);
+    int64_t width = window->last - window->first, first = window->first;
+    int64_t step = clamp(width / INTERVALS_PER_AGE, QUESTION_STEP_NS, CROWD_STEP_NS);
+    /* One question is enough if the end has come by then. But such an end teaches nothing, so now
+     * and then the questions begin before it. */
+    if (window->narrow && !prediction->dense) first += least(width, step);
+    int64_t guard = clamp(age / 2, QUESTION_GUARD_NS, 2 * QUESTION_GUARD_NS + age / LATE_SHARE);
+    if (age + guard < first) return policy_common_look(now, now + guard);
+    return start + greatest(first, age + step);
 }
 
 /* --- the strategies --- */

@@ -129,6 +129,10 @@ int64_t policy_crowd_latest(int64_t age);
 /* When a look of a crowded loop comes that was planned for `time` and need not be exact. Such looks
  * fall together, so that one wake-up serves many. Both are times of the clock. */
 int64_t policy_common_look(int64_t now, int64_t time);
+/* When a Python function is asked again whether a wait is over, if it has said no at `now`. Only
+ * the loop's thread may ask, so each question costs the loop a wake-up, as a look of a crowd does.
+ * All are times of the clock. */
+int64_t policy_next_question(const struct prediction *, int64_t start, int64_t now);
 /* What is due so soon is due now, in a loop with so many waits. */
 int64_t policy_due_soon(int waits);
 /* By when a pass comes in spite of that, because of P16, which holds for loops that are not

@@ -89,6 +89,18 @@ void wait_learn(struct wait *wait, int64_t seen) {
     pthread_mutex_unlock(&shared->lock);
 }
 
+int64_t shared_history_asked(struct shared_history *shared, int64_t start, int64_t false_at,
+                             int64_t now, bool over) {
+    pthread_mutex_lock(&shared->lock);
+    /* Two questions cannot be nearer than it takes to wake the loop. So this is near enough. */
+    if (now - false_at < 150000) false_at = now;
+    if (over) history_learn(&shared->history, false_at - start, now - start);
+    struct prediction prediction = history_predict(&shared->history);
+    prediction.dense |= shared->history.count < 4; /* so that a new history soon knows something */
+    pthread_mutex_unlock(&shared->lock);
+    return over ? INT64_MAX : policy_next_question(&prediction, start, now);
+}
+
 void wait_note_end(struct wait *wait, int64_t seen) {
     int64_t pending_at = atomic_load(&wait->pending_at);
     atomic_store(&wait->list->free_after, pending_at > wait->began ? pending_at : wait->began);

@@ -43,6 +43,8 @@ class Bridge:
         # Whether a future may be done when it is made. Not from when these have used up their share
         # of a turn until the next drain, because a task that awaits a done future does not yield.
         self.at_once = True
+        # The waits of `aiostream.ready`, if there was one: see `_waits/ready.py`.
+        self.questions: Any = None
 
     @property
     def descriptor(self) -> int:
@@ -60,6 +62,8 @@ class Bridge:
             # Before the queue is read. What arrives from here on brings a request of its own.
             self.asked, self.at_once = False, True
             _native.drain(self.queue, False)
+            if self.questions is not None:
+                self.questions.ask()
         except BaseException:
             # An interrupt may have kept this from asking for the next drain.
             _native.queue_wake(self.queue)

@@ -1,0 +1,160 @@
+"""`examples/continuous_batching.py`: requests join and leave a batch, and no tokens are mixed up.
+
+On the simulator it runs with kernels of its own. On a GPU it runs its decoder, if torch is there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from servers import ROOT, Server, free_port, started
+from support import settle
+
+PROGRAM = ROOT / "examples" / "continuous_batching.py"
+VOCABULARY = 1024
+
+
+@pytest.fixture
+def options(driver_kind: str) -> list[str]:
+    if driver_kind == "simulator":
+        return ["--simulator"]
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    return []
+
+
+@pytest.fixture
+def engine(driver_kind: str, options: list[str], tmp_path: Path) -> Iterator[Server]:
+    port = free_port()
+    arguments = ("--port", str(port), "--slots", "3", *options)
+    variables = {"AIOSTREAM_TRACE": str(tmp_path / "trace.json")}
+    with started(PROGRAM, driver_kind, port, *arguments, alive="/health", **variables) as server:
+        yield server
+
+
+def tokens_of(client: httpx.Client, prompt: int, count: int) -> list[int]:
+    answer = client.get("/generate", params={"prompt": prompt, "tokens": count})
+    return [int(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
+
+
+class Right:
+    """What each prompt gives: alone in the batch, or, on the simulator, by a sum."""
+
+    def __init__(self, server: Server, driver_kind: str, most: int) -> None:
+        self._server, self._most = server, most
+        self._simulated = driver_kind == "simulator"
+        self._known: dict[int, list[int]] = {}
+
+    def of(self, prompt: int) -> list[int]:
+        if prompt not in self._known and self._simulated:
+            found = [prompt]
+            for place in range(self._most):
+                found.append((found[-1] + place) % VOCABULARY)
+            self._known[prompt] = found[1:]
+        elif prompt not in self._known:
+            self._known[prompt] = tokens_of(self._server.client, prompt, self._most)
+        return self._known[prompt]
+
+
+def begin(client: httpx.Client, count: int) -> tuple[httpx.Response, Iterator[str]]:
+    """A request whose first tokens have come."""
+    request = client.build_request("GET", f"/generate?prompt=1&tokens={count}")
+    answer = client.send(request, stream=True)
+    lines = (line for line in answer.iter_lines() if line)
+    for _ in range(3):
+        next(lines)
+    return answer, lines
+
+
+def busy(server: Server) -> int:
+    found: int = server.client.get("/health").json()["busy"]
+    return found
+
+
+def test_requests_join_a_batch_that_runs_and_leave_it(engine: Server, driver_kind: str) -> None:
+    right = Right(engine, driver_kind, 30)
+    expected = right.of(5)
+    long, lines = begin(engine.client, 1000)
+    assert tokens_of(engine.client, 5, 30) == expected  # while the long one goes on
+    assert busy(engine) == 1
+    assert next(lines).startswith("data: ")
+    long.close()  # the client leaves
+    assert settle(lambda: busy(engine) == 0)
+    steps = engine.client.get("/health").json()["steps"]
+    assert 33 <= steps < 900  # the rest of the long one was not computed
+    assert engine.stop()[::2] == (0, "")
+
+
+def test_client_that_leaves_gives_its_slot_to_the_next(engine: Server, driver_kind: str) -> None:
+    expected = Right(engine, driver_kind, 5).of(9)
+    held = [begin(engine.client, 1000) for _ in range(3)]  # all slots
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(tokens_of, engine.client, 9, 5)
+        assert busy(engine) == 3
+        held.pop()[0].close()
+        assert waits.result(30) == expected
+    for answer, _ in held:
+        answer.close()
+    assert settle(lambda: busy(engine) == 0)
+
+
+def test_no_token_is_wrong_under_load_until_the_end(
+    engine: Server, driver_kind: str, tmp_path: Path
+) -> None:
+    right = Right(engine, driver_kind, 20)
+    prompts = range(100, 112)
+    for prompt in prompts:
+        right.of(prompt)
+    complete, ending = [0], threading.Event()
+
+    def client(number: int) -> None:
+        with httpx.Client(base_url=engine.client.base_url, timeout=30, trust_env=False) as own:
+            for at in range(10_000):
+                prompt = prompts[(number + at) % len(prompts)]
+                count = 1 + (7 * number + at) % 20
+                try:
+                    if number == 0 and at % 3 == 0:
+                        begin(own, 200)[0].close()  # it leaves in the middle
+                    found = tokens_of(own, prompt, count)
+                except (httpx.TransportError, StopIteration):
+                    assert ending.is_set()
+                    return
+                assert found == right.of(prompt)[: len(found)]
+                if len(found) < count:  # 503, or ended early
+                    assert ending.is_set()
+                    return
+                complete[0] += 1
+
+    with ThreadPoolExecutor(6) as pool:
+        clients = [pool.submit(client, number) for number in range(6)]
+        assert settle(lambda: complete[0] >= 30)
+        ending.set()
+        code, _, written = engine.stop()  # in the middle of it
+        for each in clients:
+            each.result()
+    assert (code, written) == (0, "")
+    # The trace has each step, under the stream's name, and when the GPU worked on it.
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [each for each in events if each["name"].startswith("Stream.run")]
+    steps = [each["args"] for each in steps if "gpu_ended_us" in each.get("args", {})]
+    assert len(steps) > 30
+    assert all("decode" in each["stream"] for each in steps)
+
+
+def test_nonsense_is_a_bad_request_and_a_signal_ends_long_requests(engine: Server) -> None:
+    for wrong in ("", "?prompt=x", "?prompt=-1", "?prompt=1024", "?prompt=1&tokens=0"):
+        assert engine.client.get(f"/generate{wrong}").status_code == 400
+    answer, lines = begin(engine.client, 1000)
+    engine.process.send_signal(signal.SIGTERM)
+    assert len(list(lines)) < 990  # it ends, and not after all of its tokens
+    answer.close()
+    assert engine.process.wait(30) == 0
