@@ -60,6 +60,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Has the driver's calls watched, before a conftest can load the driver."""
+    if getattr(early_config.known_args_namespace, "aiostream", None) == "gpu":
+        from aiostream import blocking
+
+        with contextlib.suppress(RuntimeError, OSError):  # `pytest_configure` says what is wrong
+            blocking.install("count")()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses the driver, and switches the checks on, if the option asks for that."""
     config.addinivalue_line(
@@ -100,7 +110,7 @@ def _use_simulator(devices: int | None) -> None:
 def _use_gpu() -> None:
     from aiostream import Device, NoDriverError, blocking, simulator
 
-    blocking.install("count")()  # before the driver, so that its calls can be watched later
+    blocking.install("count")()
     try:
         Device.count()  # loads the driver: the first one that is loaded is the process's for good
     except NoDriverError as problem:

@@ -483,23 +483,10 @@ class Recording:
 
 
 def _as_await(call: blocked.BlockingCall) -> Await:
-    end = call.began + int(call.seconds * 1e9)
-    task = "a callback" if call.task is None else call.task
-    said = f"{call.place}: {call.advice}"
-    return Await(
-        call.call,
-        "calls that block a loop",
-        task,
-        call.thread,
-        call.began,
-        None,
-        None,
-        end,
-        end,
-        "blocked",
-        (),
-        said,
-    )
+    end, said = call.began + int(call.seconds * 1e9), f"{call.place}: {call.advice}"
+    task, stream = call.task or "a callback", "calls that block a loop"
+    times = (call.began, None, None, end, end)
+    return Await(call.call, stream, task, call.thread, *times, "blocked", (), said)
 
 
 def record(

@@ -98,7 +98,6 @@ async def test_each_way_to_wait_is_found(way: str, seconds: float, native: Path)
     assert call.line == inner
     assert "wait(stream)  # here" in call.where
     assert "base_events.py" not in call.where
-    assert call.seconds >= seconds * 0.9
     assert call.stream
     assert call.task is not None
     assert call.thread == threading.current_thread().name
@@ -171,6 +170,7 @@ def test_threshold_and_nested_blocks() -> None:
     with blocking.watch() as all_of_them, blocking.watch(threshold=0.05) as long:
         run_on("asyncio", main)
     assert [len(waits(each)) for each in (all_of_them, long)] == [3, 1]
+    assert 0.05 <= waits(long)[0].seconds < 10
 
 
 @pytest.mark.simulator_only("a call that enqueues blocks on command")
@@ -259,7 +259,7 @@ async def test_warns_once_for_each_place(installed: Callable[..., Any]) -> None:
         for _ in range(2):
             await blocked_by(Stream.synchronize, 0.0)
             blocking.places()  # delivers
-    (warning,) = caught
+    (warning,) = [each for each in caught if "cuStreamSynchronize" in str(each.message)]
     assert warning.category is blocking.BlockedLoopWarning
     assert f"{Path(warning.filename).name}:{warning.lineno}" == here()
 
@@ -388,6 +388,47 @@ def test_the_environment_variable_acts_at_the_import(
     assert ("BlockedLoopError: cuStream" in done.stderr) == (action[0] == "r")
     assert (done.returncode != 0) == (action[0] == "r")
     assert f"app.py:{LINE}" in done.stderr.split("\naiostream blocking, process ")[1]
+
+
+def test_a_forked_worker_watches_too(driver_kind: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(PROGRAM)
+    script = """
+        import os, sys
+        import app
+        if os.fork() == 0:
+            app.work()
+            sys.exit(0)
+        assert os.wait()[1] == 0
+    """
+    path = f"{Path(commands.__file__).parent}:{tmp_path}"
+    done = run_script(driver_kind, script, AIOSTREAM_BLOCKING="count:0.02", PYTHONPATH=path)
+    assert f"app.py:{LINE}" in done.stderr, done.stderr
+
+
+def test_the_end_of_the_interpreter_is_not_delayed(driver_kind: str) -> None:
+    script = """
+        import ctypes, os, time
+        from aiostream import blocking
+        blocking.install("count", threshold=0.0)
+        import aiostream
+
+        class Last:
+            def __init__(self):
+                self.stream = aiostream.Stream()
+                self.handle = ctypes.c_void_p(self.stream.into_raw())
+                self.wait = ctypes.CDLL("libcuda.so.1").cuStreamSynchronize
+
+            # Python ends, and its threads have stopped. Bound here, as globals may be gone.
+            def __del__(self, now=time.monotonic, write=os.write):
+                began = now()
+                for _ in range(3):
+                    self.wait(self.handle)
+                write(1, b"slow" if now() - began > 2 else b"quick")
+
+        last = Last()
+    """
+    done = run_script(driver_kind, script)
+    assert done.stdout == "quick", done.stderr
 
 
 @pytest.mark.parametrize("value", ["shout", "warn:soon", "warn:"])

@@ -94,7 +94,6 @@ def load(real: str | None = None, *, everywhere: bool = False) -> None:
     )
     library.aiostream_forward_bind(os.fsencode(path))
     library.aiostream_forward_watch.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
-    library.aiostream_forward_lost.restype = ctypes.c_uint64
     _library = library
 
 

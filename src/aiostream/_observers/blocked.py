@@ -8,8 +8,10 @@ who watch.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import linecache
+import os
 import sys
 import sysconfig
 import threading
@@ -117,6 +119,7 @@ _watches: list[Watch] = []
 observers: list[Callable[[BlockingCall], object]] = []
 _found: dict[int, tuple[int, _Found | None]] = {}  # by note: the number of its call, and what it is
 _reader: threading.Thread | None = None
+_prepared: list[None] = []  # has an item once the next two are registered
 missed = 0  # calls whose line could not be read in time
 raising: dict[int, BlockingCall] = {}  # by thread: what its exception is about
 
@@ -129,6 +132,11 @@ def add(watch: Watch) -> None:
         OSError: The driver cannot be loaded.
     """
     forwarding.load()
+    if not _prepared:
+        _prepared.append(None)
+        os.register_at_fork(after_in_child=_begin_again)
+        # Without the reader, which Python's end stops, each call would wait for it in vain.
+        atexit.register(_end)
     with _lock:
         _watches.append(watch)
         _apply()
@@ -141,6 +149,20 @@ def remove(watch: Watch) -> None:
         if watch in _watches:
             _watches.remove(watch)
             _apply()
+
+
+def _begin_again() -> None:
+    """In a forked child, which has no reader, and in which another thread held the lock."""
+    global _lock, _reader
+    _lock, _reader = threading.RLock(), None
+    _found.clear()
+    if _watches:
+        _apply()
+
+
+def _end() -> None:
+    while _watches:
+        remove(_watches[-1])
 
 
 def _apply() -> None:
@@ -192,6 +214,8 @@ def _look_at(call: forwarding.Call) -> None:
             _found[call.note] = call.number, found
         if call.ended and found is not None:
             _report(call, found)
+    except Exception as error:  # of a frame whose variables are strange; the reader must go on
+        _native.write_unraisable(error, _look_at)
     finally:
         functions.aiostream_forward_done(ctypes.byref(call))
 
@@ -251,20 +275,11 @@ def _is_of_a_library(frame: FrameType) -> bool:
 
 
 def _report(call: forwarding.Call, found: _Found) -> None:
-    kind = forwarding.KINDS[call.kind]
-    made = BlockingCall(
-        call.name.decode(),
-        kind,
-        (call.ended - call.began) / 1e9,
-        found.file,
-        found.line,
-        found.where,
-        next((t.name for t in threading.enumerate() if t.ident == call.thread), "a thread"),
-        found.loop,
-        found.task,
-        call.stream if call.has_stream else None,
-        call.began,
-    )
+    name, kind = call.name.decode(), forwarding.KINDS[call.kind]
+    threads = (each.name for each in threading.enumerate() if each.ident == call.thread)
+    seconds, stream = (call.ended - call.began) / 1e9, call.stream if call.has_stream else None
+    where = (found.file, found.line, found.where, next(threads, "a thread"), found.loop, found.task)
+    made = BlockingCall(name, kind, seconds, *where, stream, call.began)
     by_nature = call.kind < forwarding.WAITING
     counting = [w for w in _watches if made.seconds >= (w.waits if by_nature else w.others)]
     for report in [*(w.report for w in counting), *(observers if counting else ())]:

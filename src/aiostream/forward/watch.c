@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -19,11 +20,11 @@ enum kind { WAITS, COPIES, STAGES, ALLOCATES, LOADS, ENQUEUES, BEGINS };
 enum { NO_STREAM = -1, IN_CONFIG = -2 };
 
 static const struct blocking {
-    const char *name;
     enum kind kind;
     int stream;
+    const char *names;
 } blocking[] = {
-#define BLOCKS(name, kind, stream) {#name, kind, stream},
+#define BLOCKS(kind, stream, names) {kind, stream, names},
 #include "calls.h"
 };
 
@@ -38,6 +39,7 @@ typedef int (*wrapped)(PARAMETERS);
 
 static struct wrapper {
     const struct blocking *of;
+    char *name;
     wrapped real;
 } wrappers[512]; /* written once, under `lock`, before its address is given away */
 static int wrapper_count;
@@ -51,7 +53,7 @@ struct note {
     _Atomic uint64_t call; /* counts up at each begin and end of a call: odd while one goes on */
     /* Of the call that goes on. The thread writes them while `call` is even. */
     _Atomic(pthread_t) thread;
-    _Atomic(const struct blocking *) of;
+    _Atomic(const struct wrapper *) wrapper;
     _Atomic word stream;
     _Atomic int64_t began;
     /* The calls that the reader has begun to look at, whose line it has read, and whose end it has
@@ -63,6 +65,8 @@ static _Atomic(struct note *) notes;
 /* initial-exec: a plain load. It is one pointer of the room that the C library keeps for this, and
  * this library is loaded before most others. */
 static _Thread_local struct note *my_note __attribute__((tls_model("initial-exec")));
+/* This thread is the reader now. Its own calls, as of a finalizer, must not wait for it. */
+static _Thread_local bool reads __attribute__((tls_model("initial-exec")));
 static pthread_key_t key; /* its destructor gives the note away */
 
 /* What the reader gets: a call that goes on, or one that has ended. `struct Call` in Python. */
@@ -81,10 +85,10 @@ static _Atomic int64_t limits[2] = {NEVER, NEVER};
 static atomic_bool watching; /* whether any limit is another */
 static atomic_bool raises; /* the reader has an exception raised in the thread, before it goes on */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; guards the rest */
+static pthread_mutex_t lock; /* a leaf; guards the rest */
 static pthread_cond_t for_reader, for_wrappers;
 static struct call ended[256]; /* a ring, from `first` to `last` */
-static uint64_t first, last, lost;
+static uint64_t first, last;
 static bool stopping;
 
 enum { PATIENCE = 1000000000, INTERVAL = 2000000 }; /* nanoseconds */
@@ -136,16 +140,16 @@ static int64_t limit_of(const struct blocking *of) {
 }
 
 static struct call call_of(struct note *note, uint64_t number) {
-    const struct blocking *of = atomic_load(&note->of);
+    const struct wrapper *wrapper = atomic_load(&note->wrapper);
     return (struct call){.note = note,
                          .number = number,
                          .thread = atomic_load(&note->thread),
                          .stream = atomic_load(&note->stream),
-                         .name = of->name,
+                         .name = wrapper->name,
                          .began = atomic_load(&note->began),
-                         .kind = (int)of->kind,
+                         .kind = (int)wrapper->of->kind,
                          .raises = atomic_load(&raises),
-                         .has_stream = of->stream != NO_STREAM};
+                         .has_stream = wrapper->of->stream != NO_STREAM};
 }
 
 /* A call has blocked. Its thread reports that, and returns once the line is known. */
@@ -156,7 +160,7 @@ static void report(struct note *note, uint64_t number, int64_t end) {
     if (last - first < sizeof ended / sizeof *ended) {
         call.frames = capture();
         ended[last++ % (sizeof ended / sizeof *ended)] = call;
-    } else lost++;
+    }
     pthread_cond_signal(&for_reader);
     int64_t until = now() + PATIENCE;
     while (call.frames == NULL && !stopping && now() < until &&
@@ -169,7 +173,7 @@ static __attribute__((noinline)) int pass_on(const struct wrapper *wrapper, PARA
     const struct blocking *of = wrapper->of;
     int64_t limit = limit_of(of);
     struct note *note = my_note != NULL ? my_note : take_note();
-    if (limit == NEVER || note == NULL) return wrapper->real(ARGUMENTS);
+    if (limit == NEVER || note == NULL || reads) return wrapper->real(ARGUMENTS);
     if (!note->is_python) note->is_python = is_python();
     uint64_t number = atomic_load_explicit(&note->call, memory_order_relaxed);
     /* The second: within another call. */
@@ -181,7 +185,7 @@ static __attribute__((noinline)) int pass_on(const struct wrapper *wrapper, PARA
     else if (of->stream == IN_CONFIG && a != 0) memcpy(&stream, (char *)a + 32, sizeof stream);
     /* The reader trusts these only if it reads the same odd number before and after them. So they
      * need no order among themselves, and each is one plain store. */
-    atomic_store_explicit(&note->of, of, memory_order_relaxed);
+    atomic_store_explicit(&note->wrapper, wrapper, memory_order_relaxed);
     atomic_store_explicit(&note->stream, stream, memory_order_relaxed);
     int64_t began = now();
     atomic_store_explicit(&note->began, began, memory_order_relaxed);
@@ -217,16 +221,15 @@ static const wrapped addresses[] = {ALL(ADDRESS)};
 
 function watched(const char *name, function real) {
     enum { COUNT = sizeof blocking / sizeof *blocking, MOST = sizeof wrappers / sizeof *wrappers };
-    int of = 0;
-    while (of < COUNT && strcmp(blocking[of].name, name) != 0) of++;
+    char sought[100];
+    int of = 0, n = 0;
+    snprintf(sought, sizeof sought, " %s ", name);
+    while (of < COUNT && strstr(blocking[of].names, sought) == NULL) of++;
     if (of == COUNT) return real;
     pthread_mutex_lock(&lock);
-    int n = 0;
-    while (n < wrapper_count &&
-           (wrappers[n].real != (wrapped)real || wrappers[n].of != &blocking[of]))
-        n++;
+    while (n < wrapper_count && wrappers[n].real != (wrapped)real) n++;
     if (n == wrapper_count && n < MOST) {
-        wrappers[n] = (struct wrapper){&blocking[of], (wrapped)real};
+        wrappers[n] = (struct wrapper){&blocking[of], strdup(name), (wrapped)real};
         wrapper_count++;
     }
     pthread_mutex_unlock(&lock);
@@ -235,21 +238,27 @@ function watched(const char *name, function real) {
 
 /* --- for Python --- */
 
-/* In a forked child there is no reader. */
+static void make_lock(void) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&for_reader, &monotonic);
+    pthread_cond_init(&for_wrappers, &monotonic);
+}
+
+/* A forked child has no reader until Python starts one, and another thread may have held the lock
+ * at the fork. */
 static void forked(void) {
+    make_lock();
+    first = last;
     atomic_store(&watching, false);
-    atomic_store(&limits[0], NEVER);
-    atomic_store(&limits[1], NEVER);
 }
 
 /* Called before any other call. */
 EXPORT void aiostream_forward_set_up(int (*is_python_thread)(void), void *(*capture_frames)(void)) {
     if (is_python != NULL) return; /* the driver's library could not be loaded, and now it can */
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&for_reader, &monotonic);
-    pthread_cond_init(&for_wrappers, &monotonic);
+    make_lock();
     pthread_key_create(&key, give_away);
     pthread_atfork(NULL, NULL, forked);
     is_python = is_python_thread;
@@ -276,7 +285,7 @@ static bool find_blocked(struct call *call) {
         uint64_t number = atomic_load(&note->call);
         if (!(number & 1) || note->looked == number) continue;
         *call = call_of(note, number);
-        int64_t limit = limit_of(atomic_load(&note->of));
+        int64_t limit = limit_of(atomic_load(&note->wrapper)->of);
         if (limit != NEVER && time - call->began >= limit && atomic_load(&note->call) == number)
             return true;
     }
@@ -302,7 +311,8 @@ EXPORT int aiostream_forward_next(struct call *call) {
     bool blocks = !has_ended && find_blocked(call);
     if (blocks) call->note->looked = call->number;
     pthread_mutex_unlock(&lock);
-    return has_ended || blocks;
+    reads = has_ended || blocks;
+    return reads;
 }
 
 /* Whether the call goes on, so that the thread's frames are those that led to it. */
@@ -317,11 +327,4 @@ EXPORT void aiostream_forward_done(const struct call *call) {
     if (call->ended) call->note->reported = call->number;
     pthread_cond_broadcast(&for_wrappers);
     pthread_mutex_unlock(&lock);
-}
-
-EXPORT uint64_t aiostream_forward_lost(void) {
-    pthread_mutex_lock(&lock);
-    uint64_t count = lost;
-    pthread_mutex_unlock(&lock);
-    return count;
 }
