@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -287,3 +290,19 @@ def test_a_setting_that_fails_costs_no_other(
     assert [entry["reason"] for entry in results["not_run"]] == [
         "RuntimeError: a clock stands still"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_idioms_that_block_are_found_and_no_others(driver_kind: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.blocking_idioms"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""},
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 rows are wrong" in done.stdout
+    assert len(re.findall("^bindings ", done.stdout, re.MULTILINE)) == 13
