@@ -66,6 +66,17 @@ def forwarding_path() -> str:
     return str(forwarding._path())
 
 
+def library_of(address: int | None) -> str:
+    """The file whose code lies at an address."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            fields = line.split(maxsplit=5)
+            begin, end = (int(each, 16) for each in fields[0].split("-"))
+            if begin <= (address or 0) < end:
+                return fields[5].strip()
+    raise LookupError(f"nothing lies at {address}")
+
+
 def blocking_kinds() -> tuple[str, ...]:
     """The kinds of calls, as the forwarding library numbers them."""
     return forwarding.KINDS

@@ -196,6 +196,31 @@ async def test_synchronous_copies_are_found() -> None:
     assert {(call.kind, call.stream) for call in waits(found)} == {("copies", None)}
 
 
+def test_the_look_up_function_finds_itself_and_what_can_block() -> None:
+    exports = ctypes.CDLL("libcuda.so.1")
+    found, flags, status = ctypes.c_void_p(), ctypes.c_uint64(0), ctypes.c_int(-1)
+    take = ctypes.byref(found)
+
+    def look_up(name: bytes, version: int) -> int | None:
+        code = exports.cuGetProcAddress_v2(name, take, version, flags, ctypes.byref(status))
+        assert (code, status.value) == (0, 0)
+        return found.value
+
+    def export(name: str) -> int | None:
+        return ctypes.cast(exports[name], ctypes.c_void_p).value
+
+    assert look_up(b"cuGetProcAddress", 11030) == export("cuGetProcAddress")
+    assert look_up(b"cuGetProcAddress", 12000) == export("cuGetProcAddress_v2")
+    assert exports.cuGetProcAddress(b"cuStreamQuery", take, 12000, flags) == 0
+    # A wrapper, which is another one for each form of the function.
+    wrapper, other = look_up(b"cuStreamSynchronize", 7000), flags.__class__(2)
+    assert exports.cuGetProcAddress(b"cuStreamSynchronize", take, 7000, other) == 0
+    assert wrapper != found.value
+    assert internals.library_of(wrapper) == internals.forwarding_path()
+    assert internals.library_of(found.value) == internals.forwarding_path()
+    assert internals.library_of(look_up(b"cuEventQuery", 2000)) != internals.forwarding_path()
+
+
 async def test_callers_with_locks_do_not_hang(native: Path) -> None:
     # Another thread keeps the GIL and waits for the lock of the caller, so that the reader cannot
     # read the line. The caller goes on without.

@@ -76,12 +76,11 @@ static int get_proc_address(const char *, void **, int, uint64_t);
 static int get_proc_address_v2(const char *, void **, int, uint64_t, int *);
 
 /* What the real driver has found may be a version or a form that no export has. */
-static int found(int code, const char *name, void **address) {
+static int found(int code, const char *name, int version, void **address) {
     if (code != OK || *address == NULL) return code;
-    function to;
-    if (strcmp(name, "cuGetProcAddress") != 0) to = watched(name, (function)*address);
-    else if (*address == dlsym(real, "cuGetProcAddress_v2")) to = (function)get_proc_address_v2;
-    else to = (function)get_proc_address;
+    function to = watched(name, (function)*address);
+    if (strcmp(name, "cuGetProcAddress") == 0)
+        to = version < 12000 ? (function)get_proc_address : (function)get_proc_address_v2;
     *address = (void *)to;
     return code;
 }
@@ -91,12 +90,13 @@ static void *asked(const char *symbol) { return real != NULL ? dlsym(real, symbo
 static __attribute__((used)) int get_proc_address(const char *name, void **address, int version,
                                                   uint64_t flags) {
     old_form ask = (old_form)asked("cuGetProcAddress");
-    return ask == NULL ? NO_DEVICE : found(ask(name, address, version, flags), name, address);
+    if (ask == NULL) return NO_DEVICE;
+    return found(ask(name, address, version, flags), name, version, address);
 }
 
 static __attribute__((used)) int get_proc_address_v2(const char *name, void **address, int version,
                                                      uint64_t flags, int *status) {
     new_form ask = (new_form)asked("cuGetProcAddress_v2");
     if (ask == NULL) return NO_DEVICE;
-    return found(ask(name, address, version, flags, status), name, address);
+    return found(ask(name, address, version, flags, status), name, version, address);
 }
