@@ -21,6 +21,7 @@ _library: ctypes.CDLL | None = None  # written once; any thread may load it, and
 KINDS = ("waits", "copies", "stages", "allocates", "loads", "enqueues", "begins")
 """What the calls do, by the numbers of `enum kind` in forward/watch.c."""
 
+NO_STREAM = 2**64 - 1
 WAITING = 2
 """The kinds with lower numbers wait by their nature, and the others may."""
 
@@ -60,7 +61,6 @@ class Call(ctypes.Structure):
         ("frames", ctypes.c_void_p),
         ("kind", ctypes.c_int),
         ("raises", ctypes.c_int),
-        ("has_stream", ctypes.c_int),
     )
 
 
@@ -89,17 +89,11 @@ def load(real: str | None = None, *, everywhere: bool = False) -> None:
     ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)  # raises an OSError if it cannot be loaded
     if everywhere:
         ctypes.CDLL(str(_path()), mode=os.RTLD_GLOBAL)
-    library.aiostream_forward_set_up(
-        ctypes.c_void_p(_native.IS_PYTHON_THREAD), ctypes.c_void_p(_native.FRAMES_HERE)
-    )
+    hooks = (_native.IS_PYTHON_THREAD, _native.FRAMES_HERE)
+    library.aiostream_forward_set_up(*map(ctypes.c_void_p, hooks))
     library.aiostream_forward_bind(os.fsencode(path))
     library.aiostream_forward_watch.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
     _library = library
-
-
-def is_loaded() -> bool:
-    """Whether the library is loaded."""
-    return _library is not None
 
 
 def functions() -> ctypes.CDLL:

@@ -189,7 +189,7 @@ def _read() -> None:
 
 def deliver() -> None:
     """Reports what has ended until now, in this thread. Nothing, if nothing was ever watched."""
-    if not forwarding.is_loaded():
+    if not _prepared:
         return
     call = forwarding.Call()
     # Under the lock from the first step on: who ends a watch sees what was taken before.
@@ -255,15 +255,8 @@ def _find(frames: turns.Frames) -> _Found | None:
 
 
 _LOOPS = ("asyncio", "trio", "_core", "anyio", "uvloop")
-_LIBRARIES = tuple(
-    {
-        f"{folder}/"
-        for folder in (
-            *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-            str(Path(__file__).parents[1]),
-        )
-    }
-)
+_FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_LIBRARIES = tuple(f"{folder}/" for folder in [*_FOLDERS, Path(__file__).parents[1]])
 
 
 def _is_of_a_loop(frame: FrameType) -> bool:
@@ -277,7 +270,10 @@ def _is_of_a_library(frame: FrameType) -> bool:
 def _report(call: forwarding.Call, found: _Found) -> None:
     name, kind = call.name.decode(), forwarding.KINDS[call.kind]
     threads = (each.name for each in threading.enumerate() if each.ident == call.thread)
-    seconds, stream = (call.ended - call.began) / 1e9, call.stream if call.has_stream else None
+    seconds, stream = (
+        (call.ended - call.began) / 1e9,
+        call.stream if call.stream != forwarding.NO_STREAM else None,
+    )
     where = (found.file, found.line, found.where, next(threads, "a thread"), found.loop, found.task)
     made = BlockingCall(name, kind, seconds, *where, stream, call.began)
     by_nature = call.kind < forwarding.WAITING

@@ -76,7 +76,7 @@ struct call {
     const char *name;
     int64_t began, ended; /* CLOCK_MONOTONIC; 0: it goes on */
     void *frames;         /* what `capture` has returned */
-    int kind, raises, has_stream;
+    int kind, raises;
 };
 
 #define NEVER INT64_MAX
@@ -148,8 +148,7 @@ static struct call call_of(struct note *note, uint64_t number) {
                          .name = wrapper->name,
                          .began = atomic_load(&note->began),
                          .kind = (int)wrapper->of->kind,
-                         .raises = atomic_load(&raises),
-                         .has_stream = wrapper->of->stream != NO_STREAM};
+                         .raises = atomic_load(&raises)};
 }
 
 /* A call has blocked. Its thread reports that, and returns once the line is known. */
@@ -180,7 +179,7 @@ static __attribute__((noinline)) int pass_on(const struct wrapper *wrapper, PARA
     if (!note->is_python || number & 1) return wrapper->real(ARGUMENTS);
 
     const word words[] = {ARGUMENTS};
-    word stream = 0;
+    word stream = (word)-1; /* none */
     if (of->stream >= 0) stream = words[of->stream];
     else if (of->stream == IN_CONFIG && a != 0) memcpy(&stream, (char *)a + 32, sizeof stream);
     /* The reader trusts these only if it reads the same odd number before and after them. So they
