@@ -80,9 +80,9 @@ struct call {
 };
 
 #define NEVER INT64_MAX
-/* Nanoseconds from which on a call has blocked: of one that always waits, and of all others. */
+/* Nanoseconds from which on a call has blocked: of one that always waits, and of all others. While
+ * nothing is watched, the first is NEVER. */
 static _Atomic int64_t limits[2] = {NEVER, NEVER};
-static atomic_bool watching; /* whether any limit is another */
 static atomic_bool raises; /* the reader has an exception raised in the thread, before it goes on */
 
 static pthread_mutex_t lock; /* a leaf; guards the rest */
@@ -172,7 +172,7 @@ static __attribute__((noinline)) int pass_on(const struct wrapper *wrapper, PARA
     const struct blocking *of = wrapper->of;
     int64_t limit = limit_of(of);
     struct note *note = my_note != NULL ? my_note : take_note();
-    if (limit == NEVER || note == NULL || reads) return wrapper->real(ARGUMENTS);
+    if (note == NULL || reads) return wrapper->real(ARGUMENTS);
     if (!note->is_python) note->is_python = is_python();
     uint64_t number = atomic_load_explicit(&note->call, memory_order_relaxed);
     /* The second: within another call. */
@@ -199,21 +199,17 @@ static __attribute__((noinline)) int pass_on(const struct wrapper *wrapper, PARA
 /* One wrapper for each row of `wrappers`: 512 of them, by three digits to the base of 8. */
 #define WRAPPER(n)                                                                                 \
     static int wrapper_##n(PARAMETERS) {                                                           \
-        if (!atomic_load_explicit(&watching, memory_order_relaxed))                                \
+        if (atomic_load_explicit(&limits[0], memory_order_relaxed) == NEVER)                       \
             return wrappers[0##n].real(ARGUMENTS); /* a jump */                                    \
         return pass_on(&wrappers[0##n], ARGUMENTS);                                                \
     }
+/* clang-format off */
 #define EIGHT(of, n) of(n##0) of(n##1) of(n##2) of(n##3) of(n##4) of(n##5) of(n##6) of(n##7)
-#define SIXTY_FOUR(of, n)                                                                          \
-    EIGHT(of, n##0)                                                                                \
-    EIGHT(of, n##1)                                                                                \
-    EIGHT(of, n##2)                                                                                \
-    EIGHT(of, n##3) EIGHT(of, n##4) EIGHT(of, n##5) EIGHT(of, n##6) EIGHT(of, n##7)
-#define ALL(of)                                                                                    \
-    SIXTY_FOUR(of, 0)                                                                              \
-    SIXTY_FOUR(of, 1)                                                                              \
-    SIXTY_FOUR(of, 2)                                                                              \
-    SIXTY_FOUR(of, 3) SIXTY_FOUR(of, 4) SIXTY_FOUR(of, 5) SIXTY_FOUR(of, 6) SIXTY_FOUR(of, 7)
+#define MORE(of, n) EIGHT(of, n##0) EIGHT(of, n##1) EIGHT(of, n##2) EIGHT(of, n##3) \
+    EIGHT(of, n##4) EIGHT(of, n##5) EIGHT(of, n##6) EIGHT(of, n##7)
+#define ALL(of) MORE(of, 0) MORE(of, 1) MORE(of, 2) MORE(of, 3) MORE(of, 4) MORE(of, 5) \
+    MORE(of, 6) MORE(of, 7)
+/* clang-format on */
 ALL(WRAPPER)
 #define ADDRESS(n) wrapper_##n,
 static const wrapped addresses[] = {ALL(ADDRESS)};
@@ -251,7 +247,7 @@ static void make_lock(void) {
 static void forked(void) {
     make_lock();
     first = last;
-    atomic_store(&watching, false);
+    atomic_store(&limits[0], NEVER);
 }
 
 /* Called before any other call. */
@@ -269,7 +265,6 @@ EXPORT void aiostream_forward_watch(int64_t waits, int64_t others, int has_to_ra
     atomic_store(&raises, has_to_raise != 0);
     atomic_store(&limits[0], waits < 0 ? NEVER : waits);
     atomic_store(&limits[1], others < 0 ? NEVER : others);
-    atomic_store(&watching, waits >= 0);
     pthread_mutex_lock(&lock);
     stopping = waits < 0;
     pthread_cond_broadcast(&for_reader);
