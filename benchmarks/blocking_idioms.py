@@ -340,7 +340,13 @@ async def table() -> int:
             print(f"{name:9} left out: {type(error).__name__}: {str(error).splitlines()[0][:70]}")
             continue
         for idiom in idioms:
-            found = await found_of(idiom)
+            try:
+                found = await found_of(idiom)
+            except Exception as error:
+                wrong += 1
+                text = str(error).splitlines()[0][:70]
+                print(f"{idiom.library:9} {idiom.text:40} RAISED {type(error).__name__}: {text}")
+                continue
             expected = {True: "yes", False: "no", None: "may"}[idiom.blocks]
             verdict = ""
             if idiom.blocks is not None and idiom.blocks != bool(found):

@@ -265,10 +265,10 @@ def installed() -> Iterator[Callable[..., Callable[[], None]]]:
 async def test_counts_by_place(installed: Callable[..., Any]) -> None:
     installed("count", threshold=0.0)
     for _ in range(3):
-        await blocked_by(Stream.synchronize, 0.002)
+        await blocked_by(Stream.synchronize, 0.0)
     (place,) = [each for each in blocking.places() if each.place.endswith(here())]
     assert (place.calls, place.call) == (3, "cuStreamSynchronize")
-    assert place.seconds >= 0.005
+    assert place.latest.seconds < place.seconds < 10
     assert here() in blocking.table()
     assert "wait(stream)  # here" in blocking.table()
 
