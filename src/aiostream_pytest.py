@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from aiostream.blocking import BlockingCall
     from aiostream.testing import Faults, Gate
 
 _HIDES = "CUDA_VISIBLE_DEVICES"
 
 GATE_OPENS_AFTER = 30.0
 """Seconds after which a gate that a test has not opened opens by itself. The test fails then."""
+
+BLOCKS_FROM = 0.02
+"""Seconds from which on a call that need not wait, such as a launch, fails a test.
+
+On a busy machine any call may take some milliseconds.
+"""
 
 _GATE_WAS_FORGOTTEN = (
     "cuda_gate was not opened in time, so it opened by itself. The end of `async with Stream()` "
@@ -53,6 +60,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Has the driver's calls watched, before a conftest can load the driver."""
+    if getattr(early_config.known_args_namespace, "aiostream", None) == "gpu":
+        from aiostream import blocking
+
+        with contextlib.suppress(RuntimeError, OSError):  # `pytest_configure` says what is wrong
+            blocking.install("count")()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses the driver, and switches the checks on, if the option asks for that."""
     config.addinivalue_line(
@@ -62,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "cuda_ledger_off(reason): what the test leaves behind is not checked"
     )
     config.addinivalue_line(
-        "markers", "cuda_blocking(reason): the test may block its loop with synchronizing calls"
+        "markers", "cuda_blocking(reason): the test may block its loop with driver calls"
     )
     driver = config.getoption("--aiostream")
     devices = config.getoption("--aiostream-devices")
@@ -91,8 +108,9 @@ def _use_simulator(devices: int | None) -> None:
 
 
 def _use_gpu() -> None:
-    from aiostream import Device, NoDriverError, simulator
+    from aiostream import Device, NoDriverError, blocking, simulator
 
+    blocking.install("count")()
     try:
         Device.count()  # loads the driver: the first one that is loaded is the process's for good
     except NoDriverError as problem:
@@ -153,9 +171,9 @@ def _checks() -> object:
             """Fails a test that has blocked its loop. The code of its fixtures does not count."""
             if item.get_closest_marker("cuda_blocking") is not None:
                 return (yield)
-            from aiostream import testing
+            from aiostream import blocking
 
-            with testing.blocking_calls() as found:
+            with blocking.watch() as found:
                 result = yield
             _fail_if_blocked(found)
             return result
@@ -163,10 +181,15 @@ def _checks() -> object:
     return Checks()
 
 
-def _fail_if_blocked(found: list[Any]) -> None:
-    if found:
-        advice = "Await `synchronize_async` instead, or make the call in a thread."
-        pytest.fail("\n".join([*map(str, found), advice]), pytrace=False)
+def _fail_if_blocked(found: list[BlockingCall]) -> None:
+    blocking = [
+        f"{call}\n{call.where}"
+        for call in found
+        if call.kind in ("waits", "copies") or call.seconds >= BLOCKS_FROM
+    ]
+    if blocking:
+        advice = "If a line may block, write `# allow_blocking` behind it."
+        pytest.fail("\n".join([*blocking, advice]), pytrace=False)
 
 
 def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -219,10 +242,10 @@ def cuda_ledger(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def cuda_blocking_calls() -> Iterator[None]:
-    """The test fails if a call that waits for the GPU is made in the thread of a running loop."""
-    from aiostream import testing
+    """The test fails if a driver call blocks the thread of a running loop."""
+    from aiostream import blocking
 
-    with testing.blocking_calls() as found:
+    with blocking.watch() as found:
         yield
     _fail_if_blocked(found)
 

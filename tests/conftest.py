@@ -68,7 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         simulator.install(devices=2)
     else:
         # Now, before any test can install the simulator: the first driver that is loaded is the
-        # process's for good.
+        # process's for good. Before it, what the tests of `aiostream.blocking` need.
+        internals.load_forwarding()
         internals.bindings()
         assert not simulator.installed()
 

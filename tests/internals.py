@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import aiostream.event as event_module
 import aiostream.stream as stream_module
-from aiostream import Context, CudaError, Stream, _native, device, simulator, testing
-from aiostream._base import clash, driver, hints, turns
+from aiostream import Context, CudaError, Stream, _native, blocking, device, simulator, testing
+from aiostream._base import clash, driver, forwarding, hints, turns
 from aiostream._handles import interop
 from aiostream._handles import reference as _reference
 from aiostream._objects import captures
-from aiostream._observers import trace_files
+from aiostream._observers import blocked, trace_files
 from aiostream._runtime import completion as _completion
 from aiostream._runtime import loops, observing, points, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
@@ -55,6 +55,47 @@ def remove_from_driver(patch: pytest.MonkeyPatch, name: str, says: str = "") -> 
         raise RuntimeError(says or f"Function {name} not found")
 
     patch.setattr(driver.bindings(), name, function)
+
+
+def load_forwarding() -> None:
+    """Loads the library that sees the calls that block, before the driver."""
+    forwarding.load()
+
+
+def forwarding_path() -> str:
+    """That library."""
+    return str(forwarding._path())
+
+
+def library_of(address: int | None) -> str:
+    """The file whose code lies at an address."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            fields = line.split(maxsplit=5)
+            begin, end = (int(each, 16) for each in fields[0].split("-"))
+            if begin <= (address or 0) < end:
+                return fields[5].strip()
+    raise LookupError(f"nothing lies at {address}")
+
+
+def blocking_kinds() -> tuple[str, ...]:
+    """The kinds of calls, as the forwarding library numbers them."""
+    return forwarding.KINDS
+
+
+def blocking_advice() -> dict[str, str]:
+    """What to do, by those kinds."""
+    return blocked.ADVICE
+
+
+def forget_places() -> None:
+    """What `blocking.install` has counted is forgotten."""
+    blocking._places.clear()
+
+
+def simulator_path() -> str:
+    """The simulator's library."""
+    return str(simulator._library_path())
 
 
 def simulator_is_wanted() -> bool:

@@ -2,7 +2,7 @@
 
 `Stream` and `StreamPool` are what a program begins with. `Event`, `wait`, `as_completed` and
 `drain` are the other things to await, and `statistics` and `health` say how the process does.
-`aiostream.metrics`, `simulator`, `testing` and `trace` are loaded at their first use.
+`aiostream.blocking`, `metrics`, `simulator`, `testing` and `trace` are loaded at their first use.
 
 Example:
     >>> async with aiostream.Stream() as stream:
@@ -95,9 +95,17 @@ def _trace_if_asked() -> None:
         trace.begin_from_environment()
 
 
-_LOADED_AT_FIRST_USE = ["metrics", "simulator", "testing", "trace"]
+def _watch_blocking_if_asked() -> None:
+    if _os.environ.get("AIOSTREAM_BLOCKING"):
+        from aiostream import blocking
+
+        blocking.begin_from_environment()
+
+
+_LOADED_AT_FIRST_USE = ["blocking", "metrics", "simulator", "testing", "trace"]
 
 if _typing.TYPE_CHECKING:
+    from aiostream import blocking as blocking
     from aiostream import metrics as metrics
     from aiostream import simulator as simulator
     from aiostream import testing as testing
@@ -115,6 +123,7 @@ def __dir__() -> list[str]:
 
 
 _driver.prepare_simulator()
+_watch_blocking_if_asked()
 _process.before_first_use += [_notice_failures, _trace_if_asked]
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The command line: `python -m aiostream demo`, `doctor`, `bench` and `examples`."""
+"""The command line: `python -m aiostream demo`, `doctor`, `bench`, `blocking` and `examples`."""
 
 from __future__ import annotations
 
@@ -61,6 +61,27 @@ def _parser(version: str) -> argparse.ArgumentParser:
     bench.add_arguments(compare)
     for each in (demo, doctor, compare):
         each.add_argument("--simulator", action="store_true", help="use no GPU, but the simulator")
+    blocking = commands.add_parser(
+        "blocking",
+        help="run a program, and say which of its lines block an event loop",
+        description="Runs a program, and prints the ten lines that have blocked an event loop "
+        "longest, by driver calls of any library. Use it as `blocking -- app.py arguments`, or "
+        "`blocking -- -m module arguments`.",
+    )
+    blocking.add_argument(
+        "--action",
+        choices=["count", "warn", "raise"],
+        default="count",
+        help="count the calls, warn of each place at once, or raise (default: count)",
+    )
+    blocking.add_argument(
+        "--threshold",
+        type=float,
+        metavar="SECONDS",
+        default=0.001,
+        help="shorter calls do not count (default: 0.001)",
+    )
+    blocking.add_argument("program", nargs=argparse.REMAINDER, help="after `--`")
     examples = commands.add_parser("examples", help="list the example programs, or copy some")
     examples.add_argument("names", nargs="*", metavar="NAME", help="copy this one to this folder")
     return parser
@@ -85,6 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = _parser(aiostream.__version__)
     options = parser.parse_args(arguments)
+    if options.command == "blocking":  # outside of the next block, because its errors are its own
+        from aiostream._tools import blocking_command
+
+        program = options.program[options.program[:1] == ["--"] :]
+        if not program or program == ["-m"]:
+            parser.error("blocking: which program? For example, `blocking -- app.py`")
+        blocking_command.run(program, options.action, options.threshold)
+        return 0
     try:
         code = _run(parser, options)
         sys.stdout.flush()  # at its exit, Python would answer an error with a traceback

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -167,6 +168,7 @@ class Collector:
     - how often each stage of waiting was used,
     - the streams of the pools that you name, and the tasks that wait for one,
     - handles that are open, and what has leaked,
+    - the places that have blocked a loop, how often and how long, if `blocking.install` counts,
     - whether a context is lost, and whether something is stalled.
 
     How late a task is resumed is not among them, because the library does not know when the GPU
@@ -251,6 +253,8 @@ class Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now, pools = statistics(), self._pools.items()
+        blocking = sys.modules.get("aiostream.blocking")  # what is not imported counts nothing
+        places = blocking.places() if blocking is not None else []
         gauges = {
             ("aiostream_pending", "What waits for the GPU now", "kind"): {
                 ("future",): now.futures.pending,
@@ -287,6 +291,12 @@ class Collector:
             ),
             ("aiostream_watcher_polls", "How often the watcher, or a loop, has polled an event"): {
                 (): now.waits.polls
+            },
+            ("aiostream_blocking_calls", "Driver calls that blocked a loop", "call", "place"): {
+                (each.call, each.place): each.calls for each in places
+            },
+            ("aiostream_blocking_seconds", "How long they blocked", "call", "place"): {
+                (each.call, each.place): each.seconds for each in places
             },
             ("aiostream_leaked", "What is kept until the process ends", "kind"): {
                 ("point",): now.points.leaked,

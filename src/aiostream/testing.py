@@ -1,8 +1,8 @@
 """Helpers for the tests of programs that use aiostream, on a GPU and on the simulator.
 
-`spin` and `Gate` keep a stream busy without guessing how long something takes. `ledger` and
-`blocking_calls` find what a test has left behind, and what has blocked its loop. `Faults` has the
-simulated driver fail. The pytest plugin (`pytest --aiostream=simulator`) uses them all.
+`spin` and `Gate` keep a stream busy without guessing how long something takes. `ledger` finds what
+a test has left behind. `Faults` has the simulated driver fail. The pytest plugin
+(`pytest --aiostream=simulator`) uses them all, and `aiostream.blocking` for what blocks a loop.
 """
 
 from __future__ import annotations
@@ -10,18 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 from aiostream import _native
-from aiostream._base import development, driver, turns
+from aiostream._base import development, driver
 from aiostream._handles import interop
 from aiostream._handles.owned import Owned
 from aiostream._handles.reference import call_on
@@ -33,11 +28,9 @@ from aiostream._tools.kernels import launch, spin
 from aiostream.device import Context, Device
 
 __all__ = [
-    "BlockingCall",
     "Faults",
     "Gate",
     "LedgerError",
-    "blocking_calls",
     "check",
     "launch",
     "ledger",
@@ -316,120 +309,6 @@ def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:
     if not now.balanced:
         left.append(f"the counters do not add up:\n{now!r}")
     return left
-
-
-# ------------------------------------------------------------------------------ blocked loops
-
-# What waits for the GPU in the thread that calls it: by module, each only if it is imported. The
-# first two are looked up in the module at each call, as `driver.cuStreamSynchronize(...)` is.
-_WAITING = {
-    "cuda.bindings.driver": (
-        "cuStreamSynchronize",
-        "cuEventSynchronize",
-        "cuCtxSynchronize",
-        "cuMemcpy",
-        "cuMemcpyDtoH",
-        "cuMemcpyHtoD",
-    ),
-    "cuda.bindings.runtime": (
-        "cudaStreamSynchronize",
-        "cudaEventSynchronize",
-        "cudaDeviceSynchronize",
-        "cudaMemcpy",
-    ),
-    "torch.cuda": ("synchronize", "Stream.synchronize", "Event.synchronize"),
-    "aiostream": ("Stream.synchronize", "Event.synchronize"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class BlockingCall:
-    """A call that waits for the GPU, made in the thread of a running loop."""
-
-    name: str
-    where: str
-    """The lines of the program that led to it."""
-
-    def __str__(self) -> str:
-        """The name and the lines."""
-        return f"{self.name} was called in the thread of a running loop\n{self.where}"
-
-
-_outermost = threading.local()  # `busy` while a call that was noted calls another one
-
-
-@contextlib.contextmanager
-def blocking_calls() -> Iterator[list[BlockingCall]]:
-    """Collects the calls in a `with` block that wait for the GPU in the thread of a running loop.
-
-    They are collected whether or not there was something to wait for, so that a test with little
-    work finds them too. Known are the synchronizing functions of `cuda.bindings.driver` and
-    `cuda.bindings.runtime`, of torch, and this library's `synchronize()`. Not seen are calls that
-    native code makes by itself, as `tensor.item()`, and functions that a module has imported by
-    name.
-
-    Threads: notes the calls of all threads. Do not nest such blocks in several threads.
-
-    Example:
-        >>> from aiostream.testing import blocking_calls
-        >>> with blocking_calls() as found:
-        ...     async with aiostream.Stream() as stream:
-        ...         stream.synchronize()
-        >>> [call.name for call in found]
-        ['aiostream.Stream.synchronize']
-    """
-    found: list[BlockingCall] = []
-    driver.bindings()  # now, because the driver of a test that loads it later would not be watched
-    with contextlib.ExitStack() as undo:
-        for module_name, names in _WAITING.items():
-            module = sys.modules.get(module_name)
-            for name in names if module is not None else ():
-                _replace(undo, module, name, f"{module_name}.{name}", found)
-        yield found
-
-
-def _replace(
-    undo: contextlib.ExitStack, owner: Any, name: str, called: str, found: list[BlockingCall]
-) -> None:
-    *path, last = name.split(".")
-    for part in path:
-        owner = getattr(owner, part, None)
-    original = getattr(owner, last, None)
-    if original is None:
-        return
-
-    has_ended = False
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        # Some code may have kept this function, and call it after the block.
-        if has_ended or getattr(_outermost, "busy", False) or not turns.runs_loop():
-            return original(*args, **kwargs)
-        _outermost.busy = True
-        try:
-            found.append(BlockingCall(called, _lines_of_program(sys._getframe(1))))
-            return original(*args, **kwargs)
-        finally:
-            _outermost.busy = False
-
-    def put_back() -> None:
-        nonlocal has_ended
-        has_ended = True
-        if getattr(owner, last, None) is noted:  # else other code has replaced it meanwhile
-            setattr(owner, last, original)
-
-    setattr(owner, last, noted)
-    undo.callback(put_back)
-
-
-_LOOPS = ("asyncio", "trio", "anyio", "uvloop")
-
-
-def _lines_of_program(frame: FrameType) -> str:
-    """The lines that led to a call, from the task's first one."""
-    stack = traceback.extract_stack(frame)
-    of_loops = [n for n, each in enumerate(stack) if Path(each.filename).parent.name in _LOOPS]
-    own = stack[of_loops[-1] + 1 if of_loops else 0 :]
-    return "".join(traceback.format_list(own or stack[-1:])).rstrip()
 
 
 # ------------------------------------------------------------------------------ faults

@@ -28,7 +28,7 @@ from aiostream import _native
 from aiostream._base import checks
 from aiostream._handles import interop
 from aiostream._handles.reference import Reference
-from aiostream._observers import trace_files
+from aiostream._observers import blocked, trace_files
 from aiostream._observers.trace_clock import GpuClock, Moment
 from aiostream._runtime import loops, process
 from aiostream._runtime.observing import Observation, add_observer, remove_observer
@@ -70,7 +70,12 @@ class Await:
     resumed: int | None
     """When the task went on, or when the callbacks of its future were called."""
     outcome: str
-    """`done`, `failed`, `cancelled`, or `pending` if the recording ended first."""
+    """`done`, `failed`, `cancelled`, or `pending` if the recording ended first.
+
+    `blocked` stands for no await, but for a driver call that blocked the loop. `call` is the driver
+    function then, and `error` its place and what to write instead. `aiostream.blocking` finds them,
+    if it is installed.
+    """
     stages: tuple[tuple[str, int], ...]
     """The stages of the wait, each with its beginning: `polls` or `suspended`.
 
@@ -265,6 +270,7 @@ class Recording:
         self._lock = threading.RLock()  # guards the next three; held across no driver call
         self._records: deque[_Record] = deque(maxlen=limit)
         self._begun = 0
+        self._blocked: deque[blocked.BlockingCall] = deque(maxlen=limit)  # single deque operations
         self._clocks: dict[Context, GpuClock] = {}
         # Awaits that are over and whose events are not. Any thread, single deque operations.
         self._unresolved: deque[_Record] = deque()
@@ -307,8 +313,9 @@ class Recording:
             return self._final
         with self._lock:
             records, dropped = list(self._records), self.dropped
+        awaits = [*(each.public() for each in records), *map(_as_await, list(self._blocked))]
         return trace_files.Trace(
-            sorted((each.public() for each in records), key=lambda each: each.launched),
+            sorted(awaits, key=lambda each: each.launched),
             dropped,
             max((each.uncertainty for each in records), default=0.0),
             *self._started_at,
@@ -364,6 +371,7 @@ class Recording:
         self._started_at = (_now(), time.time())
         self._is_on = True
         add_observer(self._observe)
+        blocked.observers.append(self._blocked.append)
         return self
 
     def __exit__(
@@ -376,6 +384,8 @@ class Recording:
         if not was_on or self._is_forked():  # a forked child leaves the file alone
             return
         remove_observer(self._observe)
+        blocked.deliver()
+        blocked.observers.remove(self._blocked.append)
         self._stopped_at = _now()
         with self._lock:
             records, clocks = list(self._records), list(self._clocks.values())
@@ -474,6 +484,13 @@ class Recording:
                 each.drop_moments()
         while len(self._unresolved) > _MOST_UNRESOLVED:
             self._unresolved.popleft().drop_moments()
+
+
+def _as_await(call: blocked.BlockingCall) -> Await:
+    end, said = call.began + int(call.seconds * 1e9), f"{call.place}: {call.advice}"
+    task, stream = call.task or "a callback", "calls that block a loop"
+    times = (call.began, None, None, end, end)
+    return Await(call.call, stream, task, call.thread, *times, "blocked", (), said)
 
 
 def record(

@@ -72,21 +72,23 @@ def test_other_names_get_the_usual_error(owners: dict[str, Any]) -> None:
 
 
 def test_the_package_shows_public_names_only() -> None:
-    modules = {"metrics", "simulator", "testing", "trace"}
+    modules = {"blocking", "metrics", "simulator", "testing", "trace"}
     assert set(dir(aiostream)) == {*aiostream.__all__, *modules, "__version__"}
 
 
 def test_public_modules_are_loaded_at_their_first_use() -> None:
     script = """
 import sys, aiostream
-names = ["metrics", "simulator", "testing", "trace"]
+names = ["blocking", "metrics", "simulator", "testing", "trace"]
 print([name for name in names if f"aiostream.{name}" in sys.modules])
 print([getattr(aiostream, name).__name__ for name in names])
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    loaded = [f"aiostream.{name}" for name in ("metrics", "simulator", "testing", "trace")]
+    loaded = [
+        f"aiostream.{name}" for name in ("blocking", "metrics", "simulator", "testing", "trace")
+    ]
     assert done.stdout == f"[]\n{loaded}\n"
 
 

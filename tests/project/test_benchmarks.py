@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -299,3 +302,19 @@ def test_ready_is_compared_with_a_loop_of_sleeps(capsys: pytest.CaptureFixture[s
     assert figures[0] == 2
     assert len(figures) == 9
     assert all(each > 0 for each in figures)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_idioms_that_block_are_found_and_no_others(driver_kind: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.blocking_idioms"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""},
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 rows are wrong" in done.stdout
+    assert len(re.findall("^bindings ", done.stdout, re.MULTILINE)) == 13

@@ -27,7 +27,7 @@ TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
 
 # Public modules whose names are not the package's: `from aiostream.testing import spin`.
-IMPORTED_BY_NAME = {"metrics", "testing", "trace"}
+IMPORTED_BY_NAME = {"blocking", "metrics", "testing", "trace"}
 NATIVE = TESTS.parent / "src" / "aiostream" / "native"
 
 
@@ -237,7 +237,9 @@ import aiostream
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 assert not new & {"cuda", "trio", "anyio", "uvloop"}, new
 assert threading.active_count() == 1
-assert "libcuda" not in open("/proc/self/maps").read()
+maps = open("/proc/self/maps").read()
+assert "libcuda" not in maps
+assert "_forward" not in maps
 assert aiostream.statistics().points.armed == 0
 """
     done = subprocess.run(

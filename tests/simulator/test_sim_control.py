@@ -86,7 +86,15 @@ def known_functions() -> list[tuple[str, str, int, str, str]]:
 
 
 def test_every_function_is_a_symbol_too() -> None:
-    library = ctypes.CDLL("libcuda.so.1")
+    # Itself: the first libcuda.so.1 is the library that forwards to it, which exports the same.
+    library, forwarding = ctypes.CDLL(internals.simulator_path()), ctypes.CDLL("libcuda.so.1")
+
+    def address(name: str, version: int, flags: int) -> int | None:
+        found = ctypes.c_void_p()
+        arguments = (version, ctypes.c_uint64(flags), None)
+        assert library.cuGetProcAddress_v2(name.encode(), ctypes.byref(found), *arguments) == 0
+        return found.value
+
     for _, name, version, symbol, form in known_functions():
         exported = ctypes.cast(library[symbol], ctypes.c_void_p).value
         per_thread = (
@@ -94,6 +102,7 @@ def test_every_function_is_a_symbol_too() -> None:
             if form != "none"
             else exported
         )
+        assert forwarding[symbol] is not None
         if version <= 13000:
             assert address(name, version, 0) == exported, symbol
             assert address(name, version, 2) == per_thread, symbol

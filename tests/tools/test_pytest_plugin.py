@@ -148,11 +148,11 @@ def test_what_a_test_leaves_has_some_seconds_to_end(tmp_path: Path) -> None:
     assert "aiostream_patience = " in page
 
 
-def test_a_function_that_was_imported_by_name_is_not_seen(tmp_path: Path) -> None:
+def test_calls_that_no_module_shows_are_seen_and_a_line_may_block(tmp_path: Path) -> None:
     suite = """
     import asyncio
+    import ctypes
     import aiostream
-    from cuda.bindings import driver
     from cuda.bindings.driver import cuCtxSynchronize
 
     async def use(synchronize):
@@ -160,17 +160,22 @@ def test_a_function_that_was_imported_by_name_is_not_seen(tmp_path: Path) -> Non
             with stream.context.as_current():
                 synchronize()
 
-    def test_through_its_module():
-        asyncio.run(use(lambda: driver.cuCtxSynchronize()))
-
     def test_by_name():
         asyncio.run(use(cuCtxSynchronize))
+
+    def test_native():
+        asyncio.run(use(ctypes.CDLL("libcuda.so.1").cuCtxSynchronize))
+
+    def test_that_may():
+        asyncio.run(use(lambda: cuCtxSynchronize()))  # allow_blocking: it only shows how
+        asyncio.run(use(lambda: cuCtxSynchronize()  # allow_blocking: so does this
+        ))
     """
     done = pytest_of(tmp_path, suite, "--aiostream=simulator")
-    assert "FAILED test_suite.py::test_through_its_module" in done.stdout, done.stdout
-    assert "1 failed, 1 passed" in last_line(done), done.stdout
-    page = (EXAMPLE.parents[1] / "docs" / "testing.md").read_text()
-    assert "from cuda.bindings.driver import cuCtxSynchronize" in page
+    assert "FAILED test_suite.py::test_by_name" in done.stdout, done.stdout
+    assert "FAILED test_suite.py::test_native" in done.stdout, done.stdout
+    assert "2 failed, 1 passed" in last_line(done), done.stdout
+    assert "# allow_blocking" in (EXAMPLE.parents[1] / "docs" / "testing.md").read_text()
 
 
 @pytest.mark.parametrize(("plugin", "mark"), [("anyio", "anyio"), ("asyncio", "asyncio")])
@@ -258,7 +263,7 @@ def test_what_is_wrong_fails(tmp_path: Path) -> None:
         "test_fails_itself",
     }, done.stdout
     assert lines["test_blocks_its_loop"].startswith("FAILED")
-    assert "Stream.synchronize was called in the thread of a running loop" in done.stdout
+    assert "cuStreamSynchronize on stream 0x" in done.stdout
     line = WRONG[: WRONG.index("kept.append")].count("\n") + 1
     leak = done.stdout[done.stdout.index("at teardown of test_leaves_a_stream") :].split("\n_")[0]
     said = leak.strip().splitlines()[1:]

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import functools
 import gc
-import sys
 import threading
 import time
-import types
 from typing import Any
 
 import pytest
@@ -27,7 +24,7 @@ from aiostream import (
     simulator,
     testing,
 )
-from aiostream.testing import Faults, Gate, LedgerError, blocking_calls, check, ledger, settle, spin
+from aiostream.testing import Faults, Gate, LedgerError, check, ledger, settle, spin
 from support import run_on
 
 
@@ -202,92 +199,6 @@ def test_ledger_counts_what_leaked(breakable: Any) -> None:
     said = r"1 point was leaked, and not 0.*cuda_leaks\(1\)"
     with pytest.raises(LedgerError, match=said), ledger(seconds=0.2):
         run_on("asyncio", lose)
-
-
-# ------------------------------------------------------------------------------ blocked loops
-
-
-async def test_synchronizing_calls_in_a_loop_s_thread_are_found() -> None:
-    event = aiostream.Event()
-    async with Stream() as stream:
-        event.record(stream)
-        with blocking_calls() as found:
-            stream.synchronize()
-            event.synchronize()
-            with stream.context.as_current():
-                check(cuda.cuCtxSynchronize())
-                check(cuda.cuStreamSynchronize(cuda.CUstream(stream.handle)))
-        event.close()
-    assert [call.name for call in found] == [
-        "aiostream.Stream.synchronize",
-        "aiostream.Event.synchronize",
-        "cuda.bindings.driver.cuCtxSynchronize",
-        "cuda.bindings.driver.cuStreamSynchronize",
-    ]
-    assert "test_testing.py" in found[0].where
-    assert "stream.synchronize()" in found[0].where
-    assert "asyncio" not in found[0].where
-
-
-async def test_what_does_not_block_a_loop_is_not_found() -> None:
-    import anyio.to_thread
-
-    with blocking_calls() as found:
-        async with Stream() as stream:
-            spin(stream, 0.001)
-            await stream.synchronize_async()
-            await stream.enqueue_async(spin, 0.001)
-            await anyio.to_thread.run_sync(stream.synchronize)
-            await aiostream.drain(10)
-    assert found == []
-
-
-def test_without_a_loop_nothing_is_blocked_and_the_calls_are_put_back() -> None:
-    before = cuda.cuCtxSynchronize, Stream.synchronize
-    stream = Stream()
-    with blocking_calls() as found:
-        assert (cuda.cuCtxSynchronize, Stream.synchronize) != before
-        stream.synchronize()
-    stream.close()
-    assert found == []
-    assert (cuda.cuCtxSynchronize, Stream.synchronize) == before
-
-
-async def test_torch_s_synchronize_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = types.SimpleNamespace(synchronize=cuda.cuCtxSynchronize)
-    monkeypatch.setitem(sys.modules, "torch.cuda", torch)
-    with blocking_calls() as found, aiostream.Device(0).primary_context.as_current():
-        torch.synchronize()
-    # One call, although it calls another that would be found.
-    assert [call.name for call in found] == ["torch.cuda.synchronize"]
-
-
-def test_calls_that_others_have_replaced_meanwhile_stay_and_ours_call_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def synchronize() -> str:
-        return "done"
-
-    torch: Any = types.SimpleNamespace(synchronize=synchronize)
-    original = torch.synchronize
-    monkeypatch.setitem(sys.modules, "torch.cuda", torch)
-
-    async def call() -> list[str]:
-        return [torch.synchronize(), stale()]
-
-    with blocking_calls() as found:
-        stale = torch.synchronize
-        torch.synchronize = own = functools.partial(stale)
-    assert torch.synchronize is own
-    assert asyncio.run(call()) == ["done", "done"]
-    assert found == []
-    with blocking_calls() as first:
-        torch.synchronize = original
-        with blocking_calls() as second:
-            asyncio.run(call())
-        assert torch.synchronize is original
-    assert torch.synchronize is original
-    assert ([call.name for call in second], first) == (["torch.cuda.synchronize"], [])
 
 
 # ------------------------------------------------------------------------------ faults

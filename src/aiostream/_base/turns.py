@@ -6,9 +6,11 @@ If it did, there was an `await` in the block.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import linecache
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -162,3 +164,71 @@ class _Instrument:
         """Notes the end of a step of the watched task."""
         if task is self._task:
             self._note()
+
+
+# ------------------------------------------------------------------------ other threads
+
+
+Frames = list[tuple[FrameType, int]]
+"""A thread's frames with their lines, from the innermost one."""
+
+
+def loop_in(frames: Frames) -> tuple[int, Any, Any] | None:
+    """Finds the loop that runs in a thread, by the thread's frames.
+
+    Args:
+        frames: The thread may be another one, and may have gone on since they were read.
+
+    Returns:
+        The place in `frames` of what runs the loop, the loop, and the task that is at work: an
+        object of asyncio or trio, or `None` in a callback. Loop and task are `None` if a native
+        loop is in no variable. `None`: no loop runs there.
+    """
+    for place, (frame, line) in enumerate(frames):
+        code = frame.f_code
+        if code.co_name == "unrolled_run" and code.co_filename.endswith("trio/_core/_run.py"):
+            return place, frame.f_locals.get("runner"), frame.f_locals.get("task")
+        inside = [frame for frame, _ in frames[:place]]
+        if code.co_name == "run_forever" and code.co_filename.endswith("asyncio/base_events.py"):
+            loop = frame.f_locals["self"]
+            return place, loop, _task_of(loop, inside)
+        # Other loops, such as uvloop's, are native and have no frame. What runs one has a frame.
+        if _runs_a_loop(code, line):
+            loop = _loop_of(frame)
+            if loop is not None:
+                return place, loop, _task_of(loop, inside)
+            if any(each.f_code.co_flags & inspect.CO_COROUTINE for each in inside):
+                return place, None, None
+    return None
+
+
+_RUNNERS = {"run_until_complete", "run_forever"}
+
+
+def _runs_a_loop(code: CodeType, line: int) -> bool:
+    if _RUNNERS.isdisjoint(code.co_names):
+        return False
+    text = linecache.getline(code.co_filename, line)
+    return not text or any(name in text for name in _RUNNERS)
+
+
+def _loop_of(frame: FrameType) -> asyncio.AbstractEventLoop | None:
+    """The loop in a variable of the frame, or in an attribute of one, that runs."""
+    variables = list(frame.f_locals.values())
+    inner = [value for each in variables for value in getattr(each, "__dict__", {}).values()]
+    for each in [*variables, *inner, *frame.f_globals.values()]:
+        # Not `isinstance`, which asks a proxy for its class.
+        if issubclass(type(each), asyncio.AbstractEventLoop) and each.is_running():
+            found: asyncio.AbstractEventLoop = each
+            return found
+    return None
+
+
+def _task_of(loop: asyncio.AbstractEventLoop, frames: list[FrameType]) -> Any:
+    def is_at_work(task: asyncio.Task[Any]) -> bool:
+        return getattr(task.get_coro(), "cr_frame", None) in frames
+
+    now = asyncio.current_task(loop)
+    if now is None or is_at_work(now):
+        return now
+    return next(filter(is_at_work, asyncio.all_tasks(loop)), now)

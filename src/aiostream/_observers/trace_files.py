@@ -97,7 +97,8 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
         place = {"pid": loops[each.loop], "tid": _thread(loops[each.loop], lane)}
         named = {"cat": "await", "name": f"{each.call} ({each.task})"}
         span = _span(trace, each.launched, end)
-        yield {**span, **named, **place, "args": _arguments(trace, each)}
+        color = {"cname": "terrible"} if each.outcome == "blocked" else {}
+        yield {**span, **named, **color, **place, "args": _arguments(trace, each)}
         stages = _stages(each)
         if each.noticed is not None:
             stages.append(("resumes", each.noticed))

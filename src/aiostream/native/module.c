@@ -195,7 +195,7 @@ static int module_exec(PyObject *module) {
     if (add_handle_type(module) < 0) return -1;
     if (add_completion_types(module) < 0 || add_wait_types(module) < 0 ||
         add_work_type(module) < 0 || add_failure_functions(module) < 0 ||
-        add_process_functions(module) < 0)
+        add_frame_functions(module) < 0 || add_process_functions(module) < 0)
         return -1;
     if (PyModule_AddFunctions(module, graph_functions) < 0) return -1;
     if (add_names(module, "COUNTERS", counter_name, COUNTERS) < 0 ||

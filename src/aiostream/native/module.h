@@ -51,6 +51,7 @@ int add_completion_types(PyObject *module);
 int add_wait_types(PyObject *module);
 int add_work_type(PyObject *module);
 int add_failure_functions(PyObject *module);
+int add_frame_functions(PyObject *module);
 int add_process_functions(PyObject *module);
 extern PyMethodDef graph_functions[];
 

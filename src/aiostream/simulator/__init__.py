@@ -40,7 +40,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from aiostream import _native
-from aiostream._base import checks
+from aiostream._base import checks, forwarding
 
 __all__ = [
     "adversary",
@@ -188,15 +188,16 @@ def _describe(options: tuple[int, int, int, bool]) -> str:
 
 def _load() -> ctypes.CDLL:
     path = _library_path()
-    other = _loaded_driver(path)
+    other = forwarding.loaded_driver(path)
     if other is not None:
         raise RuntimeError(
             f"This process already uses another CUDA driver, {other}. Install the simulator before "
             "the first use of CUDA"
         )
-    # The bindings take it because of its SONAME. RTLD_GLOBAL, because programs also look functions
-    # up with a plain dlsym, as in the real driver.
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    # With the library before it that sees the calls that block, so that `aiostream.blocking` works
+    # on the simulator at any time. The bindings take that one, because of its SONAME.
+    forwarding.load(str(path), everywhere=True)
+    library = ctypes.CDLL(str(path))
     library.aiostream_sim_configure.argtypes = [
         ctypes.c_int,
         ctypes.c_int,
@@ -249,23 +250,6 @@ def _library_path() -> Path:
         f"The simulator's library is not in {here}. Build the package with a C compiler, or "
         "install a wheel of it"
     )
-
-
-def _loaded_driver(own: Path) -> str | None:
-    """The path of a `libcuda.so.1` in this process that is not the simulator's."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:  # there is no /proc
-        return None
-    for line in maps.splitlines():
-        fields = line.split(maxsplit=5)
-        if (
-            len(fields) == 6
-            and Path(fields[5]).name.startswith("libcuda.so")
-            and fields[5] != str(own)
-        ):
-            return fields[5]
-    return None
 
 
 def installed() -> bool:

@@ -1,0 +1,143 @@
+"""The forwarding library: a `libcuda.so.1` before the real one, which sees the calls that block.
+
+It has to be the first `libcuda.so.1` of the process, because a process keeps the first one that it
+loads. Without `aiostream.blocking` nothing is loaded, except that the simulator always lies behind
+it. This module loads it and knows its functions (`src/aiostream/forward/`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from aiostream import _native
+
+_library: ctypes.CDLL | None = None  # written once; any thread may load it, and finds the same one
+
+KINDS = ("waits", "copies", "stages", "allocates", "loads", "enqueues", "begins")
+"""What the calls do, by the numbers of `enum kind` in forward/watch.c."""
+
+NO_STREAM = 2**64 - 1
+WAITING = 2
+"""The kinds with lower numbers wait by their nature, and the others may."""
+
+_TOO_LATE = (
+    "{path} is loaded already, so its calls cannot be watched any more. Start the program with "
+    "`python -m aiostream blocking -- PROGRAM`, or set the environment variable "
+    "AIOSTREAM_BLOCKING=warn and import aiostream before any library that uses CUDA, or call "
+    "`aiostream.blocking.install()` before. For tests use `pytest --aiostream=gpu`"
+)
+_NOT_FOUND = (
+    "No CUDA driver was found ({reason}), so there are no calls to watch. Without a GPU, set the "
+    "environment variable AIOSTREAM_SIMULATOR=1"
+)
+# In a process of its own: to load it in this one would make it the first one for good.
+_PROBE = """
+import ctypes
+ctypes.CDLL("libcuda.so.1")
+for line in open("/proc/self/maps"):
+    path = line.split(maxsplit=5)[-1].strip()
+    if path.rpartition("/")[2].startswith("libcuda.so"):
+        print(path)
+        break
+"""
+
+
+class Call(ctypes.Structure):
+    """`struct call` of forward/watch.c: a call that goes on, or that has ended."""
+
+    _fields_ = (
+        ("note", ctypes.c_void_p),
+        ("number", ctypes.c_uint64),
+        ("thread", ctypes.c_uint64),
+        ("stream", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("began", ctypes.c_int64),
+        ("ended", ctypes.c_int64),
+        ("frames", ctypes.c_void_p),
+        ("kind", ctypes.c_int),
+        ("raises", ctypes.c_int),
+    )
+
+
+def load(real: str | None = None, *, everywhere: bool = False) -> None:
+    """Loads the library in front of a driver. If it is loaded, nothing happens.
+
+    Args:
+        real: The path of the driver's library. The default is the one that a program would get.
+        everywhere: Whether a plain `dlsym` finds its functions too, as those of a real driver that
+            the bindings have loaded.
+
+    Raises:
+        RuntimeError: A driver is loaded already, or none was found.
+        OSError: The driver's library cannot be loaded.
+    """
+    global _library
+    if _library is not None:
+        return
+    loaded = loaded_driver()
+    if loaded is not None:
+        raise RuntimeError(_TOO_LATE.format(path=loaded))
+    path = real if real is not None else _real_driver()
+    # RTLD_LOCAL: globally, it would divert the real library's calls of its own exports, which are
+    # bound in the second line. Afterwards it may become global: the bindings make it so.
+    library = ctypes.CDLL(str(_path()), mode=os.RTLD_LOCAL)
+    ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)  # raises an OSError if it cannot be loaded
+    if everywhere:
+        ctypes.CDLL(str(_path()), mode=os.RTLD_GLOBAL)
+    hooks = (_native.IS_PYTHON_THREAD, _native.FRAMES_HERE)
+    library.aiostream_forward_set_up(*map(ctypes.c_void_p, hooks))
+    library.aiostream_forward_bind(os.fsencode(path))
+    library.aiostream_forward_watch.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+    _library = library
+
+
+def functions() -> ctypes.CDLL:
+    """Returns the library, which is loaded. Each of its functions is called without the GIL."""
+    assert _library is not None
+    return _library
+
+
+def loaded_driver(besides: Path | None = None) -> str | None:
+    """Returns the path of a CUDA driver that this process has loaded, or `None`.
+
+    Args:
+        besides: A driver that does not count.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:  # there is no /proc
+        return None
+    for line in maps.splitlines():
+        path = line.split(maxsplit=5)[-1]
+        name = path.rpartition("/")[2]
+        if name.startswith(("libcuda.so", "_libcuda.")) and path != str(besides):
+            return path
+    return None
+
+
+def _path() -> Path:
+    here = Path(__file__).parent
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = here / f"_forward{suffix}"
+        if path.exists():
+            return path
+    raise RuntimeError(
+        f"the forwarding library is not in {here}: build the package with a C compiler, or install "
+        "a wheel of it"
+    )
+
+
+def _real_driver() -> str:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False
+    )
+    path = done.stdout.strip()
+    if done.returncode != 0 or not path:
+        reason = done.stderr.strip().splitlines()[-1:] or ["it is not in /proc/self/maps"]
+        raise RuntimeError(_NOT_FOUND.format(reason=reason[0]))
+    return path

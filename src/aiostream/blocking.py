@@ -1,0 +1,277 @@
+"""Finds what blocks an event loop: every driver call that waits, whichever library makes it.
+
+A call of torch, cupy, numba, cuda.core, the bindings or native code may wait for the GPU in the
+thread of a running loop, and then no other task goes on. This module says which call that was, how
+long it took, in which task, and which line of your program led to it.
+
+It has to be there before a library loads the CUDA driver. So start your program with
+`python -m aiostream blocking -- app.py`, or set `AIOSTREAM_BLOCKING=warn`, or call `install()`
+first. On the simulator it works at any time.
+
+Example:
+    >>> from aiostream import blocking
+    >>> with blocking.watch() as found:
+    ...     async with aiostream.Stream() as stream:
+    ...         stream.synchronize()
+    >>> [(call.call, call.line > 0) for call in found]
+    [('cuStreamSynchronize', True)]
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import linecache
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aiostream._base import checks
+from aiostream._observers import blocked
+from aiostream._observers.blocked import BlockingCall, Watch
+
+__all__ = [
+    "BlockedLoopError",
+    "BlockedLoopWarning",
+    "BlockingCall",
+    "Place",
+    "install",
+    "places",
+    "table",
+    "watch",
+]
+
+VARIABLE = "AIOSTREAM_BLOCKING"
+_ACTIONS = ("warn", "count", "raise")
+_OTHERS = 0.001  # seconds; of calls that need not wait, shorter ones are ordinary
+
+
+class BlockedLoopWarning(RuntimeWarning):
+    """A driver call has blocked a loop (`install("warn")`)."""
+
+
+class BlockedLoopError(RuntimeError):
+    """A driver call has blocked the loop of this thread (`install("raise")`).
+
+    Attributes:
+        call: The `BlockingCall`, or `None` if you have made the exception yourself.
+    """
+
+    def __init__(self, *args: object) -> None:
+        # The reader has it raised by its class alone. It is made in the thread that was blocked.
+        self.call: BlockingCall | None = None
+        if not args:
+            self.call = blocked.raising.pop(threading.get_ident(), None)
+            args = () if self.call is None else (str(self.call),)
+        super().__init__(*args)
+
+
+@contextlib.contextmanager
+def watch(*, threshold: float = 0.0) -> Iterator[list[BlockingCall]]:
+    """Collects the driver calls in a `with` block that block the thread of a running loop.
+
+    A call whose purpose is to wait, such as `cuStreamSynchronize` or `cuMemcpyDtoH`, counts from
+    `threshold` on, by default always, so that a test with little work finds it too. All other
+    calls, such as a launch or an allocation, count if they take a millisecond or more.
+
+    A line with `allow_blocking` in a comment may block, also through what it calls.
+
+    Threads: it sees the calls of all threads. You may nest such blocks.
+
+    Args:
+        threshold: Seconds. Shorter calls do not count.
+
+    Raises:
+        RuntimeError: A driver was loaded before this module could watch it, or there is none.
+        TypeError, ValueError: `threshold` is not a number of seconds.
+
+    Example:
+        >>> from aiostream import blocking
+        >>> with blocking.watch() as found:
+        ...     async with aiostream.Stream() as stream:
+        ...         await stream
+        ...         stream.synchronize()
+        >>> len(found)
+        1
+    """
+    found: list[BlockingCall] = []
+    seconds = _seconds(threshold)
+    made = Watch(found.append, seconds, max(seconds, _OTHERS))
+    blocked.add(made)
+    try:
+        yield found
+    finally:
+        blocked.remove(made)
+
+
+# ------------------------------------------------------------------------ for a whole process
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The blocking calls of one driver function from one line of the program."""
+
+    call: str
+    """The driver function."""
+    place: str
+    """`file:line` of the program."""
+    calls: int
+    """How many there were."""
+    seconds: float
+    """How long they blocked, all together."""
+    latest: BlockingCall
+    """The latest of them."""
+
+
+_MOST_PLACES = 1000  # what comes from more places than these is counted under `_ELSEWHERE`
+_ELSEWHERE = "elsewhere"
+# By function and place. Written by the reader, one assignment each; read by any thread.
+_places: dict[tuple[str, str], Place] = {}
+_installed: list[Watch] = []  # one at most
+
+
+def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[], None]:
+    """Acts on each driver call that blocks the thread of a running loop, from now on.
+
+    Call it before you import a library that uses CUDA. The environment variable
+    `AIOSTREAM_BLOCKING` does the same when aiostream is imported, in worker processes too. Its
+    value is an action, or `action:threshold`. It also prints `table()` when the process exits.
+
+    `places()`, `table()` and the metrics of `aiostream.metrics.Collector` have what was found.
+
+    Threads: it sees the calls of all threads. A second call replaces the first one.
+
+    Args:
+        action: `warn` warns once for each place, with a `BlockedLoopWarning`. `count` only counts.
+            `raise` has a `BlockedLoopError` raised in the blocked thread at its next step in
+            Python, because native callers get no exception of Python.
+        threshold: Seconds, as for `watch`. Shorter calls do not count. A call that counts and
+            takes less than about 2 ms takes some 0.1 ms longer.
+
+    Returns:
+        A function that ends this. You may call it again.
+
+    Raises:
+        RuntimeError: A driver was loaded before, or there is none. The message says how to start.
+        TypeError, ValueError: There is no such action, or `threshold` is no number of seconds.
+
+    Example:
+        >>> from aiostream import blocking
+        >>> end = blocking.install("count", threshold=0.0)
+        >>> async with aiostream.Stream() as stream:
+        ...     stream.synchronize()
+        >>> end()
+        >>> blocking.places()[-1].call
+        'cuStreamSynchronize'
+    """
+    if action not in _ACTIONS:
+        raise ValueError(f"action is one of {', '.join(_ACTIONS)}, not {action!r}")
+    seconds = _seconds(threshold)
+    act = _warn if action == "warn" else _count
+    made = Watch(
+        act, seconds, max(seconds, _OTHERS), BlockedLoopError if action == "raise" else None
+    )
+    blocked.add(made)
+    while _installed:
+        blocked.remove(_installed.pop())
+    _installed.append(made)
+
+    def end() -> None:
+        blocked.remove(made)
+        with contextlib.suppress(ValueError):
+            _installed.remove(made)
+
+    return end
+
+
+def _seconds(threshold: float) -> float:
+    seconds = checks.real(threshold, "threshold is a number of seconds")
+    if not 0 <= seconds < 1e9:
+        raise ValueError(f"threshold is a number of seconds, 0 or more, not {threshold!r}")
+    return seconds
+
+
+def _count(call: BlockingCall) -> bool:
+    """Returns whether the place is a new one."""
+    key = call.call, call.place
+    if key not in _places and len(_places) >= _MOST_PLACES:
+        key = call.call, _ELSEWHERE
+    before = _places.get(key)
+    calls, seconds = (before.calls, before.seconds) if before is not None else (0, 0.0)
+    _places[key] = Place(*key, calls + 1, seconds + call.seconds, call)
+    return before is None
+
+
+def _warn(call: BlockingCall) -> None:
+    # If a filter makes an error of it, that goes to `sys.unraisablehook`.
+    if _count(call):
+        warnings.warn_explicit(str(call), BlockedLoopWarning, call.file, call.line)
+
+
+def places() -> list[Place]:
+    """Returns what `install` has counted, the place first that has blocked longest in all."""
+    blocked.deliver()
+    return sorted(_places.values(), key=lambda each: -each.seconds)
+
+
+def table(limit: int = 10) -> str:
+    """Returns the worst places as a table, for people.
+
+    Args:
+        limit: How many.
+    """
+    worst = places()
+    if not worst:
+        return "No driver call has blocked a loop."
+    lines = [
+        f"{'total ms':>9} {'calls':>6} {'mean ms':>8}  driver call, and the line that led to it"
+    ]
+    for each in worst[:limit]:
+        latest = each.latest
+        text = linecache.getline(latest.file, latest.line).strip()
+        by = "a callback" if latest.task is None else f"task {latest.task!r}"
+        mean = each.seconds / each.calls
+        lines += [
+            f"{each.seconds * 1e3:9.1f} {each.calls:6} {mean * 1e3:8.2f}  {each.call} {each.place}",
+            f"{'':26} {text}  ({by})",
+            f"{'':26} {latest.advice}",
+        ]
+    if len(worst) > limit:
+        lines.append(f"{len(worst) - limit} more places are not shown.")
+    if blocked.missed:
+        lines.append(
+            f"{blocked.missed} calls are missing, because their lines were not read in time."
+        )
+    return "\n".join(lines)
+
+
+def begin_from_environment(*, always_says: bool = False) -> None:
+    """Installs what `AIOSTREAM_BLOCKING` asks for, and prints the table when the process exits.
+
+    Args:
+        always_says: Whether it prints the table also if nothing was found.
+
+    Raises:
+        ValueError: The variable is neither an action nor `action:threshold`.
+        RuntimeError: As for `install`.
+    """
+    value = os.environ.get(VARIABLE, "")
+    action, has_threshold, threshold = value.partition(":")
+    try:
+        end = install(action, threshold=float(threshold) if has_threshold else _OTHERS)
+    except ValueError:
+        raise ValueError(
+            f"the environment variable {VARIABLE} is one of {', '.join(_ACTIONS)}, or one with a "
+            f"threshold in seconds, such as warn:0.005, not {value!r}"
+        ) from None
+
+    def at_exit() -> None:
+        end()
+        if _places or always_says:
+            print(f"\naiostream blocking, process {os.getpid()}:", file=sys.stderr)
+            print(table(), file=sys.stderr)
+
+    atexit.register(at_exit)

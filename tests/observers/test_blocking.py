@@ -1,0 +1,504 @@
+"""What blocks a loop is found: by each way to call the driver, and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+from cuda.bindings import driver as cuda
+
+import aiostream
+import commands
+import internals
+from aiostream import Stream, blocking, metrics, simulator, trace
+from aiostream.testing import check, spin
+from support import run_on, run_script
+
+HERE = Path(__file__).name
+
+NATIVE = """
+#include <pthread.h>
+
+int cuStreamSynchronize(void *);
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+void lock(void) { pthread_mutex_lock(&mutex); }
+void unlock(void) { pthread_mutex_unlock(&mutex); }
+int wait_for(void *stream) { return cuStreamSynchronize(stream); }
+int wait_with_lock(void *stream) {
+    lock();
+    int code = cuStreamSynchronize(stream);
+    unlock();
+    return code;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that is linked against libcuda.so.1, as those of other projects are."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("native")
+    (folder / "native.c").write_text(NATIVE)
+    path = folder / "native.so"
+    command = ["gcc", "-shared", "-fPIC", "-o", str(path), str(folder / "native.c")]
+    subprocess.run([*command, internals.forwarding_path()], check=True)
+    return path
+
+
+def by_native_code(kind: Any, path: Path, name: str = "wait_for") -> Callable[[Stream], None]:
+    function = kind(str(path))[name]
+    return lambda stream: function(ctypes.c_void_p(stream.handle))
+
+
+async def blocked_by(wait: Callable[[Stream], object], seconds: float) -> None:
+    async with Stream() as stream:
+        spin(stream, seconds)
+        wait(stream)  # here
+
+
+def waits(found: list[blocking.BlockingCall]) -> list[blocking.BlockingCall]:
+    """Without the calls that need not block. On a busy machine, any call may take long."""
+    return [call for call in found if call.kind in ("waits", "copies")]
+
+
+def line_of(function: Any, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(n for n, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.004])
+@pytest.mark.parametrize("way", ["aiostream", "bindings", "without_gil", "with_gil"])
+async def test_each_way_to_wait_is_found(way: str, seconds: float, native: Path) -> None:
+    ways: dict[str, Callable[[Stream], object]] = {
+        "aiostream": Stream.synchronize,
+        "bindings": lambda stream: check(cuda.cuStreamSynchronize(cuda.CUstream(stream.handle))),
+        "without_gil": by_native_code(ctypes.CDLL, native),
+        "with_gil": by_native_code(ctypes.PyDLL, native),
+    }
+    with blocking.watch() as found:
+        await blocked_by(ways[way], seconds)
+    (call,) = waits(found)
+    assert (call.call, call.kind, Path(call.file).name) == ("cuStreamSynchronize", "waits", HERE)
+    at = line_of(test_each_way_to_wait_is_found, "cuda.cuStream") if way == "bindings" else None
+    inner = at or line_of(
+        by_native_code if "gil" in way else blocked_by, "lambda" if "gil" in way else "# here"
+    )
+    assert call.line == inner
+    assert "wait(stream)  # here" in call.where
+    assert "base_events.py" not in call.where
+    assert call.stream
+    assert call.task is not None
+    assert call.thread == threading.current_thread().name
+    assert call.advice in str(call)
+    assert f"{HERE}:{inner}" in str(call)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop", "trio"])
+def test_the_task_and_the_loop_are_named(kind: str) -> None:
+    with blocking.watch() as found:
+        run_on(kind, blocked_by, Stream.synchronize, 0.0)
+    (call,) = waits(found)
+    assert call.loop == kind
+    assert "blocked_by" in str(call.task) or "Task-" in str(call.task)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_native_loop_without_a_runner_is_found(is_kept: bool) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    loop = uvloop.new_event_loop()
+    kept = [loop]
+    with blocking.watch() as found:
+        if is_kept:
+            loop.run_until_complete(blocked_by(Stream.synchronize, 0.0))
+        else:
+            del loop
+            kept[0].run_until_complete(blocked_by(Stream.synchronize, 0.0))
+        stream = Stream()
+        stream.synchronize()  # no loop runs any more
+        stream.close()
+    kept[0].close()
+    assert [call.loop for call in waits(found)] == ["uvloop" if is_kept else "native"]
+
+
+async def test_what_does_not_block_a_loop_is_not_found() -> None:
+    with blocking.watch() as found:
+        async with Stream() as stream:
+            spin(stream, 0.001)
+            await stream.synchronize_async()
+            await stream.enqueue_async(spin, 0.001)
+            await anyio.to_thread.run_sync(stream.synchronize)
+            assert stream.query()
+            await aiostream.drain(10)
+    assert waits(found) == []
+
+
+def test_without_a_loop_nothing_is_blocked() -> None:
+    stream = Stream()
+    with blocking.watch() as found:
+        stream.synchronize()
+    stream.close()
+    assert waits(found) == []
+
+
+async def test_a_line_may_block_if_a_comment_says_so() -> None:
+    with blocking.watch() as found:
+        await blocked_by(Stream.synchronize, 0.0)  # allow_blocking: a test
+        await blocked_by(Stream.synchronize, 0.0)
+    assert len(waits(found)) == 1
+
+
+def test_threshold_and_nested_blocks() -> None:
+    async def main() -> None:
+        await blocked_by(Stream.synchronize, 0.0)
+        await blocked_by(Stream.synchronize, 0.06)
+        with blocking.watch(threshold=30) as none:
+            await blocked_by(Stream.synchronize, 0.0)
+        assert none == []
+
+    with blocking.watch() as all_of_them, blocking.watch(threshold=0.05) as long:
+        run_on("asyncio", main)
+    assert [len(waits(each)) for each in (all_of_them, long)] == [3, 1]
+    assert 0.05 <= waits(long)[0].seconds < 10
+
+
+@pytest.mark.simulator_only("a call that enqueues blocks on command")
+async def test_calls_that_need_not_block_are_found_if_they_do() -> None:
+    async with Stream() as stream:
+        with blocking.watch() as found:
+            spin(stream, 0.0)
+            found.clear()
+            with simulator.adversary(blocking_enqueue=0.004):
+                spin(stream, 0.0)
+        assert ("enqueues", stream.handle) in [(call.kind, call.stream) for call in found]
+
+
+async def test_synchronous_copies_are_found() -> None:
+    with aiostream.Device(0).primary_context.as_current():
+        memory = check(cuda.cuMemAlloc(64))
+        with blocking.watch() as found:
+            check(cuda.cuMemcpyHtoD(memory, bytes(64), 64))
+            check(cuda.cuMemcpyDtoH(bytearray(64), memory, 64))
+            check(cuda.cuMemsetD8(memory, 0, 64))
+        check(cuda.cuMemFree(memory))
+    assert [call.call for call in waits(found)] == ["cuMemcpyHtoD", "cuMemcpyDtoH"]
+    assert {(call.kind, call.stream) for call in waits(found)} == {("copies", None)}
+
+
+def test_the_look_up_function_finds_itself_and_what_can_block() -> None:
+    exports = ctypes.CDLL("libcuda.so.1")
+    found, flags, status = ctypes.c_void_p(), ctypes.c_uint64(0), ctypes.c_int(-1)
+    take = ctypes.byref(found)
+
+    def look_up(name: bytes, version: int) -> int | None:
+        code = exports.cuGetProcAddress_v2(name, take, version, flags, ctypes.byref(status))
+        assert (code, status.value) == (0, 0)
+        return found.value
+
+    def export(name: str) -> int | None:
+        return ctypes.cast(exports[name], ctypes.c_void_p).value
+
+    assert look_up(b"cuGetProcAddress", 11030) == export("cuGetProcAddress")
+    assert look_up(b"cuGetProcAddress", 12000) == export("cuGetProcAddress_v2")
+    assert exports.cuGetProcAddress(b"cuStreamQuery", take, 12000, flags) == 0
+    # A wrapper, which is another one for each form of the function.
+    wrapper, other = look_up(b"cuStreamSynchronize", 7000), flags.__class__(2)
+    assert exports.cuGetProcAddress(b"cuStreamSynchronize", take, 7000, other) == 0
+    assert wrapper != found.value
+    assert internals.library_of(wrapper) == internals.forwarding_path()
+    assert internals.library_of(found.value) == internals.forwarding_path()
+    assert internals.library_of(look_up(b"cuEventQuery", 2000)) != internals.forwarding_path()
+
+
+async def test_callers_with_locks_do_not_hang(native: Path) -> None:
+    # Another thread keeps the GIL and waits for the lock of the caller, so that the reader cannot
+    # read the line. The caller goes on without.
+    library, with_gil = ctypes.CDLL(str(native)), ctypes.PyDLL(str(native))
+    async with Stream() as stream:
+        spin(stream, 0.02)
+
+        def take_lock() -> None:
+            started.set()
+            with_gil.lock()
+            with_gil.unlock()
+
+        started = threading.Event()
+        library.lock()
+        other = threading.Thread(target=take_lock)
+        with blocking.watch():
+            library.unlock()
+            other.start()
+            started.wait()
+            library.wait_with_lock(ctypes.c_void_p(stream.handle))
+        other.join()
+
+
+# ------------------------------------------------------------------------ for a whole process
+
+
+@pytest.fixture
+def installed() -> Iterator[Callable[..., Callable[[], None]]]:
+    """Installs, and forgets what was counted before. Ended after the test."""
+    ends = []
+
+    def install(*args: Any, **named: Any) -> Callable[[], None]:
+        internals.forget_places()
+        ends.append(blocking.install(*args, **named))
+        return ends[-1]
+
+    yield install
+    for end in ends:
+        end()
+
+
+async def test_counts_by_place(installed: Callable[..., Any]) -> None:
+    installed("count", threshold=0.0)
+    for _ in range(3):
+        await blocked_by(Stream.synchronize, 0.0)
+    (place,) = [each for each in blocking.places() if each.place.endswith(here())]
+    assert (place.calls, place.call) == (3, "cuStreamSynchronize")
+    assert place.latest.seconds < place.seconds < 10
+    assert here() in blocking.table()
+    assert "wait(stream)  # here" in blocking.table()
+
+
+def here() -> str:
+    return f"{HERE}:{line_of(blocked_by, '# here')}"
+
+
+async def test_warns_once_for_each_place(installed: Callable[..., Any]) -> None:
+    installed("warn", threshold=0.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            await blocked_by(Stream.synchronize, 0.0)
+            blocking.places()  # delivers
+    (warning,) = [each for each in caught if "cuStreamSynchronize" in str(each.message)]
+    assert warning.category is blocking.BlockedLoopWarning
+    assert f"{Path(warning.filename).name}:{warning.lineno}" == here()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.003])
+async def test_raises_in_the_task(installed: Callable[..., Any], seconds: float) -> None:
+    async with Stream() as stream:
+        spin(stream, seconds)
+        end = installed("raise", threshold=0.0)
+        with pytest.raises(blocking.BlockedLoopError, match="cuStreamSynchronize on") as raised:
+            wait_here(stream)
+        end()
+        end()
+    assert raised.value.call is not None
+    assert raised.value.call.line == line_of(wait_here, "# here")
+    assert "wait_here" in [entry.name for entry in raised.traceback]
+
+
+def wait_here(stream: Stream) -> None:
+    cuda.cuStreamSynchronize(cuda.CUstream(stream.handle))  # here
+    raise AssertionError("the thread went on")
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="warn, count, raise, not 'shout'"):
+        blocking.install("shout")
+    with pytest.raises(ValueError, match="0 or more, not -1"):
+        blocking.install(threshold=-1)
+    wrong: Any = "1"
+    with pytest.raises(TypeError, match="threshold is a number of seconds"):
+        blocking.install(threshold=wrong)
+    assert blocking.BlockedLoopError("mine").call is None
+
+
+@pytest.mark.simulator_only("the simulator's library is loaded by its path")
+def test_a_driver_that_was_loaded_before_is_an_error_that_says_how_to_start() -> None:
+    done = run_script(
+        "",
+        f"""
+        import ctypes
+        ctypes.CDLL({internals.simulator_path()!r})
+        from aiostream import blocking
+        try: blocking.install()
+        except RuntimeError as error: print(error)
+    """,
+    )
+    assert "is loaded already" in done.stdout
+    assert "python -m aiostream blocking -- PROGRAM" in done.stdout
+
+
+PROGRAM = """
+import asyncio
+import multiprocessing
+import sys
+
+import aiostream
+from aiostream.testing import spin
+
+async def handle(stream):
+    spin(stream, 0.04)
+    stream.synchronize()
+
+async def main():
+    async with aiostream.Stream() as stream:
+        for n in range(2):
+            await asyncio.create_task(handle(stream), name=f"request {n}")
+
+def work():
+    asyncio.run(main())
+
+if __name__ == "__main__":
+    work()
+    print(sys.argv[1:])
+    if "worker" in sys.argv:
+        worker = multiprocessing.get_context("spawn").Process(target=work)
+        worker.start()
+        worker.join()
+"""
+LINE = PROGRAM[: PROGRAM.index("stream.synchronize()")].count("\n") + 1
+
+
+COMMAND = ("blocking", "--threshold", "0.02", "--")  # on a busy machine, any call takes some ms
+
+
+def test_the_command_names_the_lines_of_a_program_and_of_its_workers(
+    driver_kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(PROGRAM)
+    done = commands.command(driver_kind, *COMMAND, str(tmp_path / "app.py"), "worker")
+    assert (done.returncode, done.stdout) == (0, "['worker']\n"), done.stderr
+    tables = done.stderr.split("\naiostream blocking, process ")[1:]
+    assert len(tables) == 2
+    for table in tables:
+        assert f"cuStreamSynchronize {tmp_path}/app.py:{LINE}" in table
+        assert "stream.synchronize()  (task 'request 1')" in table
+
+
+def test_the_command_says_what_is_missing(driver_kind: str, tmp_path: Path) -> None:
+    done = commands.command(driver_kind, "blocking")
+    assert done.returncode == 2
+    assert "blocking -- app.py" in done.stderr
+    (tmp_path / "quiet.py").write_text("import sys\nsys.exit(3)\n")
+    done = commands.command(driver_kind, "blocking", "--", str(tmp_path / "quiet.py"))
+    assert done.returncode == 3
+    assert "No driver call has blocked a loop." in done.stderr
+    (tmp_path / "module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    done = commands.command(
+        driver_kind, "blocking", "--", "-m", "module", "a", PYTHONPATH=str(tmp_path)
+    )
+    assert done.stdout == "__main__ ['a']\n", done.stderr
+
+
+@pytest.mark.parametrize("action", ["warn:0.02", "count:0", "raise:0.02"])
+def test_the_environment_variable_acts_at_the_import(
+    driver_kind: str, tmp_path: Path, action: str
+) -> None:
+    (tmp_path / "app.py").write_text(PROGRAM)
+    done = run_script(
+        driver_kind,
+        "import app; app.work()",
+        warnings="default",
+        AIOSTREAM_BLOCKING=action,
+        PYTHONPATH=f"{Path(commands.__file__).parent}:{tmp_path}",
+    )
+    assert ("BlockedLoopWarning: cuStream" in done.stderr) == (action[0] == "w"), done.stderr
+    assert ("BlockedLoopError: cu" in done.stderr) == (action[0] == "r")
+    assert (done.returncode != 0) == (action[0] == "r")
+    # On a busy machine, the first call that raises may be the launch in the line before.
+    assert (
+        f"app.py:{LINE if action[0] != 'r' else ''}"
+        in done.stderr.split("\naiostream blocking, process ")[1]
+    )
+
+
+def test_a_forked_worker_watches_too(driver_kind: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(PROGRAM)
+    script = """
+        import os, sys
+        import app
+        if os.fork() == 0:
+            app.work()
+            sys.exit(0)
+        assert os.wait()[1] == 0
+    """
+    path = f"{Path(commands.__file__).parent}:{tmp_path}"
+    done = run_script(driver_kind, script, AIOSTREAM_BLOCKING="count:0.02", PYTHONPATH=path)
+    assert f"app.py:{LINE}" in done.stderr, done.stderr
+
+
+def test_the_end_of_the_interpreter_is_not_delayed(driver_kind: str) -> None:
+    script = """
+        import ctypes, os, time
+        from aiostream import blocking
+        blocking.install("count", threshold=0.0)
+        import aiostream
+
+        class Last:
+            def __init__(self):
+                self.stream = aiostream.Stream()
+                self.handle = ctypes.c_void_p(self.stream.into_raw())
+                self.wait = ctypes.CDLL("libcuda.so.1").cuStreamSynchronize
+
+            # Python ends, and its threads have stopped. Bound here, as globals may be gone.
+            def __del__(self, now=time.monotonic, write=os.write):
+                began = now()
+                for _ in range(3):
+                    self.wait(self.handle)
+                write(1, b"slow" if now() - began > 2 else b"quick")
+
+        last = Last()
+    """
+    done = run_script(driver_kind, script)
+    assert done.stdout == "quick", done.stderr
+
+
+@pytest.mark.parametrize("value", ["shout", "warn:soon", "warn:"])
+def test_a_wrong_variable_is_named(driver_kind: str, value: str) -> None:
+    done = run_script(driver_kind, "import aiostream", AIOSTREAM_BLOCKING=value)
+    assert "the environment variable AIOSTREAM_BLOCKING is one of warn, count, raise" in done.stderr
+    assert repr(value) in done.stderr
+
+
+async def test_metrics_have_the_places(installed: Callable[..., Any]) -> None:
+    client = pytest.importorskip("prometheus_client")
+    installed("count", threshold=0.0)
+    await blocked_by(Stream.synchronize, 0.0)
+    registry, collector = client.CollectorRegistry(), metrics.Collector()
+    registry.register(collector)
+    page = client.generate_latest(registry).decode()
+    collector.close()
+    (counted,) = re.findall(r"aiostream_blocking_calls_total{(.*)} 1.0", page)
+    assert 'call="cuStreamSynchronize"' in counted
+    assert here() in counted
+    assert re.search(r'aiostream_blocking_seconds_total{call="cuStreamSynchronize"', page)
+
+
+async def test_traces_have_the_calls_in_red(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with blocking.watch(), trace.record(path) as recording:
+        await blocked_by(Stream.synchronize, 0.0)
+    (call,) = [each for each in recording.awaits if each.call == "cuStreamSynchronize"]
+    assert (call.outcome, call.stages) == ("blocked", ())
+    assert here() in str(call.error)
+    spans = json.loads(path.read_text())["traceEvents"]
+    (span,) = [each for each in spans if each["name"].startswith("cuStreamSynchronize (")]
+    assert span["cname"] == "terrible"
+    with trace.record() as recording:
+        await blocked_by(Stream.synchronize, 0.0)
+    assert [each for each in recording.awaits if each.outcome == "blocked"] == []
+
+
+def test_each_kind_has_its_advice_on_the_page() -> None:
+    page = Path(__file__).parents[2] / "docs" / "blocking.md"
+    if not page.exists():
+        pytest.skip("the documents are not here: the tests run on an installed package alone")
+    sections = re.findall(r"^### (\w+)$", page.read_text(), re.MULTILINE)
+    assert sections == list(internals.blocking_kinds()) == list(internals.blocking_advice())
