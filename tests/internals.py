@@ -1,8 +1,6 @@
-"""The only module of the tests that uses the library's private names.
+"""The only module of the tests that uses private names. A rename in `src/` changes no other test.
 
-Each of them has a plain name here. If you rename one in `src/`, change this file and no test.
-Scripts that run in processes of their own may import this module too. `tests/project/test_house.py`
-holds the rule.
+Scripts in processes of their own may import it too. `tests/project/test_house.py` holds the rule.
 """
 
 from __future__ import annotations
@@ -278,13 +276,11 @@ STEPS_WITH_LOCKS = START_STEPS | {
     )
 }
 """The code that makes what there is once in a process, a context or a loop."""
-
 QUEUE_STEPS = {
     function.__code__ for function in (loops.Bridge.__init__, waiting.complete, waiting._complete)
 }
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
-
 ALARM_STEPS = {
     function.__code__
     for kind in (points.Alarm, pool_waiters.Waiters, pool_waiters.Watch)
@@ -424,9 +420,6 @@ def intercept_hand_back(
     patch.setattr(on_trio.TrioFuture, "_set_result", set_result)
 
 
-# ----------------------------------------------------------------------------- loops and deliveries
-
-
 def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
     """Appends to `delivered` for each future that a loop's drain, or the janitor's, has settled."""
     original = _native.drain
@@ -557,9 +550,6 @@ async def next_turn() -> None:
     await (loops.current_bridge().checkpoint or loops.yield_turn)()
 
 
-# ------------------------------------------------------------------------------------ other objects
-
-
 def reference_to(stream: Any) -> Any:
     """How the library uses a stream of another library, or its address."""
     return interop.reference_to(stream)
@@ -671,9 +661,6 @@ def alarms() -> list[points.Alarm]:
 def ordered_completions() -> int:
     """How many completions of the loop that runs here stand in the order of their stream."""
     return sum(getattr(owner, "is_ordered", False) for owner in _native.owners())
-
-
-# ------------------------------------------------------------------------ traces
 
 
 def observers() -> list[observing.Observer]:

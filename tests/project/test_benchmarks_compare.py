@@ -34,6 +34,7 @@ def older(tmp_path: Path, driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     return pack_wheel(tmp_path)
 
 
+@pytest.mark.slow
 def test_both_libraries_are_measured_in_two_rounds(
     older: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_wheel_of_another_project_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_what_fails_later_is_named_and_the_rest_is_measured(
     older: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

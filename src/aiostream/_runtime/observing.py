@@ -139,7 +139,10 @@ def observed_future(
     if _see_steps(observations):
         _of_future[future] = observations, True
     _each(observations, "returned")
-    future.add_done_callback(functools.partial(_future_ended, observations))
+    if future.done():  # the loop has not to say so first
+        _future_ended(observations, future)
+    else:
+        future.add_done_callback(functools.partial(_future_ended, observations))
     return future
 
 

@@ -1,4 +1,4 @@
-/* What real drivers export beside the functions of functions.h: older forms, and other programs'
+/* What real drivers export in addition to the functions of functions.h: older forms, and other programs'
  * functions. A library that looks one up must find it. Read from driver 580.159.04. A row means what
  * it means in functions.h. */
 /* clang-format off */
