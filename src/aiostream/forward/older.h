@@ -1,6 +1,6 @@
-/* What real drivers export in addition to the functions of functions.h: older forms, and other programs'
- * functions. A library that looks one up must find it. Read from driver 580.159.04. A row means what
- * it means in functions.h. */
+/* What real drivers export in addition to the functions of functions.h: older forms, and other
+ * programs' functions. A library that looks one up must find it. Read from driver 580.159.04. A row
+ * means what it means in functions.h. */
 /* clang-format off */
 LACK(cuArray3DCreate, 0, cuArray3DCreate, none)
 LACK(cuArray3DGetDescriptor, 0, cuArray3DGetDescriptor, none)
