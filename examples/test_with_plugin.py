@@ -28,7 +28,7 @@ class Service:
     """What is tested: it answers with twice the number, when the GPU has worked."""
 
     def __init__(self, streams: int = 2, waiting: int | None = None) -> None:
-        self.pool = aiostream.StreamPool(streams, max_waiting=waiting)
+        self.pool = aiostream.StreamPool(streams, max_waiting=waiting)  # allow_blocking: the start
 
     async def __aenter__(self) -> Service:
         return self

@@ -392,7 +392,8 @@ def test_the_command_says_what_is_missing(driver_kind: str, tmp_path: Path) -> N
     assert "No driver call has blocked a loop." in done.stderr
     (tmp_path / "module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
     done = commands.command(
-        driver_kind, "blocking", "--", "-m", "module", "a", PYTHONPATH=str(tmp_path)
+        *(driver_kind, "blocking", "--", "-m", "module", "a"),
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path[1:]]),
     )
     assert done.stdout == "__main__ ['a']\n", done.stderr
 

@@ -186,6 +186,7 @@ def test_file_is_written_again_for_news_alone(driver_kind: str, tmp_path: Path) 
     assert awaits_after(end, 0, driver_kind, tmp_path) == 4
 
 
+@pytest.mark.slow
 def test_file_that_cannot_be_written_costs_little_and_is_written_later(
     driver_kind: str, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_check_names_the_line_that_blocks_the_loop(driver_kind: str) -> None:
     assert ["True" in line for line in printed.splitlines()] == [True, True], printed
 
 
+@pytest.mark.slow
 def test_load_keeps_to_connections_that_a_server_has_not_closed(driver_kind: str) -> None:
     """Here the server closes each connection that 30 other requests have passed by."""
     printed = run(

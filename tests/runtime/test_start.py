@@ -358,6 +358,7 @@ FAILING = """
 """
 
 
+@pytest.mark.slow
 def test_an_error_in_any_line_of_the_janitor_leaves_no_work_undone(driver_kind: str) -> None:
     """Such as a MemoryError. The thread reports it, and goes on with what it was about to do."""
     script = (

@@ -132,6 +132,7 @@ def one_session(rng: random.Random, kind: str) -> dict[str, int]:
     return session.outcomes
 
 
+@pytest.mark.slow
 def test_random_cancellations_loop_closures_and_stream_closures(
     driver_kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_each_way_has_a_line_of_figures(driver_kind: str, loop: str) -> None:
     assert "python -m benchmarks" in done.stdout
 
 
+@pytest.mark.slow
 def test_figures_for_scripts(driver_kind: str) -> None:
     done = command(driver_kind, "--quick", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -67,6 +68,7 @@ def test_figures_for_scripts(driver_kind: str) -> None:
     assert found["verdict"].startswith("At 20 ms aiostream is ")
 
 
+@pytest.mark.slow
 def test_it_needs_no_group(driver_kind: str) -> None:
     """What the group `bench` brings is refused by the import system."""
     program = """

@@ -79,6 +79,7 @@ def test_demo_needs_no_unicode_and_no_wide_terminal(driver_kind: str) -> None:
     assert sum(" GPU  " in line and "#" in line for line in out.splitlines()) == 6
 
 
+@pytest.mark.slow
 def test_demo_colours_a_terminal_unless_asked_not_to(driver_kind: str) -> None:
     assert ANSI.search(on_a_terminal(driver_kind, TERM="xterm"))
     assert not ANSI.search(on_a_terminal(driver_kind, TERM="xterm", NO_COLOR="1"))

@@ -111,6 +111,7 @@ def test_the_example_runs_with_the_command_of_its_page(tmp_path: Path) -> None:
     assert "--aiostream-devices=2" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_a_test_leaves_has_some_seconds_to_end(tmp_path: Path) -> None:
     suite = """
     import asyncio

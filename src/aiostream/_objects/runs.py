@@ -33,6 +33,8 @@ def _keep(work: _native.Work) -> None:
 
     After an interrupt in here the work is as before, and its frame gives it to `_give_up`.
     """
+    if _native.is_forked():  # the parent has the work
+        return
     objects = work.objects
     if objects is not None:
         reference: Reference = work._reference
@@ -44,12 +46,18 @@ def _keep(work: _native.Work) -> None:
     work.end()
 
 
-def _give_up(work: _native.Work) -> None:
+# The defaults bind what is called, because at the interpreter's end the module's names may be gone.
+def _give_up(
+    work: _native.Work,
+    run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor,
+    bound: Callable[..., Callable[[], Any]] = partial,
+    keep: Callable[[_native.Work], None] = _keep,
+) -> None:
     """The frame of a task has died before the end of its work.
 
     Threads: any, in a finalizer.
     """
-    process.run_in_janitor(partial(_keep, work))
+    run_in_janitor(bound(keep, work))
 
 
 class RunMethods:

@@ -19,7 +19,10 @@ typedef struct {
     PyObject *held;
     unsigned long thread;
     bool pinned;
+    int tries; /* how often it was given to the keeper in vain */
 } WorkObject;
+
+enum { MOST_TRIES = 3 };
 
 static PyTypeObject *work_type;
 
@@ -47,19 +50,23 @@ static void let_go(WorkObject *self) {
 static void give_away(WorkObject *self) {
     PyObject *kind, *value, *traceback;
     PyErr_Fetch(&kind, &value, &traceback);
-    PyObject *object = ((allocfunc)PyType_GetSlot(work_type, Py_tp_alloc))(work_type, 0);
+    PyObject *object = self->tries < MOST_TRIES
+                           ? ((allocfunc)PyType_GetSlot(work_type, Py_tp_alloc))(work_type, 0)
+                           : NULL;
     WorkObject *heir = (WorkObject *)object;
     if (heir) {
         PyObject fresh = heir->ob_base;
         *heir = *self;
         heir->ob_base = fresh;
+        heir->tries++;
         Py_INCREF(heir->keeper);
         self->reference = self->mode = self->call = self->result = self->handle = self->held = NULL;
         PyObject *answer = PyObject_CallFunctionObjArgs(self->keeper, object, NULL);
         if (!answer) PyErr_WriteUnraisable(self->keeper);
         Py_XDECREF(answer);
         Py_DECREF(object);
-    } else {
+    } else { /* no memory, or no janitor any more */
+        PyErr_Clear();
         CompletionObject leaking = {.keepalive = self->call, .result = self->result};
         completion_leak(&leaking);
         self->call = self->result = NULL;
