@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -393,7 +394,7 @@ def test_the_command_says_what_is_missing(driver_kind: str, tmp_path: Path) -> N
     (tmp_path / "module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
     done = commands.command(
         *(driver_kind, "blocking", "--", "-m", "module", "a"),
-        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path[1:]]),
+        PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
     )
     assert done.stdout == "__main__ ['a']\n", done.stderr
 
