@@ -160,11 +160,12 @@ async def test_borrowed_streams_have_a_limit(listener: Listener) -> None:
 async def test_load_sets_a_limit_of_its_own(listener: Listener) -> None:
     async with StreamPool(1, stalled_after=LIMIT) as pool:
         async with pool.stream() as stream:
-            with Gate() as gate, stream.may_take(60):
-                gate.hold(stream)
-                waiting = asyncio.ensure_future(stream.synchronize_async())
-                await asyncio.sleep(3 * LIMIT)
-            await waiting
+            with stream.may_take(60):
+                with Gate() as gate:
+                    gate.hold(stream)
+                    waiting = asyncio.ensure_future(stream.synchronize_async())
+                    await asyncio.sleep(3 * LIMIT)
+                await waiting  # while the limit is the longer one, because it is still pending
             assert not listener.errors
         async with pool.stream() as stream:  # the limit of the pool is back
             with Gate() as gate:
