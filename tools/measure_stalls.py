@@ -96,13 +96,18 @@ async def hanging_poll(stream: aiostream.Stream, heard: Listener, limit: float) 
     return began
 
 
-async def blocked_loop(stream: aiostream.Stream, heard: Listener, limit: float) -> float:
-    """The work ends while a task blocks the loop."""
+async def wait_that_ends(stream: aiostream.Stream) -> asyncio.Future[None]:
+    """Returns a wait whose work has just ended, before the loop has heard of that."""
     with Gate() as gate:
         gate.hold(stream)
         waiting = asyncio.ensure_future(stream.synchronize_async())
         await asyncio.sleep(0.02)
-    began = time.monotonic()
+    return waiting
+
+
+async def blocked_loop(stream: aiostream.Stream, heard: Listener, limit: float) -> float:
+    """The work ends while a task blocks the loop."""
+    waiting, began = await wait_that_ends(stream), time.monotonic()
     heard.wait(3 * limit)
     await waiting
     return began
@@ -110,11 +115,7 @@ async def blocked_loop(stream: aiostream.Stream, heard: Listener, limit: float) 
 
 async def held_gil(stream: aiostream.Stream, heard: Listener, limit: float) -> float:
     """The same while this thread keeps the GIL. The line on stderr is the news."""
-    with Gate() as gate:
-        gate.hold(stream)
-        waiting = asyncio.ensure_future(stream.synchronize_async())
-        await asyncio.sleep(0.02)
-    began = time.monotonic()
+    waiting, began = await wait_that_ends(stream), time.monotonic()
     ctypes.PyDLL(None).usleep(int((limit + 0.1) * 1e6))
     await waiting
     while heard.error is None:  # noqa: ASYNC110, before the next run

@@ -83,22 +83,26 @@ class Graph(Transferable, WithBlock):
             value = driver.handle_in(made)
             self._init_fields(value, current_or_default_context(), owned=True, made=made)
 
-    def _init_fields(self, value: int, context: Context, *, owned: bool, made: Any = None) -> None:
+    def _init_fields(
+        self, value: int, context: Context, *, owned: bool, made: Any = None, handle: Any = None
+    ) -> None:
         self._note_place()
         self._context = context  # where it is instantiated
         self._owned = owned
         self._name = f"graph {value:#x}"
         # True while a capture that capture.py has noted goes into it. The capture pins the handle.
         self._captured_into = False
-        self._handle = _native.Handle(
+        self._handle = handle or _native.Handle(
             _native.HANDLE_GRAPH, value, context.handle, owned, False, made
         )
 
     @classmethod
-    def _from_handle(cls, value: int, context: Context, *, owned: bool, made: Any = None) -> Graph:
+    def _from_handle(
+        cls, value: int, context: Context, *, owned: bool, made: Any = None, handle: Any = None
+    ) -> Graph:
         process.start()
         graph = cls.__new__(cls)
-        graph._init_fields(value, context, owned=owned, made=made)
+        graph._init_fields(value, context, owned=owned, made=made, handle=handle)
         return graph
 
     @classmethod

@@ -26,7 +26,16 @@ from aiostream import (
 from foreign import current_handles, install_libraries
 from internals import driver_call
 from interrupts import Striker, ends, run_interrupted, sample
-from support import ASYNCIO_LOOPS, PLAIN_LOOPS, STRATEGIES, Gate, held_stream, settle, spin
+from support import (
+    ASYNCIO_LOOPS,
+    PLAIN_LOOPS,
+    STRATEGIES,
+    Gate,
+    held_stream,
+    run_script,
+    settle,
+    spin,
+)
 from waiters import until
 
 
@@ -529,3 +538,38 @@ def test_dead_tasks_run_gives_its_stream_to_a_loop_that_comes_later() -> None:
     assert asyncio.run(pool.run(int)) == 0
     pool.close()
     owner.close()
+
+
+def test_a_run_that_dies_where_no_call_is_possible_is_leaked(driver_kind: str) -> None:
+    """At the limit of recursion nothing in Python can keep its objects. In a process of its own,
+    because it is not known before how many are leaked.
+    """
+    script = """
+        import asyncio, sys
+        from aiostream import Stream, statistics
+        from aiostream.testing import Gate, settle
+        sys.unraisablehook = lambda _: None
+        def drop(held, left):
+            if left:
+                drop(held, left - 1)
+            else:
+                held.pop()
+        async def main():
+            stream, limit = Stream(), sys.getrecursionlimit()
+            with Gate() as gate:
+                gate.hold(stream)
+                for left in range(limit - 60, limit):
+                    held = [stream.run(int)]
+                    held[0].send(None)
+                    try:
+                        drop(held, left)
+                    except RecursionError:
+                        pass
+                    held.clear()
+            assert settle(lambda: statistics().points.pending == 0)
+            stream.close()
+        asyncio.run(main())
+        assert statistics().balanced
+    """
+    done = run_script(driver_kind, script)
+    assert done.returncode == 0, done.stderr

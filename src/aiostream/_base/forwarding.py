@@ -120,16 +120,23 @@ def loaded_driver(besides: Path | None = None) -> str | None:
     return None
 
 
-def _path() -> Path:
-    here = Path(__file__).parent
+def compiled(folder: Path, name: str, what: str) -> Path:
+    """Returns the path of a library that the package's build has put into a folder.
+
+    Raises:
+        RuntimeError: It is not there. `what` says what the library is.
+    """
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = here / f"_forward{suffix}"
+        path = folder / f"{name}{suffix}"
         if path.exists():
             return path
     raise RuntimeError(
-        f"the forwarding library is not in {here}: build the package with a C compiler, or install "
-        "a wheel of it"
+        f"{what} is not in {folder}. Build the package with a C compiler, or install a wheel of it"
     )
+
+
+def _path() -> Path:
+    return compiled(Path(__file__).parent, "_forward", "The forwarding library")
 
 
 def _real_driver() -> str:

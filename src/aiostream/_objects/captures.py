@@ -292,8 +292,8 @@ def borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
         capture.lent.append(
             _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False, False)
         )
-    graph = Graph._from_handle(value, stream.context, owned=False)
-    graph._handle = capture.lent[0].borrow()
+    same = capture.lent[0].borrow()
+    graph = Graph._from_handle(value, stream.context, owned=False, handle=same)
     # Another thread may have ended the capture since then, and have closed what it found.
     if capture not in _in_progress:
         capture.end(_End.ENDED_ELSEWHERE)

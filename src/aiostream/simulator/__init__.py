@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import ctypes
 import difflib
-import importlib.machinery
 import itertools
 import os
 import re
@@ -241,15 +240,7 @@ def _library_path() -> Path:
     override = os.environ.get("AIOSTREAM_SIMULATOR_LIBRARY")  # a sanitizer's build, say
     if override:
         return Path(override)
-    here = Path(__file__).parent
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = here / f"_libcuda{suffix}"
-        if path.exists():
-            return path
-    raise RuntimeError(
-        f"The simulator's library is not in {here}. Build the package with a C compiler, or "
-        "install a wheel of it"
-    )
+    return forwarding.compiled(Path(__file__).parent, "_libcuda", "The simulator's library")
 
 
 def installed() -> bool:
