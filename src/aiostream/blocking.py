@@ -53,8 +53,11 @@ class BlockedLoopWarning(RuntimeWarning):
     """A driver call has blocked a loop (`install("warn")`)."""
 
 
-class BlockedLoopError(RuntimeError):
+class BlockedLoopError(Exception):
     """A driver call has blocked the loop of this thread (`install("raise")`).
+
+    It is no `RuntimeError`, so that code which expects one of the driver or of torch does not take
+    it for that.
 
     Attributes:
         call: The `BlockingCall`, or `None` if you have made the exception yourself.

@@ -305,7 +305,10 @@ async def test_raises_in_the_task(installed: Callable[..., Any], seconds: float)
 
 
 def wait_here(stream: Stream) -> None:
-    cuda.cuStreamSynchronize(cuda.CUstream(stream.handle))  # here
+    try:
+        cuda.cuStreamSynchronize(cuda.CUstream(stream.handle))  # here
+    except RuntimeError:  # what libraries catch around driver calls
+        pass
     raise AssertionError("the thread went on")
 
 

@@ -86,11 +86,11 @@ struct wait {
     /* written once more for a future, when its work was enqueued; relaxed, as it orders nothing */
     _Atomic int64_t began;
     const struct strategy *strategy;
-    _Atomic bool future; /* its ticket is for all its life, and its loop polls it natively */
     /* used by the loop's thread (the watcher may still list it, by `next`) */
     struct wait *next_polled, *previous_polled;
-    _Atomic bool polled_by_loop; /* written by the loop's thread */
     struct queue *queue;
+    _Atomic bool polled_by_loop; /* written by the loop's thread */
+    _Atomic bool future; /* its ticket is for all its life, and its loop polls it natively */
     /* Written last by wait_start, and cleared under the lock of the records. While it is there, a
      * thread that has that lock may read the fields above. */
     _Atomic(struct forecast *) forecast;
@@ -100,13 +100,16 @@ struct wait {
     _Atomic int64_t pending_at;  /* the last time at which a poll saw it pending; 0: never */
     /* 0: no task waits for it now. The watcher reads it of all that it lists. */
     _Atomic uint64_t ticket;
+    /* The one with which it was handed back last. For those who list what waits: its task may not
+     * have heard of it. */
+    _Atomic uint64_t handed_back;
     int64_t poll_until;     /* used by the task while it polls, ns */
     _Atomic int64_t polled; /* the last look at it, or the plan that followed */
     int polls;
     /* the loop polls it when its timer is due, and does not resume the task for that */
     bool look_at_due;
-    int64_t woken_for;   /* the length for which the task was woken; 0: for none */
     bool first_poll_due; /* it was handed back, and not yet polled */
+    int64_t woken_for;   /* the length for which the task was woken; 0: for none */
     /* the time of the task's first poll after that; 0: the wait was over by then */
     int64_t first_poll;
 };

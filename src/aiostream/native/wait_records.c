@@ -267,10 +267,11 @@ int waits_list(struct waiting *waiting, int room) {
         if (!is_pending(wait)) continue;
         if (count++ >= room) continue;
         const struct prediction *prediction = &wait->forecast->prediction;
+        uint64_t ticket = atomic_load(&wait->ticket);
         struct waiting *entry = &waiting[count - 1];
         *entry = (struct waiting){
             .wait = wait,
-            .ticket = atomic_load(&wait->ticket),
+            .ticket = ticket ? ticket : atomic_load(&wait->handed_back),
             .queue = queue_index(wait->queue),
             .event = wait->users_event ? handle_value(wait->users_event) : NULL,
             .began = wait->began,
@@ -378,6 +379,7 @@ void wait_push_new(struct wait *wait) {
 
 void wait_fire_hand_back(struct wait *wait, int64_t length) {
     uint64_t ticket = wait->ticket;
+    wait->handed_back = ticket;
     wait->ticket = 0;
     wait->first_poll_due = true;
     wait->first_poll = 0;
