@@ -183,7 +183,7 @@ async def synchronize_async(self: Awaitable) -> None:
     bridge = _current_bridge()
     answer: int | _native.Wait | None
     if reference.is_event:
-        answer = _begin_event(reference, bridge, mode)
+        answer = _begin_event(reference, bridge.queue, mode)
     else:
         wait_list = reference.wait_list or wait_list_of(reference)
         answer = wait_list.begin(reference.handle, bridge.queue, mode)
@@ -249,24 +249,23 @@ def synchronize(awaited: Awaitable, limit: float | None) -> None:
         CudaError: The work or the context has failed.
     """
     reference, mode = awaited._reference, awaited._mode
-    seconds = 1e9 if limit is None else limit
+    seconds = 1e9 if limit is None else min(max(limit, 0.0), 1e9)
+    # On the janitor's queue, because no other thread polls such a wait.
     if reference.is_event:
-        assert reference.history is not None
-        context_id = reference.context._ensure_monitored()
-        code = _native.synchronize_event(
-            reference.handle, seconds, mode, context_id, reference.history
-        )
+        answer = _begin_event(reference, process.ORPHANS, mode)
     else:
-        code = wait_list_of(reference).synchronize(reference.handle, seconds, mode)
-    if code == _NOT_READY:
+        answer = wait_list_of(reference).begin(reference.handle, process.ORPHANS, mode)
+    if isinstance(answer, _Wait):
+        answer = answer.block(seconds)
+    if answer == _NOT_READY:
         raise TimeoutError(f"{reference.name} was not done after {seconds:g} s, and goes on")
-    driver.raise_for(code, "cuEventQuery", reference.name)
+    driver.raise_for(answer or 0, "cuEventQuery", reference.name)
 
 
-def _begin_event(event: Reference, bridge: loops.Bridge, mode: int) -> int | _native.Wait | None:
+def _begin_event(event: Reference, queue: int, mode: int) -> int | _native.Wait | None:
     assert event.history is not None
     return _native.begin_event_wait(
-        event.handle, bridge.queue, mode, event.context._ensure_monitored(), event.history
+        event.handle, queue, mode, event.context._ensure_monitored(), event.history
     )
 
 

@@ -111,6 +111,32 @@ static PyObject *Wait_drop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+/* So often a blocked thread looks for signals. The watcher fails no wait that it does not list, so
+ * the thread also sees in that time that the context has failed (P5). */
+static const int64_t SLICE_NS = 25000000;
+
+/* block(seconds): blocks the thread. The answer; CUDA_NOT_READY if it is not over then, and is
+ * dropped. */
+static PyObject *Wait_block(PyObject *object, PyObject *seconds) {
+    WaitObject *self = (WaitObject *)object;
+    int64_t now = now_ns(), until = now + (int64_t)(PyFloat_AsDouble(seconds) * 1e9);
+    struct wait_result result = {0};
+    bool over = false;
+    while (!over && now <= until && PyErr_CheckSignals() == 0) {
+        int64_t slice = now + SLICE_NS;
+        Py_BEGIN_ALLOW_THREADS
+        failed_forget();
+        int mode = relaxed_enter();
+        over = wait_block(self->wait, slice < until ? slice : until, &result.refusal);
+        relaxed_leave(mode);
+        Py_END_ALLOW_THREADS
+        now = now_ns();
+    }
+    if (over) self->wait = NULL;
+    drop(self);
+    return PyErr_Occurred() ? NULL : as_answer(&result);
+}
+
 static void Wait_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     drop((WaitObject *)object);
@@ -131,6 +157,8 @@ static PyMethodDef wait_methods[] = {
     {"poll", Wait_poll, METH_NOARGS,
      "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
      "watcher."},
+    {"block", Wait_block, METH_O,
+     "Blocks for some seconds: None, 600 if it was not over and is dropped, or an error."},
     {"drop", Wait_drop, METH_NOARGS,
      "No task waits any more. May be called again, and when it is over."},
     {NULL, NULL, 0, NULL},
@@ -356,63 +384,9 @@ static PyObject *WaitList_rename(PyObject *self, PyObject *name) {
     Py_RETURN_NONE;
 }
 
-static const int64_t SIGNALS_EACH_NS = 100000000;
-
-/* Blocks until what the handle stands for is over: 0, 600 after those seconds, or an error. The
- * arguments are those of `begin`, with the seconds in place of the queue. */
-static PyObject *block(PyObject *const *args, struct beginning *beginning,
-                       int (*begin)(struct handle *, void *),
-                       int (*operate_on)(struct handle *, handle_operation, void *)) {
-    double seconds = PyFloat_AsDouble(args[1]);
-    struct handle *handle = as_handle(args[0]);
-    beginning->queue = queue_orphans();
-    beginning->strategy = as_strategy(PyLong_AsLong(args[2]));
-    if (PyErr_Occurred() || refuse_in_child()) return NULL;
-    int64_t until = now_ns() + (int64_t)((seconds < 0 ? 0 : seconds > 1e9 ? 1e9 : seconds) * 1e9);
-    int status;
-    Py_BEGIN_ALLOW_THREADS
-    failed_forget();
-    status = operate_on(handle, begin, beginning);
-    Py_END_ALLOW_THREADS
-    struct wait *wait = beginning->result.spinning;
-    if (!status) status = wait ? CUDA_NOT_READY : beginning->result.refusal;
-    bool over = !wait;
-    while (!over) {
-        Py_BEGIN_ALLOW_THREADS
-        int mode = relaxed_enter();
-        /* In slices, because a signal may reach another thread, and does not end the sleep then. */
-        int64_t slice = now_ns() + SIGNALS_EACH_NS;
-        over = wait_block(wait, slice < until ? slice : until, &status);
-        relaxed_leave(mode);
-        Py_END_ALLOW_THREADS
-        if (over || (PyErr_CheckSignals() == 0 && now_ns() < until)) continue;
-        wait_drop(wait);
-        over = true;
-    }
-    return PyErr_Occurred() ? NULL : PyLong_FromLong(status);
-}
-
-/* synchronize(handle, seconds, strategy) */
-static PyObject *WaitList_synchronize(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "three arguments are needed");
-    struct beginning beginning = {.list = ((WaitListObject *)object)->list};
-    return block(args, &beginning, do_begin, operate_as_is);
-}
-
-/* synchronize_event(handle, seconds, strategy, context, history) */
-static PyObject *native_synchronize_event(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    if (count != 5) return PyErr_Format(PyExc_TypeError, "five arguments are needed");
-    struct beginning beginning = {.context = as_context((int)PyLong_AsLong(args[3]))};
-    beginning.history = beginning.context ? as_history(args[4]) : NULL;
-    return beginning.history ? block(args, &beginning, do_begin_event, operate) : NULL;
-}
-
 static PyMethodDef wait_list_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
      "Begins a wait for a stream's present end."},
-    {"synchronize", (PyCFunction)(void (*)(void))WaitList_synchronize, METH_FASTCALL,
-     "Blocks until a stream's present end, for some seconds: 0, 600 or an error."},
     {"limit", WaitList_limit, METH_O, "The seconds after which it is stalled; 0: never."},
     {"rename", WaitList_rename, METH_O, "What operators call the stream."},
     {NULL, NULL, 0, NULL},
@@ -493,8 +467,6 @@ int add_wait_types(PyObject *module) {
 static PyMethodDef wait_functions[] = {
     {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL,
      "Begins a wait for an event."},
-    {"synchronize_event", (PyCFunction)(void (*)(void))native_synchronize_event, METH_FASTCALL,
-     "The same for an event."},
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
      "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},

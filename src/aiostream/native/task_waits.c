@@ -246,29 +246,23 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
     }
 }
 
-/* The watcher fails no wait that it does not list, so this thread itself sees within 50 ms that the
- * context has failed (P5). */
-static const int64_t LONGEST_SLEEP_NS = 25000000;
-
 bool wait_block(struct wait *wait, int64_t until, int *status) {
-    int slack = prctl(PR_GET_TIMERSLACK), interrupted = 0;
+    int slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1UL); /* ns, as in the watcher */
     for (;;) {
         wait->first_poll_due = true; /* there is no loop whose lag a poll would show */
         if (wait_look(wait, wait->queue, status) == LOOK_OVER) break;
         int64_t now = atomic_load(&wait->polled), start = atomic_load(&wait->start);
-        if (now >= until || interrupted) break;
+        if (now >= until) break;
         struct load load = {.lists = 1, .waits = 1, .alone = true, .task_allowed = true};
         struct plan plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
         if (plan.stage == STAGE_TASK) {
             sched_yield();
             continue;
         }
-        int64_t at = start + plan.at, latest = now + LONGEST_SLEEP_NS;
-        if (at > latest) at = latest;
-        if (at > until) at = until;
+        int64_t at = start + plan.at < until ? start + plan.at : until;
         struct timespec time = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
-        interrupted = clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
     }
     prctl(PR_SET_TIMERSLACK, (unsigned long)slack);
     if (*status == CUDA_NOT_READY) return false;

@@ -83,9 +83,9 @@ bool wait_drop_future(struct wait *, uint64_t ticket);
 void waits_poll_futures(struct queue *);
 /* false: the caller goes on polling */
 bool wait_poll(struct wait *, struct queue *, struct wait_result *);
-/* Blocks the thread until the wait is over (true, with its status), or until that time or a signal.
- * It polls as the policy says, and sleeps in between. Call it without the GIL, under RELAXED. Such
- * a wait begins with the orphans' queue, and no other thread polls it. */
+/* Blocks the thread until the wait is over (true, with its status), or until that time. It polls as
+ * the policy says, and sleeps in between. Call it without the GIL, under RELAXED. Such a wait
+ * begins with the orphans' queue, and no other thread polls it. */
 bool wait_block(struct wait *, int64_t until, int *status);
 void wait_drop(struct wait *); /* its task no longer waits */
 /* The same for one that a timer or the watcher has. The watcher has it then, and its end goes to
