@@ -315,7 +315,7 @@ HISTORIES: int = _native.HISTORIES
 
 def pending_waits() -> int:
     """Returns how many waits have a task."""
-    return _native.pending_waits()
+    return _native.pending_waits()[0]
 
 
 def native_counters() -> list[int]:

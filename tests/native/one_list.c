@@ -463,7 +463,7 @@ static void run_one(void) {
         HOLDS(steps++ < STEPS_MOST, "%d steps", steps);
     }
     is_idle = false;
-    HOLDS(waits_pending() == 0 && list->refs == 1, "%lld waits are left",
+    HOLDS(waits_pending() == 0 && list->waiting == 0, "%lld waits are left",
           (long long)waits_pending());
     wait_list_unref(list);
     shared_history_unref(history);

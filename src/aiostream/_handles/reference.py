@@ -168,15 +168,15 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
     # Two threads may come here at once. The context keeps one list for each stream, so both assign
     # the same one.
     reference.wait_list = _find_wait_list(reference, None)
-    reference.wait_list.rename(reference.name)
+    reference.wait_list.label(reference.name)
     return reference.wait_list
 
 
 def new_wait_list(reference: Reference, history: _native.History | None = None) -> _native.WaitList:
     """Returns a wait list for some of a stream's waits, apart from the stream's own."""
     context_id = reference.context._ensure_monitored()
-    made = _native.WaitList(context_id, history or _native.History(), reference.name)
-    made.limit(reference.common.stalled_after)
+    made = _native.WaitList(context_id, history or _native.History())
+    made.label(reference.name, reference.common.stalled_after)
     return made
 
 
@@ -186,7 +186,7 @@ def limit_waits(reference: Reference, seconds: float) -> None:
     process.limit_stalls(seconds)
     for waits in (wait_list_of(reference), reference.common.thread_waits):
         if waits is not None:
-            waits.limit(seconds)
+            waits.label(reference.name, seconds)
 
 
 def order_of(reference: Reference) -> _native.Order:
@@ -214,8 +214,7 @@ def share_history(references: Iterable[Reference]) -> None:
         # list is polled.
         if reference.handle.value != PER_THREAD:
             reference.wait_list = _find_wait_list(reference, history)
-            reference.wait_list.rename(reference.name)
-            reference.wait_list.limit(reference.common.stalled_after)
+            reference.wait_list.label(reference.name, reference.common.stalled_after)
 
 
 def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:

@@ -168,11 +168,10 @@ def statistics() -> Statistics:
 def _snapshot() -> Statistics:
     # First those that come first in a completion's life. What moves on while another thread reads
     # is then counted twice, and `drain` waits once more. In the other order it could be missed.
-    pending_waits = _native.pending_waits()
+    pending_waits, oldest = _native.pending_waits()
     points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
     futures = completion.pending_points()
-    ages = [seconds for _, seconds, *_ in _native.waiting(False)]
-    oldest = max([0.0, *ages, *(point.seconds or 0.0 for point in futures)])
+    oldest = max([oldest, *(point.seconds or 0.0 for point in futures)])
     count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
     waits = {"pending": pending_waits, "polls": count["EVENT_POLLS"]}
     return Statistics(

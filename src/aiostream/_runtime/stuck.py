@@ -41,7 +41,8 @@ _busy: dict[int, tuple[float, str]] = {}
 # 0. The releaser's, as is the next.
 _reported: dict[int, float] = {}
 _stalled: dict[int, float] = {}  # the same of what was noted as stalled
-_SLOW, _SLOW_LEAST = 20, 1.0  # a slow wait has taken so many times what was expected; seconds
+# The beginnings of waits and of the watcher's calls are computed, and differ a little.
+_CLOSE = 0.02  # seconds
 _signal = 0  # that writes the stacks; this and the next: any thread, one assignment
 _limit = math.inf  # the shortest that was set, which says how often to look; seconds
 
@@ -85,8 +86,7 @@ def look() -> tuple[list[str], float]:
 
     Threads: the releaser's.
     """
-    now, limit = time.monotonic(), _native.stall_limit()
-    soon = min(PATIENCE / 2, _limit)
+    now, soon = time.monotonic(), min(PATIENCE / 2, _limit)
     # A copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
     if held := _native.watcher_held():
@@ -95,15 +95,14 @@ def look() -> tuple[list[str], float]:
     for thread, since, kind in calls:
         if now - since >= PATIENCE and _is_first(_reported, thread, since):
             found.append(_message(kind, now - since, thread))
-        if kind not in ("janitor", "watcher"):  # the others run a user's function
-            continue
-        if now - since < limit:
-            soon = min(soon, since + limit - now)
-        elif _is_first(_stalled, thread, since):
-            _native.stall_note(kind, now - since)
-    for of, seconds, usual, _, record, _ in _native.waiting(False):
-        late = usual and seconds > max(_SLOW * usual, _SLOW_LEAST)
-        if late and _is_first(_reported, record, now - seconds):
+        # The others run a user's function.
+        if kind in ("janitor", "watcher") and since - _stalled.get(thread, -math.inf) > _CLOSE:
+            if (more := _native.call_may_take(kind, now - since)) > 0:
+                soon = min(soon, more)
+            else:
+                _stalled[thread] = since
+    for of, seconds, usual, _, record, _ in _native.waiting(True):
+        if _is_first(_reported, record, now - seconds):
             found.append(
                 f"{of} is slow: work has taken {seconds:.3g} s, expected were {usual:.3g} s"
             )
@@ -111,8 +110,7 @@ def look() -> tuple[list[str], float]:
 
 
 def _is_first(known: dict[int, float], of: int, since: float) -> bool:
-    # The beginnings of waits and of the watcher's calls are computed, and differ a little.
-    first = since - known.get(of, -math.inf) > 0.02
+    first = since - known.get(of, -math.inf) > _CLOSE
     known[of] = since
     return first
 

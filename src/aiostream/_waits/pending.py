@@ -14,12 +14,16 @@ from aiostream._waits import waiting
 
 __all__ = ["PendingWait", "pending"]
 
-_WRAPPERS = {"coroutine_wrapper", "async_generator_asend", "async_generator_athrow"}
-_SUSPENDED = (CoroutineType, GeneratorType, AsyncGeneratorType)
+# The names by which what is suspended shows its frame, and what it awaits.
+_LINKS = {
+    CoroutineType: ("cr_frame", "cr_await"),
+    GeneratorType: ("gi_frame", "gi_yieldfrom"),
+    AsyncGeneratorType: ("ag_frame", "ag_await"),
+    type(None): ("", ""),
+}
 _WAITS = waiting.synchronize_async.__code__
 # Frames of these are not the user's own code.
 _LIBRARIES = {"aiostream", "anyio", "asyncio", "contextlib", "trio"}
-_BLOCKING = process.ORPHANS  # the queue of waits without a loop
 
 
 class PendingWait(TypedDict):
@@ -72,12 +76,9 @@ def pending() -> list[PendingWait]:
     """
     driver.refuse_forked()
     tasks = _find_tasks()
-    entries = [
-        _entry(of, seconds, expected, owner, tasks.get(record), queue == _BLOCKING, tasks)
-        for of, seconds, expected, queue, record, owner in _native.waiting(True)
-    ]
+    entries = [_entry(tasks, *row) for row in _native.waiting(False)]
     entries += [  # those that end by a host function, or have no point yet
-        _entry(point.stream, seconds, 0, point, None, False, tasks)
+        _entry(tasks, point.stream, seconds, owner=point)
         for point in completion.pending_points()
         if (seconds := point.seconds) is not None
     ]
@@ -92,38 +93,28 @@ _Tasks = dict[int, _Found]
 
 
 def _entry(
-    of: str | int,
-    seconds: float,
-    expected: float,
-    owner: object,
-    polling: _Found | None,
-    blocks: bool,
     tasks: _Tasks,
+    of: str,
+    seconds: float,
+    expected: float = 0,
+    queue: int = -1,
+    record: int = 0,
+    owner: Any = None,
 ) -> PendingWait:
-    """Describes a wait.
-
-    Args:
-        of: The name of the stream, or the handle of an event.
-        seconds: Its age.
-        expected: The longest that its history expected, or 0.
-        owner: What its ticket stands for: a `Completion`, or the future on which a task sleeps.
-        polling: The task that polls it.
-        blocks: It belongs to no loop.
-        tasks: What `_find_tasks` has returned.
-    """
-    call, function = "Event" if isinstance(of, int) else "Stream", None
-    call += ".synchronize" if blocks and owner is None else ".synchronize_async"
-    future = owner
+    """Describes a wait: what `_find_tasks` has returned, and a row of `_native.waiting`."""
+    call, function, future = f"{of.partition(' ')[0].title()}.synchronize", None, owner
     if isinstance(owner, Completion):
         future, function = owner.future, completion.function_name(owner)
         by_event = owner.seconds is None
         call = "Stream.enqueue_async" if by_event or function else "Stream.completion_future"
     elif hasattr(owner, "pool"):
         call = "StreamPool.release"
-    task, frames = polling or tasks.get(id(future)) or _of_trio(future)
+    elif queue != process.ORPHANS or owner is not None:  # else it blocks a thread
+        call += "_async"
+    task, frames = tasks.get(record) or tasks.get(id(future)) or _of_trio(future)
     where, seen = None, False
     for frame in frames:
-        module, code = _library_of(frame), frame.f_code
+        module, code = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code
         if module not in _LIBRARIES:
             where, seen = f"{code.co_filename}:{frame.f_lineno}, in {code.co_qualname}", False
         elif module == "aiostream" and not seen:
@@ -133,7 +124,7 @@ def _entry(
                 call = f"{type(values['self']).__name__}.{code.co_name}"
             function = completion.name_of(values["fn"]) if "fn" in values else function
     return {
-        "stream": f"event {of:#x}" if isinstance(of, int) else of,
+        "stream": of,
         "call": call,
         "seconds": seconds,
         "expected": expected or None,
@@ -154,8 +145,7 @@ def _find_tasks() -> _Tasks:
     found: _Tasks = {}
     for task in loops.tasks():
         frames = _frames_of(task)
-        if (future := getattr(task, "_fut_waiter", None)) is not None:  # asyncio's
-            found[id(future)] = task, frames
+        found[id(getattr(task, "_fut_waiter", found))] = task, frames  # asyncio's
         for frame in frames:
             if frame.f_code is not _WAITS:
                 continue
@@ -165,6 +155,7 @@ def _find_tasks() -> _Tasks:
                 answer = slept.result()
             if isinstance(answer, _native.Wait):
                 found[answer.record] = task, frames
+    found.pop(id(None), None)
     return found
 
 
@@ -179,26 +170,13 @@ def _frames_of(task: Any) -> list[FrameType]:
     """Returns the frames in which a task is suspended, the outermost first."""
     outer = awaited = task.get_coro() if hasattr(task, "get_coro") else task.coro
     frames: list[FrameType | None] = []
-    while isinstance(outer, CoroutineType):
+    while isinstance(outer, CoroutineType) and awaited is not None:
         # What `__await__` and `__anext__` return shows its coroutine to the collector alone.
-        if type(awaited).__name__ in _WRAPPERS:
-            within = gc.get_referents(awaited)
-            awaited = next((each for each in within if isinstance(each, _SUSPENDED)), None)
+        within = [awaited, *gc.get_referents(awaited)]
+        awaited = next((each for each in within if type(each) in _LINKS), None)
+        frame, link = _LINKS[type(awaited)]
+        frames.append(getattr(awaited, frame, None))
         # Python 3.11 crashes if it is asked what a coroutine awaits that runs in another thread.
-        # None of these lines has a call between the two questions, so no other thread runs there.
-        if isinstance(awaited, CoroutineType):
-            frames.append(awaited.cr_frame)
-            awaited = None if outer.cr_running else awaited.cr_await
-        elif isinstance(awaited, GeneratorType):
-            frames.append(awaited.gi_frame)
-            awaited = None if outer.cr_running else awaited.gi_yieldfrom
-        elif isinstance(awaited, AsyncGeneratorType):
-            frames.append(awaited.ag_frame)
-            awaited = None if outer.cr_running else awaited.ag_await
-        else:
-            break
+        # No call comes between the two questions, so no other thread runs there.
+        awaited = None if outer.cr_running else getattr(awaited, link, None)
     return [frame for frame in frames if frame is not None]
-
-
-def _library_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -194,27 +194,19 @@ bool failures_watched(void) { return atomic_load(&watching) > 0; }
 /* --- stalls --- */
 
 static const int64_t TAKEN_WITHIN_NS = 12000000;
-static struct stall news; /* these three are under failure_lock */
-static bool is_new;
-static int64_t say_at;
+static struct stall news; /* these two are under failure_lock */
+static int64_t say_at;    /* when stderr gets the news; 0: there is none */
 
-void stall_text(const struct stall *stall, char text[STALL_TEXT]) {
-    static const char *const forms[] = {
-        [STALL_WORK] = "%s is stalled: no work that is awaited there has ended for %.3g s",
-        [STALL_LOOP] = "%s is stalled: its loop or thread has not come back for %.3g s",
-        [STALL_CALL] = "CUDA is stalled: a call by the %s thread has not returned for %.3g s",
-    };
-    snprintf(text, STALL_TEXT, forms[stall->kind], stall->name[0] ? stall->name : "a stream",
-             (double)stall->ns / 1e9);
+void stall_describe(struct stall *stall, const char *form, const char *name, int64_t ns) {
+    stall->ns = ns;
+    snprintf(stall->name, sizeof stall->name, "%s", name);
+    snprintf(stall->text, sizeof stall->text, form, name[0] ? name : "a stream", (double)ns / 1e9);
 }
 
 void stall_note(const struct stall *stall) {
-    char text[STALL_TEXT];
-    stall_text(stall, text);
     pthread_mutex_lock(&failure_lock);
-    if (ending.stalled) end_process(text, true);
+    if (ending.stalled) end_process(stall->text, true);
     news = *stall;
-    is_new = true;
     say_at = now_ns() + TAKEN_WITHIN_NS;
     pthread_mutex_unlock(&failure_lock);
     void (*listener)(void) = atomic_load(&failure_listener);
@@ -223,20 +215,19 @@ void stall_note(const struct stall *stall) {
 
 bool stall_take(struct stall *stall) {
     pthread_mutex_lock(&failure_lock);
-    bool taken = is_new;
+    bool is_new = say_at != 0;
     *stall = news;
-    is_new = false;
+    say_at = 0;
     pthread_mutex_unlock(&failure_lock);
-    return taken;
+    return is_new;
 }
 
 bool stall_is_new(int64_t now) {
-    char text[STALL_TEXT];
     pthread_mutex_lock(&failure_lock);
-    bool untaken = is_new, says = is_new && now >= say_at;
+    struct stall stall = news;
+    bool is_new = say_at != 0, says = is_new && now >= say_at;
     if (says) say_at = INT64_MAX;
-    stall_text(&news, text);
     pthread_mutex_unlock(&failure_lock);
-    if (says) say(text, "Python does not run, so no listener is called", true);
-    return untaken;
+    if (says) say(stall.text, "Python does not run, so no listener is called", true);
+    return is_new;
 }

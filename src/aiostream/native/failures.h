@@ -6,15 +6,17 @@
 
 #include "base.h"
 
-/* What does not come back: the work of a stream, a loop, or a call of the driver. */
-enum stall_kind { STALL_WORK, STALL_LOOP, STALL_CALL };
+/* What does not come back. */
 struct stall {
-    enum stall_kind kind;
     int64_t ns;             /* for how long */
     char name[STREAM_NAME]; /* of the stream, or of the thread that calls; "": not known */
+    char text[256];
 };
-enum { STALL_TEXT = 256 };
-void stall_text(const struct stall *, char text[STALL_TEXT]);
+/* the work of a stream, a loop, or a call of the driver */
+#define STALLED_WORK "%s is stalled: no work that is awaited there has ended for %.3g s"
+#define STALLED_LOOP "%s is stalled: its loop or thread has not come back for %.3g s"
+#define STALLED_CALL "CUDA is stalled: a call by the %s thread has not returned for %.3g s"
+void stall_describe(struct stall *, const char *form, const char *name, int64_t ns);
 /* Ends the process, if the program has asked for that. Otherwise it is news for the listener. Any
  * thread. */
 void stall_note(const struct stall *);

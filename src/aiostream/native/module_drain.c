@@ -143,37 +143,26 @@ static PyObject *native_owners(PyObject *module, PyObject *unused) {
     return list;
 }
 
-/* waiting(owners): of each pending wait a tuple: the name of its stream, or the handle of a user's
- * event; seconds since it began, and the longest that were expected, or 0; its queue; the address
- * of its record, and what its ticket stands for, if that is wanted. */
-static PyObject *native_waiting(PyObject *module, PyObject *owners) {
+/* waiting(only_slow): of each pending wait a tuple: the name of its stream, or of a user's event;
+ * seconds since it began, and the longest that were expected, or 0; its queue; the address of its
+ * record, and what its ticket stands for. A slow one has taken a second, and 20 times as long as
+ * expected. */
+static PyObject *native_waiting(PyObject *module, PyObject *only_slow) {
     (void)module;
-    struct waiting *waiting = NULL;
-    int room = 0, count;
-    while ((count = waits_list(waiting, room)) > room) { /* more than before, with some to spare */
-        PyMem_Free(waiting);
-        room = count + 16;
-        if (!(waiting = PyMem_Malloc((size_t)room * sizeof *waiting))) return PyErr_NoMemory();
-    }
+    struct waiting each;
     PyObject *list = PyList_New(0);
-    int64_t now = now_ns();
-    for (int i = 0; i < count && list; i++) {
-        struct waiting *each = &waiting[i];
-        void *owner = each->ticket && owners == Py_True ? point_owner(each->ticket) : NULL;
-        PyObject *of =
-            each->event
-                ? PyLong_FromVoidPtr((void *)each->event)
-                : PyUnicode_DecodeUTF8(each->name, (Py_ssize_t)strlen(each->name), "replace");
-        PyObject *row = of ? Py_BuildValue("(OddiNO)", of, (double)(now - each->began) / 1e9,
-                                           (double)each->expected / 1e9, each->queue,
-                                           PyLong_FromVoidPtr((void *)each->wait),
-                                           owner ? object_of(owner) : Py_None)
-                           : NULL;
+    for (struct wait *wait = NULL; list && waits_next(&wait, &each);) {
+        int64_t age = now_ns() - each.began;
+        bool slow = each.expected && age > 1000000000 && age > 20 * each.expected;
+        if (!each.pending || (only_slow == Py_True && !slow)) continue;
+        void *owner = each.ticket ? point_owner(each.ticket) : NULL;
+        PyObject *row = Py_BuildValue(
+            "(NddiNO)", PyUnicode_DecodeUTF8(each.name, (Py_ssize_t)strlen(each.name), "replace"),
+            (double)age / 1e9, (double)each.expected / 1e9, each.queue, PyLong_FromVoidPtr(wait),
+            owner ? object_of(owner) : Py_None);
         if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
         Py_XDECREF(row);
-        Py_XDECREF(of);
     }
-    PyMem_Free(waiting);
     return list;
 }
 
@@ -324,6 +313,6 @@ PyMethodDef drain_functions[] = {
     {"watch", native_watch, METH_VARARGS,
      "Has the watcher report the end of a stream's work to an owner. False: not possible."},
     {"owners", native_owners, METH_NOARGS, "What the tickets of all points stand for."},
-    {"waiting", native_waiting, METH_O, "The waits that are pending."},
+    {"waiting", native_waiting, METH_O, "The waits that are pending, or those that are slow."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,8 +1,6 @@
 /* The Python face of failures.c. */
 #include "module.h"
 
-#include <stdio.h>
-
 #include "failures.h"
 #include "waits.h"
 #include "waker.h"
@@ -106,39 +104,36 @@ static PyObject *native_failed_call(PyObject *self, PyObject *status) {
     Py_RETURN_NONE;
 }
 
+/* How much longer a call of the driver may take for what waits now. */
+static int64_t call_may_take(const char *thread, int64_t ns, struct stall *stall) {
+    int64_t oldest, limit;
+    waits_extremes(&oldest, &limit);
+    stall_describe(stall, STALLED_CALL, thread, ns);
+    return limit - ns;
+}
+
 /* stall(news): (text, name, seconds) of what is stalled now, or of what is new, or None. */
 static PyObject *native_stall(PyObject *self, PyObject *is_news) {
     (void)self;
     struct stall stall;
-    char text[STALL_TEXT];
-    bool found =
-        !is_child() && (is_news == Py_True ? stall_take(&stall) : waits_stalled(false, &stall));
-    int64_t held = watcher_held_ns();
-    if (!found && is_news == Py_False && held > waits_shortest_limit()) {
-        stall = (struct stall){.kind = STALL_CALL, .ns = held, .name = "watcher"};
-        found = true;
-    }
-    if (!found) Py_RETURN_NONE;
-    stall_text(&stall, text);
-    return Py_BuildValue("ssd", text, stall.name, (double)stall.ns / 1e9);
+    if (is_child() ||
+        !(is_news == Py_True ? stall_take(&stall)
+                             : waits_stalled(false, &stall) ||
+                                   call_may_take("watcher", watcher_held_ns(), &stall) < 0))
+        Py_RETURN_NONE;
+    return Py_BuildValue("ssd", stall.text, stall.name, (double)stall.ns / 1e9);
 }
 
-/* stall_limit(): the shortest of what waits now, in seconds, or a huge number. */
-static PyObject *native_stall_limit(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    return PyFloat_FromDouble((double)waits_shortest_limit() / 1e9);
-}
-
-/* stall_note(thread, seconds): the driver has not returned from a call of that thread. */
-static PyObject *native_stall_note(PyObject *self, PyObject *args) {
+/* call_may_take(thread, seconds): how many more. If it is less than none, the call is stalled. */
+static PyObject *native_call_may_take(PyObject *self, PyObject *args) {
     (void)self;
     const char *thread;
     double seconds;
     if (!PyArg_ParseTuple(args, "sd", &thread, &seconds)) return NULL;
-    struct stall stall = {.kind = STALL_CALL, .ns = (int64_t)(seconds * 1e9)};
-    snprintf(stall.name, sizeof stall.name, "%s", thread);
-    stall_note(&stall);
-    Py_RETURN_NONE;
+    struct stall stall;
+    int64_t more = call_may_take(thread, (int64_t)(seconds * 1e9), &stall);
+    if (more < 0) stall_note(&stall);
+    return PyFloat_FromDouble((double)more / 1e9);
 }
 
 static PyObject *native_stall_signal(PyObject *self, PyObject *number) {
@@ -168,8 +163,8 @@ static PyMethodDef failure_functions[] = {
     {"exit_arm", native_exit_arm, METH_VARARGS,
      "The process ends at the first fatal code, or now if there was one."},
     {"stall", native_stall, METH_O, "What is stalled now, or with True what is new, or None."},
-    {"stall_limit", native_stall_limit, METH_NOARGS, "The shortest of what waits now."},
-    {"stall_note", native_stall_note, METH_VARARGS, "A call of the driver does not return."},
+    {"call_may_take", native_call_may_take, METH_VARARGS,
+     "How much longer a call of the driver may take. Less than 0: it is noted as stalled."},
     {"stall_signal", native_stall_signal, METH_O, "The signal that writes all stacks."},
     {"exit_disarm", native_exit_disarm, METH_NOARGS, "It does not."},
     {NULL, NULL, 0, NULL},

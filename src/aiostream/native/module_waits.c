@@ -247,12 +247,10 @@ typedef struct {
 static PyTypeObject *wait_list_type;
 
 static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"context_id", "history", "name", NULL};
+    static char *names[] = {"context_id", "history", NULL};
     int number;
     PyObject *object;
-    const char *name = "";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|s", names, &number, &object, &name))
-        return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO", names, &number, &object)) return NULL;
     struct context *context = as_context(number);
     struct shared_history *history = context ? as_history(object) : NULL;
     if (!history) return NULL;
@@ -261,10 +259,7 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (!self) return NULL;
     self->order = new_order();
     self->list = self->order ? wait_list_new(context, history) : NULL;
-    if (self->list) {
-        wait_list_rename(self->list, name);
-        return (PyObject *)self;
-    }
+    if (self->list) return (PyObject *)self;
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
@@ -274,10 +269,13 @@ static PyObject *WaitList_order(PyObject *self, void *unused) {
     return Py_NewRef(((WaitListObject *)self)->order);
 }
 
-static PyObject *WaitList_limit(PyObject *self, PyObject *seconds) {
-    wait_list_limit(((WaitListObject *)self)->list, (int64_t)(PyFloat_AsDouble(seconds) * 1e9));
-    if (PyErr_Occurred()) return NULL;
-    waker_wake_if_parked();
+/* label(name, seconds): see wait_list_label. */
+static PyObject *WaitList_label(PyObject *self, PyObject *args) {
+    const char *name;
+    double seconds = -1;
+    if (!PyArg_ParseTuple(args, "s|d", &name, &seconds)) return NULL;
+    wait_list_label(((WaitListObject *)self)->list, name, (int64_t)(seconds * 1e9));
+    if (seconds > 0) waker_wake_if_parked();
     Py_RETURN_NONE;
 }
 
@@ -376,19 +374,11 @@ static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, 
     return from_result(&beginning.result, beginning.queue);
 }
 
-/* rename(name): what operators call the stream, in errors too. The latest name counts. */
-static PyObject *WaitList_rename(PyObject *self, PyObject *name) {
-    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
-    if (!text) return NULL;
-    wait_list_rename(((WaitListObject *)self)->list, text);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef wait_list_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
      "Begins a wait for a stream's present end."},
-    {"limit", WaitList_limit, METH_O, "The seconds after which it is stalled; 0: never."},
-    {"rename", WaitList_rename, METH_O, "What operators call the stream."},
+    {"label", WaitList_label, METH_VARARGS,
+     "What operators call the stream, and the seconds after which it is stalled; 0: never."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef wait_list_properties[] = {
@@ -448,7 +438,9 @@ static PyObject *native_limit_timer(PyObject *self, PyObject *args) {
 
 static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
-    return PyLong_FromLongLong(waits_pending());
+    int64_t oldest, limit, now = now_ns();
+    waits_extremes(&oldest, &limit);
+    return Py_BuildValue("Ld", waits_pending(), oldest < now ? (double)(now - oldest) / 1e9 : 0.0);
 }
 
 int add_wait_types(PyObject *module) {
@@ -476,6 +468,6 @@ static PyMethodDef wait_functions[] = {
     {"limit_timer", native_limit_timer, METH_VARARGS,
      "How many waits a loop's timer takes; what it was. For tests."},
     {"pending_waits", native_pending_waits, METH_NOARGS,
-     "Waits with a task, also those that the task polls."},
+     "How many waits have a task, also those that the task polls; the age of the oldest."},
     {NULL, NULL, 0, NULL},
 };

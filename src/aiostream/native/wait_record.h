@@ -21,14 +21,15 @@ struct shared_history {
 };
 
 struct wait_list {
-    _Atomic int64_t refs;    /* the owner's, and one for each record */
+    _Atomic int64_t refs;    /* the owner's, and one for each record that had a wait on it last */
     _Atomic int waiting;     /* waits that are not known to be over */
     _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
     struct context *context; /* these two are constant */
     struct shared_history *history;
-    char name[STREAM_NAME]; /* of its stream, for operators; under the lock of the records */
-    int64_t noted;          /* when it was said to be stalled; under the same lock */
-    _Atomic int64_t limit;  /* see wait_list_limit; any thread */
+    /* Of its stream, for operators; under the lock of the records, as the next two: */
+    char name[STREAM_NAME];
+    int64_t limit; /* see wait_list_label */
+    int64_t noted; /* when it was said to be stalled */
     /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
     _Atomic unsigned busy;
     /* The latest end lay between these two, and the work of the next wait began then. Written by
@@ -38,7 +39,7 @@ struct wait_list {
     _Atomic bool revisit;
     /* Used by the watcher alone: */
     struct wait *first, *last;         /* in the order of their records */
-    struct wait_list *next, *previous; /* among the lists with waits, or among the free ones */
+    struct wait_list *next, *previous; /* among the lists with waits */
     bool active;
     int64_t next_poll, looked; /* the next look and the last */
     bool exact;                /* an end is expected then */
@@ -78,8 +79,9 @@ struct wait {
      * list */
     struct wait *next;
     _Atomic int holder;
-    /* Written by wait_start, constant until the record is back in the pool: */
+    /* Written by wait_start, constant until the next wait has the record: */
     _Atomic(struct wait_list *) list; /* these two are relaxed, as they order nothing */
+    /* constant until the record is back in the pool, as the rest: */
     /* a user's event, which is polled in place of the library's; otherwise NULL */
     struct handle *users_event;
     uint64_t opened, closed; /* the list's clock before and after the record */

@@ -132,15 +132,8 @@ struct load wait_load(const struct wait *wait) {
 
 int wait_list_health(const struct wait_list *list) { return context_recent_health(list->context); }
 
-/* Lists are recycled and never freed, so that a wait that is over still has a name. */
-static struct wait_list *free_lists; /* under pool_lock */
-
 struct wait_list *wait_list_new(struct context *context, struct shared_history *history) {
-    pthread_mutex_lock(&pool_lock);
-    struct wait_list *list = free_lists ? free_lists : calloc(1, sizeof *list);
-    if (list == free_lists && list) free_lists = list->next;
-    if (list) memset(list, 0, sizeof *list); /* while no thread reads its old name */
-    pthread_mutex_unlock(&pool_lock);
+    struct wait_list *list = calloc(1, sizeof *list);
     if (!list) return NULL;
     list->refs = 1;
     list->context = context;
@@ -152,10 +145,7 @@ struct wait_list *wait_list_new(struct context *context, struct shared_history *
 void wait_list_unref(struct wait_list *list) {
     if (atomic_fetch_sub(&list->refs, 1) != 1) return;
     shared_history_unref(list->history);
-    pthread_mutex_lock(&pool_lock);
-    list->next = free_lists;
-    free_lists = list;
-    pthread_mutex_unlock(&pool_lock);
+    free(list);
 }
 
 /* --- records --- */
@@ -182,12 +172,20 @@ static int make(struct context *context, struct wait **made) {
     return CUDA_SUCCESS;
 }
 
+/* A record refers to the list of its last wait until the next one takes it, so that a wait that is
+ * over still has a name. */
 static int take(struct context *context, struct wait **wait) {
+    struct wait_list *last = NULL;
     pthread_mutex_lock(&pool_lock);
     struct wait **pool = &pools[context_index(context)];
     *wait = *pool;
-    if (*wait) *pool = (*wait)->next;
+    if (*wait) {
+        *pool = (*wait)->next;
+        last = (*wait)->list;
+        (*wait)->list = NULL;
+    }
     pthread_mutex_unlock(&pool_lock);
+    if (last) wait_list_unref(last);
     return *wait ? CUDA_SUCCESS : make(context, wait);
 }
 
@@ -236,97 +234,85 @@ void wait_note_over(const struct wait *wait) {
 void wait_recycle(struct wait *wait) {
     struct handle *users_event = wait->users_event;
     struct forecast *forecast = wait->forecast;
-    struct wait_list *list = wait->list;
     put(wait); /* from now on it may be another wait's */
     if (users_event) event_wait_let_go(users_event);
     forecast_unref(forecast);
-    wait_list_unref(list);
 }
 
 /* --- what waits --- */
 
-void wait_list_rename(struct wait_list *list, const char *name) {
+static _Atomic bool some_limit; /* one was set */
+bool waits_limited(void) { return atomic_load(&some_limit); }
+
+void wait_list_label(struct wait_list *list, const char *name, int64_t limit) {
     pthread_mutex_lock(&pool_lock);
     snprintf(list->name, sizeof list->name, "%s", name);
+    if (limit >= 0) list->limit = limit;
     pthread_mutex_unlock(&pool_lock);
+    if (limit > 0) atomic_store(&some_limit, true);
 }
 
-/* Whether `wait`, under pool_lock, is one that waits_pending counts. If its holder changes
- * meanwhile, it counts or not. */
-static bool is_pending(const struct wait *wait) {
-    int holder = atomic_load(&wait->holder);
-    /* the watcher has those that were dropped, without a ticket */
-    return wait->forecast && holder != OVER_LISTED &&
-           !(holder == HELD_BY_WATCHER && !atomic_load(&wait->ticket));
-}
-
-int waits_list(struct waiting *waiting, int room) {
-    int count = 0;
+bool waits_next(struct wait **latest, struct waiting *waiting) {
     pthread_mutex_lock(&pool_lock);
-    for (const struct wait *wait = records; wait; wait = wait->next_record) {
-        if (!is_pending(wait)) continue;
-        if (count++ >= room) continue;
+    struct wait *wait = *latest ? (*latest)->next_record : records;
+    while (wait && !wait->forecast) wait = wait->next_record;
+    if (wait) {
         const struct prediction *prediction = &wait->forecast->prediction;
+        int count = prediction->count, holder = atomic_load(&wait->holder);
         uint64_t ticket = atomic_load(&wait->ticket);
-        struct waiting *entry = &waiting[count - 1];
-        *entry = (struct waiting){
-            .wait = wait,
+        *waiting = (struct waiting){
             .ticket = ticket ? ticket : atomic_load(&wait->handed_back),
             .queue = queue_index(wait->queue),
-            .event = wait->users_event ? handle_value(wait->users_event) : NULL,
             .began = wait->began,
+            .expected = count ? prediction->windows[count - 1].last : 0,
+            .limit = wait->list->limit,
         };
-        if (prediction->count) entry->expected = prediction->windows[prediction->count - 1].last;
-        memcpy(entry->name, wait->list->name, sizeof entry->name);
+        /* the watcher has those that were dropped, without a ticket */
+        waiting->pending = holder != OVER_LISTED && (holder != HELD_BY_WATCHER || ticket);
+        memcpy(waiting->name, wait->list->name, sizeof waiting->name);
+        if (wait->users_event)
+            snprintf(waiting->name, sizeof waiting->name, "event %p",
+                     handle_value(wait->users_event));
     }
     pthread_mutex_unlock(&pool_lock);
-    return count;
+    *latest = wait;
+    return wait != NULL;
+}
+
+void waits_extremes(int64_t *oldest, int64_t *shortest_limit) {
+    struct waiting each;
+    *oldest = *shortest_limit = INT64_MAX;
+    for (struct wait *wait = NULL; waits_next(&wait, &each);) {
+        if (each.pending && each.began < *oldest) *oldest = each.began;
+        if (each.limit && each.limit < *shortest_limit) *shortest_limit = each.limit;
+    }
 }
 
 /* --- what is stalled --- */
 
-static _Atomic bool some_limit; /* one was set */
-bool waits_limited(void) { return atomic_load(&some_limit); }
-
-void wait_list_limit(struct wait_list *list, int64_t ns) {
-    atomic_store(&list->limit, ns);
-    if (ns) atomic_store(&some_limit, true);
-}
-
-/* Nothing has come between these two times. Under pool_lock. */
-static bool is_stalled(struct wait_list *list, int64_t since, int64_t until, bool news) {
-    int64_t limit = atomic_load(&list->limit);
-    if (!limit || until - since <= limit || (news && list->noted >= since)) return false;
-    if (news) list->noted = until;
-    return true;
-}
-
 /* Under pool_lock. */
 static bool wait_is_stalled(struct wait *wait, int64_t now, bool news, struct stall *stall) {
     struct wait_list *list = wait->list;
+    if (!list || !list->limit) return false;
     int holder = atomic_load(&wait->holder);
-    int64_t began = wait->began, polled = atomic_load(&wait->polled),
-            pending_at = atomic_load(&wait->pending_at), since, until = now;
-    stall->kind = STALL_LOOP;
+    int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now;
+    const char *form = STALLED_LOOP;
     if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
         struct queue *queue = point_unread(atomic_load(&wait->ticket));
-        since = queue ? queue_unread_since(queue) : 0;
-        if (!since || !is_stalled(list, since, until, news)) return false;
-    } else {
-        if (holder == OVER_LISTED || (wait->future && polled < began)) /* its function runs */
-            return false;
+        if (queue) since = queue_unread_since(queue);
+    } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) { /* it was enqueued */
         /* Its loop or thread looks at it often, unless it is blocked. */
         since = polled > began ? polled : began;
-        if (holder == HELD_BY_WATCHER || !is_stalled(list, since, until, news)) {
+        if (holder == HELD_BY_WATCHER || now - since <= list->limit) {
             int64_t ended = atomic_load(&list->free_since);
             since = ended > began ? ended : began;
-            until = pending_at;
-            stall->kind = STALL_WORK;
-            if (!is_stalled(list, since, until, news)) return false;
+            until = atomic_load(&wait->pending_at);
+            form = STALLED_WORK;
         }
     }
-    stall->ns = until - since;
-    memcpy(stall->name, list->name, sizeof stall->name);
+    if (!since || until - since <= list->limit || (news && list->noted >= since)) return false;
+    if (news) list->noted = until;
+    stall_describe(stall, form, list->name, until - since);
     return true;
 }
 
@@ -338,17 +324,6 @@ bool waits_stalled(bool news, struct stall *stall) {
         found = wait_is_stalled(wait, now, news, stall);
     pthread_mutex_unlock(&pool_lock);
     return found;
-}
-
-int64_t waits_shortest_limit(void) {
-    int64_t shortest = INT64_MAX;
-    pthread_mutex_lock(&pool_lock);
-    for (const struct wait *wait = records; wait; wait = wait->next_record) {
-        int64_t limit = wait->forecast ? atomic_load(&wait->list->limit) : 0;
-        if (limit && limit < shortest) shortest = limit;
-    }
-    pthread_mutex_unlock(&pool_lock);
-    return shortest;
 }
 
 /* When the simulator dropped all work, before it recovered from a fault. Then the events of waits

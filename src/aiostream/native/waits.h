@@ -45,12 +45,10 @@ struct wait_list *wait_list_new(struct context *, struct shared_history *);
 void wait_list_unref(struct wait_list *);
 int wait_list_health(const struct wait_list *); /* of its context: context_recent_health */
 
-/* what operators call its stream; the latest name counts */
-void wait_list_rename(struct wait_list *, const char *name);
-/* After which time without an end its stream is stalled; 0: never. Any thread. */
-void wait_list_limit(struct wait_list *, int64_t ns);
-bool waits_limited(void);           /* whether one was ever set */
-int64_t waits_shortest_limit(void); /* of what waits now; INT64_MAX: there is none */
+/* What operators call its stream, and after which time without an end the stream is stalled (0:
+ * never; less: as before). The latest counts. Any thread. */
+void wait_list_label(struct wait_list *, const char *name, int64_t limit);
+bool waits_limited(void); /* whether a limit was ever set */
 /* Whether the work of a stream or a loop is stalled now. With `news`, one that it has not said
  * since. Any thread. */
 bool waits_stalled(bool news, struct stall *);
@@ -104,16 +102,20 @@ void waits_fail(struct context *, int status);
 void waits_predict(bool enabled);
 int64_t waits_pending(void); /* waits with a task, including those that the task polls */
 
-/* One of those. */
+/* One that has begun. */
 struct waiting {
-    const void *wait;        /* compared, never used */
     uint64_t ticket;         /* 0: the task polls it */
     int queue;               /* of its loop */
-    const void *event;       /* the user's; NULL: it waits for the stream of this name */
+    bool pending;            /* waits_pending counts it; if its holder changes meanwhile, or not */
     int64_t began, expected; /* expected: the longest length in a window; 0: nothing is known */
-    char name[STREAM_NAME];
+    int64_t limit;           /* of its list */
+    char name[STREAM_NAME];  /* what it waits for: the stream, or a user's event */
 };
-/* Fills in at most `room` of them. How many there are. */
-int waits_list(struct waiting *, int room);
+/* Fills in the one after `*latest`, which is set to it, and begins with NULL. False: it was the
+ * last. The address is compared, never used. Any thread. */
+bool waits_next(struct wait **latest, struct waiting *);
+/* When the oldest that is pending began, and the shortest limit of what waits now; INT64_MAX: there
+ * is none. */
+void waits_extremes(int64_t *oldest, int64_t *shortest_limit);
 
 #endif

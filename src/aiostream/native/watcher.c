@@ -70,27 +70,24 @@ static void *watch(void *unused) {
     bool relaxed = false;
     prctl(PR_SET_TIMERSLACK, 1UL); /* ns. The default, 50 us, is the length of a short wait. */
     int idle_passes = 0;
-    int64_t next_health = 0, next_idle_health = 0, next_look = 0;
+    int64_t next_health = 0, next_idle_health = 0;
     while (!atomic_load(&stopping)) {
         /* for good, so that no query of this thread can end a capture */
         if (!relaxed) relaxed = relaxed_enter() >= 0;
         int64_t now = now_ns();
         atomic_store_explicit(&pass_began, now, memory_order_relaxed);
         int64_t next = waits_poll(now);
+        /* the wait of a task that polls it does not wake the watcher */
         bool limited = waits_limited();
-        if (limited && now >= next_look) {
-            look_for_stalls(now);
-            next_look = now + HEALTH_PERIOD_NS;
-        }
-        if (contexts_pending() > 0 || next != NEVER) {
+        if (limited || contexts_pending() > 0 || next != NEVER) {
             idle_passes = 0;
             if (now >= next_health) {
                 bool all = failures_watched() && now >= next_idle_health;
                 read_health(all);
+                if (limited) look_for_stalls(now);
                 next_health = now + HEALTH_PERIOD_NS;
                 if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
             }
-            if (limited && next_look < next) next = next_look;
             sleep_until(next < next_health ? next : next_health, must_wake);
         } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
             sleep_until(now + HEALTH_PERIOD_NS, must_wake);
@@ -101,9 +98,8 @@ static void *watch(void *unused) {
                 next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
             }
             waker_set_parked(true);
-            /* the wait of a task that polls it does not wake the watcher */
-            int64_t until = limited ? next_look : sleeps_unwatched ? NEVER : next_idle_health;
-            if (contexts_pending() == 0) sleep_until(until, must_leave_park);
+            if (contexts_pending() == 0)
+                sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
             /* only its time was up */
             idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
