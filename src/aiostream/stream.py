@@ -135,7 +135,7 @@ class Stream(
             self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
             self._reference.common.make.append((flags, urgency))
         if limit:
-            reference.limit_waits(self._reference, limit)
+            self._reference.limit_waits(limit)
 
     def _init_fields(
         self,
@@ -230,7 +230,7 @@ class Stream(
             called = reference.name_of(borrowed._handle.value, borrowed._context, name)
             borrowed._name = borrowed._reference.name = called
         if limit:
-            reference.limit_waits(borrowed._reference, limit)
+            borrowed._reference.limit_waits(limit)
         return borrowed
 
     @classmethod

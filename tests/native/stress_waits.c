@@ -477,7 +477,8 @@ static void *lister(void *unused) {
         struct stall stall;
         struct waiting each;
         static int stalled;
-        if (waits_stalled(listed % 2, &stall)) stalled++, REQUIRE(stall.ns > LIMIT_NS, "too early");
+        if (waits_stalled(listed % 2, "", 0, &stall))
+            stalled++, REQUIRE(stall.ns > LIMIT_NS, "too early");
         for (struct wait *wait = NULL; waits_next(&wait, &each); listed++) {
             REQUIRE(each.began > 0 && each.began <= now_ns() && each.expected >= 0,
                     "a wait that was listed is none");

@@ -56,6 +56,14 @@ class Reference:
     is_event: bool = False
     common: Common = field(default_factory=Common)
 
+    def limit_waits(self, seconds: float) -> None:
+        """Sets after which time without an end a stream is stalled. 0 is no limit."""
+        self.common.stalled_after = seconds
+        process.limit_stalls(seconds)
+        for waits in (wait_list_of(self), self.common.thread_waits):
+            if waits is not None:
+                waits.label(self.name, seconds)
+
 
 @runtime_checkable
 class HasReference(Protocol):
@@ -178,15 +186,6 @@ def new_wait_list(reference: Reference, history: _native.History | None = None) 
     made = _native.WaitList(context_id, history or _native.History())
     made.label(reference.name, reference.common.stalled_after)
     return made
-
-
-def limit_waits(reference: Reference, seconds: float) -> None:
-    """Sets after which time without an end a stream is stalled. 0 is no limit."""
-    reference.common.stalled_after = seconds
-    process.limit_stalls(seconds)
-    for waits in (wait_list_of(reference), reference.common.thread_waits):
-        if waits is not None:
-            waits.label(reference.name, seconds)
 
 
 def order_of(reference: Reference) -> _native.Order:

@@ -6,17 +6,11 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import (
-    PER_THREAD,
-    Reference,
-    in_libraries,
-    limit_waits,
-    wait_list_of,
-)
+from aiostream._handles.reference import PER_THREAD, Reference, in_libraries, wait_list_of
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
@@ -63,12 +57,9 @@ def _give_up(
 class RunMethods:
     """The part of `Stream` that makes something and waits for it in one."""
 
-    _reference: Reference  # these two are set by `Stream`
+    _reference: Reference  # these three are of `Stream`
     _mode: int
-
-    if TYPE_CHECKING:
-
-        def synchronize(self, timeout: float | None = None) -> None: ...
+    synchronize: Callable[[float | None], None]
 
     def __await__(self) -> Generator[Any, Any, None]:
         """Equals `await stream.synchronize_async()`."""
@@ -115,11 +106,11 @@ class RunMethods:
             ...         await stream.synchronize_async()  # in place of a load
         """
         before = self._reference.common.stalled_after
-        limit_waits(self._reference, checks.limit(seconds))
+        self._reference.limit_waits(checks.limit(seconds))
         try:
             yield
         finally:
-            limit_waits(self._reference, before)
+            self._reference.limit_waits(before)
 
     async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `fn(*args, **kwargs)`, waits until the GPU has done the work, returns the result.

@@ -146,7 +146,7 @@ def _serve_orphans() -> bool:
     driver.report_failures()
     if (stall := _native.stall(True)) is not None:
         run_in_releaser(partial(log_error, "%s", stall[0]))
-        for listener in list(stall_listeners):
+        for listener in list(stall_listeners.values()):
             call_in_order(partial(listener, StalledError(*stall)))
     _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:
@@ -227,7 +227,8 @@ def watch_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
 
 # -------------------------------------------------------------------------------- the listeners
 
-stall_listeners: list[Callable[[StalledError], object]] = []  # any thread, single list operations
+# By registration. Any thread, single dict operations.
+stall_listeners: dict[object, Callable[[StalledError], object]] = {}
 # The listeners of `on_context_failed` that are to be called, in order. The janitor appends, and
 # their thread removes.
 _calls: deque[Callable[[], Any]] = deque()

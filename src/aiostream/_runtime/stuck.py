@@ -38,13 +38,11 @@ _CONSEQUENCES = {
 # the releaser could then drop the last reference to one that belongs to another thread.
 _busy: dict[int, tuple[float, str]] = {}
 # What was reported: the beginning of the call or wait, by thread or record. The watcher is thread
-# 0. The releaser's, as is the next.
+# 0. The releaser's.
 _reported: dict[int, float] = {}
-_stalled: dict[int, float] = {}  # the same of what was noted as stalled
-# The beginnings of waits and of the watcher's calls are computed, and differ a little.
-_CLOSE = 0.02  # seconds
-_signal = 0  # that writes the stacks; this and the next: any thread, one assignment
-_limit = math.inf  # the shortest that was set, which says how often to look; seconds
+_UNUSED = signal.SIGRTMAX - 1  # a signal
+_limit = math.inf  # the shortest that was set, in seconds; any thread, one assignment
+_AGAIN = 0.04  # how soon to look again at a call that has reached it; others have longer limits
 
 
 def begin(kind: str) -> None:
@@ -68,14 +66,13 @@ def limit(seconds: float) -> None:
 
     Threads: any.
     """
-    global _limit, _signal
+    global _limit
+    # faulthandler writes them without the GIL, in the handler of a signal. Native code calls that
+    # handler, and no thread raises the signal.
+    if _limit == math.inf and signal.getsignal(_UNUSED) is signal.SIG_DFL:
+        faulthandler.register(_UNUSED, file=2)
+        _native.stall_stacks()
     _limit = min(_limit, seconds or _limit)
-    # faulthandler writes them without the GIL, as the handler of a signal that no one else uses.
-    unused = signal.SIGRTMAX - 1
-    if not _signal and signal.getsignal(unused) is signal.SIG_DFL:
-        _signal = unused
-        faulthandler.register(unused, file=2)
-        _native.stall_signal(unused)
 
 
 def look() -> tuple[list[str], float]:
@@ -93,25 +90,23 @@ def look() -> tuple[list[str], float]:
         calls.append((0, now - held, "watcher"))
     found = []
     for thread, since, kind in calls:
-        if now - since >= PATIENCE and _is_first(_reported, thread, since):
+        if now - since >= PATIENCE and _is_first(thread, since):
             found.append(_message(kind, now - since, thread))
-        # The others run a user's function.
-        if kind in ("janitor", "watcher") and since - _stalled.get(thread, -math.inf) > _CLOSE:
-            if (more := _native.call_may_take(kind, now - since)) > 0:
-                soon = min(soon, more)
-            else:
-                _stalled[thread] = since
+        if kind in ("janitor", "watcher"):  # the others run a user's function
+            _native.look_for_stalls(kind, now - since)
+            soon = min(soon, max(since + _limit - now, _AGAIN))
     for of, seconds, usual, _, record, _ in _native.waiting(True):
-        if _is_first(_reported, record, now - seconds):
+        if _is_first(record, now - seconds):
             found.append(
                 f"{of} is slow: work has taken {seconds:.3g} s, expected were {usual:.3g} s"
             )
     return found, soon
 
 
-def _is_first(known: dict[int, float], of: int, since: float) -> bool:
-    first = since - known.get(of, -math.inf) > _CLOSE
-    known[of] = since
+def _is_first(of: int, since: float) -> bool:
+    # The beginnings of waits and of the watcher's calls are computed, and differ a little.
+    first = since - _reported.get(of, -math.inf) > 0.02
+    _reported[of] = since
     return first
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import signal as signals
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from aiostream import _native, device
 from aiostream._base import checks, driver
@@ -225,12 +223,11 @@ def on_stalled(listener: Callable[[StalledError], object], /) -> Callable[[], No
     """
     checks.plain_function(listener, "on_stalled", "have it call loop.call_soon_threadsafe")
     process.start()
-    own = partial(listener)  # its own object, also if a function is registered twice
-    process.stall_listeners.append(own)
+    own = object()  # also if a function is registered twice
+    process.stall_listeners[own] = listener
 
     def end() -> None:
-        with contextlib.suppress(ValueError):  # ended before
-            process.stall_listeners.remove(own)
+        process.stall_listeners.pop(own, None)  # perhaps ended before
 
     return end
 

@@ -14,13 +14,6 @@ from aiostream._waits import waiting
 
 __all__ = ["PendingWait", "pending"]
 
-# The names by which what is suspended shows its frame, and what it awaits.
-_LINKS = {
-    CoroutineType: ("cr_frame", "cr_await"),
-    GeneratorType: ("gi_frame", "gi_yieldfrom"),
-    AsyncGeneratorType: ("ag_frame", "ag_await"),
-    type(None): ("", ""),
-}
 _WAITS = waiting.synchronize_async.__code__
 # Frames of these are not the user's own code.
 _LIBRARIES = {"aiostream", "anyio", "asyncio", "contextlib", "trio"}
@@ -76,44 +69,44 @@ def pending() -> list[PendingWait]:
     """
     driver.refuse_forked()
     tasks = _find_tasks()
-    entries = [_entry(tasks, *row) for row in _native.waiting(False)]
-    entries += [  # those that end by a host function, or have no point yet
-        _entry(tasks, point.stream, seconds, owner=point)
+    rows = _native.waiting(False) + [  # those that end by a host function, or have no point yet
+        (point.stream, seconds, 0.0, process.ORPHANS, 0, point)
         for point in completion.pending_points()
         if (seconds := point.seconds) is not None
     ]
-    return sorted(entries, key=lambda entry: -entry["seconds"])
+    return sorted((_entry(tasks, row) for row in rows), key=lambda entry: -entry["seconds"])
 
 
 # ------------------------------------------------------------------------ one entry
 
 
-_Found = tuple[Any, list[FrameType]]  # a task, and the frames in which it is suspended
-_Tasks = dict[int, _Found]
+# A task, by the id of the future or the address of the record for which it waits. The two never
+# meet, because both are addresses of what lives now.
+_Tasks = dict[int, Any]
 
 
-def _entry(
-    tasks: _Tasks,
-    of: str,
-    seconds: float,
-    expected: float = 0,
-    queue: int = -1,
-    record: int = 0,
-    owner: Any = None,
-) -> PendingWait:
-    """Describes a wait: what `_find_tasks` has returned, and a row of `_native.waiting`."""
-    call, function, future = f"{of.partition(' ')[0].title()}.synchronize", None, owner
+def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> PendingWait:
+    """Describes a wait.
+
+    Args:
+        tasks: What `_find_tasks` has returned.
+        row: As in `_native.waiting`.
+    """
+    of, seconds, expected, queue, record, owner = row
+    future, function, where, seen = owner, None, None, False
     if isinstance(owner, Completion):
         future, function = owner.future, completion.function_name(owner)
         by_event = owner.seconds is None
         call = "Stream.enqueue_async" if by_event or function else "Stream.completion_future"
     elif hasattr(owner, "pool"):
         call = "StreamPool.release"
-    elif queue != process.ORPHANS or owner is not None:  # else it blocks a thread
-        call += "_async"
-    task, frames = tasks.get(record) or tasks.get(id(future)) or _of_trio(future)
-    where, seen = None, False
-    for frame in frames:
+    else:
+        blocks = queue == process.ORPHANS and owner is None
+        call = f"{of.partition(' ')[0].title()}.synchronize{'' if blocks else '_async'}"
+    # A future of trio knows its tasks, and any thread may ask.
+    of_trio = [*getattr(future, "_waiting", ()), None]
+    task = tasks.get(record) or tasks.get(id(future)) or of_trio[0]
+    for frame in _frames_of(task):
         module, code = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code
         if module not in _LIBRARIES:
             where, seen = f"{code.co_filename}:{frame.f_lineno}, in {code.co_qualname}", False
@@ -129,7 +122,7 @@ def _entry(
         "seconds": seconds,
         "expected": expected or None,
         "function": function,
-        "task": None if task is None else loops.task_name(task),
+        "task": task and loops.task_name(task),
         "where": where,
     }
 
@@ -138,15 +131,10 @@ def _entry(
 
 
 def _find_tasks() -> _Tasks:
-    """Returns the tasks, by the id of the future or the record of the wait for which each waits.
-
-    The two never meet, because both are addresses of what lives now.
-    """
     found: _Tasks = {}
     for task in loops.tasks():
-        frames = _frames_of(task)
-        found[id(getattr(task, "_fut_waiter", found))] = task, frames  # asyncio's
-        for frame in frames:
+        found[id(getattr(task, "_fut_waiter", None))] = task  # asyncio's
+        for frame in _frames_of(task):
             if frame.f_code is not _WAITS:
                 continue
             answer, slept = map(frame.f_locals.get, ("answer", "future"))
@@ -154,29 +142,25 @@ def _find_tasks() -> _Tasks:
             if slept is not None and slept.done() and not slept.cancelled():
                 answer = slept.result()
             if isinstance(answer, _native.Wait):
-                found[answer.record] = task, frames
+                found[answer.record] = task
     found.pop(id(None), None)
     return found
 
 
-def _of_trio(future: object) -> _Found:
-    # A future of trio knows its tasks, and any thread may ask.
-    for task in list(getattr(future, "_waiting", ())):
-        return task, _frames_of(task)
-    return None, []
+# What each shows as what it awaits. The name of its frame begins in the same way.
+_LINKS = {CoroutineType: "cr_await", GeneratorType: "gi_yieldfrom", AsyncGeneratorType: "ag_await"}
 
 
 def _frames_of(task: Any) -> list[FrameType]:
     """Returns the frames in which a task is suspended, the outermost first."""
-    outer = awaited = task.get_coro() if hasattr(task, "get_coro") else task.coro
+    outer: Any = task.get_coro() if hasattr(task, "get_coro") else getattr(task, "coro", None)
     frames: list[FrameType | None] = []
-    while isinstance(outer, CoroutineType) and awaited is not None:
-        # What `__await__` and `__anext__` return shows its coroutine to the collector alone.
-        within = [awaited, *gc.get_referents(awaited)]
-        awaited = next((each for each in within if type(each) in _LINKS), None)
-        frame, link = _LINKS[type(awaited)]
-        frames.append(getattr(awaited, frame, None))
+    awaited = outer if isinstance(outer, CoroutineType) else None
+    # What `__await__` and `__anext__` return shows its coroutine to the collector alone.
+    while within := [x for x in (awaited, *gc.get_referents(awaited)) if type(x) in _LINKS]:
+        link = _LINKS[type(within[0])]
+        frames.append(getattr(within[0], f"{link[:2]}_frame"))
         # Python 3.11 crashes if it is asked what a coroutine awaits that runs in another thread.
         # No call comes between the two questions, so no other thread runs there.
-        awaited = None if outer.cr_running else getattr(awaited, link, None)
+        awaited = None if outer.cr_running else getattr(within[0], link)
     return [frame for frame in frames if frame is not None]

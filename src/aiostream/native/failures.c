@@ -4,6 +4,7 @@
  * on. The end needs no GIL and no Python, because Python may be blocked in a call that never
  * returns.
  */
+#define _GNU_SOURCE /* dprintf */
 #include "failures.h"
 
 #include <poll.h>
@@ -65,19 +66,6 @@ static const int64_t LINE_NS = 300000000; /* so long the process waits for stder
 static int64_t grace_left_ns;             /* written before its thread is made */
 static int final_status;
 
-static _Atomic int stack_signal;
-void stalls_set_signal(int number) { atomic_store(&stack_signal, number); }
-
-static void write_stacks(void) {
-    int number = atomic_load(&stack_signal);
-    if (!number) return;
-    sigset_t mask;
-    sigemptyset(&mask);
-    sigaddset(&mask, number);
-    pthread_sigmask(SIG_UNBLOCK, &mask, NULL); /* the library's threads block all signals */
-    raise(number);
-}
-
 static void *end_after_grace(void *unused) {
     (void)unused;
     struct timespec left = {.tv_sec = grace_left_ns / 1000000000,
@@ -98,15 +86,18 @@ static bool begin_grace(int64_t grace_ns, int status) {
     return made;
 }
 
-static void say(const char *what, const char *then, bool stacks) {
-    char line[480];
-    int length = snprintf(line, sizeof line, "aiostream: %s. %s.\n", what, then);
-    /* The process must also end if stderr is a full pipe that no process reads. */
+/* The process must also end if stderr is a full pipe that no process reads. */
+static bool can_say(void) {
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
     /* POLLERR: the pipe is closed, and a write might raise SIGPIPE */
-    if (poll(&out, 1, 100) != 1 || out.revents != POLLOUT) return;
-    ssize_t written = write(STDERR_FILENO, line, (size_t)length);
-    if (written > 0 && stacks) write_stacks();
+    return poll(&out, 1, 100) == 1 && out.revents == POLLOUT;
+}
+
+void (*_Atomic stacks_writer)(int);
+
+static void write_stacks(void) {
+    void (*writer)(int) = atomic_load(&stacks_writer);
+    if (writer) writer(SIGRTMAX - 1);
 }
 
 /* Called under failure_lock, so that no other thread learns of the failure before the process ends.
@@ -117,12 +108,15 @@ static void end_process(const char *what, bool stacks) {
     /* First the thread that ends the process in any case, because the write of the line may
      * block. */
     bool ends = begin_grace(ending.grace_ns ? ending.grace_ns : LINE_NS, ending.status);
-    char then[128], when[48] = "now";
+    char when[48] = "now";
     if (ending.grace_ns)
         snprintf(when, sizeof when, "in %.3g s at the latest", (double)ending.grace_ns / 1e9);
-    snprintf(then, sizeof then, "Process %ld ends %s, with exit code %d (exit_on_context_failed)",
-             (long)getpid(), when, ending.status);
-    say(what, then, stacks);
+    if (can_say()) {
+        dprintf(STDERR_FILENO,
+                "aiostream: %s. Process %ld ends %s, with exit code %d (exit_on_context_failed).\n",
+                what, (long)getpid(), when, ending.status);
+        if (stacks) write_stacks();
+    }
     if (!ending.grace_ns || !ends) _exit(ending.status);
     if (ending.signal) kill(getpid(), ending.signal);
 }
@@ -197,12 +191,6 @@ static const int64_t TAKEN_WITHIN_NS = 12000000;
 static struct stall news; /* these two are under failure_lock */
 static int64_t say_at;    /* when stderr gets the news; 0: there is none */
 
-void stall_describe(struct stall *stall, const char *form, const char *name, int64_t ns) {
-    stall->ns = ns;
-    snprintf(stall->name, sizeof stall->name, "%s", name);
-    snprintf(stall->text, sizeof stall->text, form, name[0] ? name : "a stream", (double)ns / 1e9);
-}
-
 void stall_note(const struct stall *stall) {
     pthread_mutex_lock(&failure_lock);
     if (ending.stalled) end_process(stall->text, true);
@@ -228,6 +216,10 @@ bool stall_is_new(int64_t now) {
     bool is_new = say_at != 0, says = is_new && now >= say_at;
     if (says) say_at = INT64_MAX;
     pthread_mutex_unlock(&failure_lock);
-    if (says) say(stall.text, "Python does not run, so no listener is called", true);
+    if (says && can_say()) {
+        dprintf(STDERR_FILENO, "aiostream: %s. Python does not run, so no listener is called.\n",
+                stall.text);
+        write_stacks();
+    }
     return is_new;
 }

@@ -6,25 +6,21 @@
 
 #include "base.h"
 
-/* What does not come back. */
+/* What does not come back: the work of a stream, a loop, or a call of the driver. */
 struct stall {
     int64_t ns;             /* for how long */
-    char name[STREAM_NAME]; /* of the stream, or of the thread that calls; "": not known */
+    char name[STREAM_NAME]; /* of the stream, or of the thread that calls */
     char text[256];
 };
-/* the work of a stream, a loop, or a call of the driver */
-#define STALLED_WORK "%s is stalled: no work that is awaited there has ended for %.3g s"
-#define STALLED_LOOP "%s is stalled: its loop or thread has not come back for %.3g s"
-#define STALLED_CALL "CUDA is stalled: a call by the %s thread has not returned for %.3g s"
-void stall_describe(struct stall *, const char *form, const char *name, int64_t ns);
 /* Ends the process, if the program has asked for that. Otherwise it is news for the listener. Any
  * thread. */
 void stall_note(const struct stall *);
 bool stall_take(struct stall *); /* false: no news */
 /* Whether no thread has taken the news. If that lasts, Python is blocked, and stderr gets the news
- * and the stacks of all threads, by the handler of that signal. */
+ * and the stacks of all threads, by the handler of that signal. No thread raises it. */
 bool stall_is_new(int64_t now);
-void stalls_set_signal(int number);
+enum { STACKS_SIGNAL = 62 };
+extern void (*_Atomic stacks_writer)(int);
 
 enum { MAX_FATAL_CODES = 32 };
 struct fatal_code {

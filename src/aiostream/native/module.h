@@ -3,6 +3,7 @@
 #define AIOSTREAM_MODULE_H
 
 #include <Python.h>
+#include <structmember.h>
 
 #include "handles.h"
 #include "points.h"

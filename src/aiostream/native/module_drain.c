@@ -154,7 +154,7 @@ static PyObject *native_waiting(PyObject *module, PyObject *only_slow) {
     for (struct wait *wait = NULL; list && waits_next(&wait, &each);) {
         int64_t age = now_ns() - each.began;
         bool slow = each.expected && age > 1000000000 && age > 20 * each.expected;
-        if (!each.pending || (only_slow == Py_True && !slow)) continue;
+        if (only_slow == Py_True && !slow) continue;
         void *owner = each.ticket ? point_owner(each.ticket) : NULL;
         PyObject *row = Py_BuildValue(
             "(NddiNO)", PyUnicode_DecodeUTF8(each.name, (Py_ssize_t)strlen(each.name), "replace"),

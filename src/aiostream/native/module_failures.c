@@ -1,6 +1,8 @@
 /* The Python face of failures.c. */
 #include "module.h"
 
+#include <signal.h>
+
 #include "failures.h"
 #include "waits.h"
 #include "waker.h"
@@ -104,42 +106,34 @@ static PyObject *native_failed_call(PyObject *self, PyObject *status) {
     Py_RETURN_NONE;
 }
 
-/* How much longer a call of the driver may take for what waits now. */
-static int64_t call_may_take(const char *thread, int64_t ns, struct stall *stall) {
-    int64_t oldest, limit;
-    waits_extremes(&oldest, &limit);
-    stall_describe(stall, STALLED_CALL, thread, ns);
-    return limit - ns;
-}
-
 /* stall(news): (text, name, seconds) of what is stalled now, or of what is new, or None. */
 static PyObject *native_stall(PyObject *self, PyObject *is_news) {
     (void)self;
     struct stall stall;
-    if (is_child() ||
-        !(is_news == Py_True ? stall_take(&stall)
-                             : waits_stalled(false, &stall) ||
-                                   call_may_take("watcher", watcher_held_ns(), &stall) < 0))
-        Py_RETURN_NONE;
+    bool found = !is_child() &&
+                 (is_news == Py_True ? stall_take(&stall)
+                                     : waits_stalled(false, "watcher", watcher_held_ns(), &stall));
+    if (!found) Py_RETURN_NONE;
     return Py_BuildValue("ssd", stall.text, stall.name, (double)stall.ns / 1e9);
 }
 
-/* call_may_take(thread, seconds): how many more. If it is less than none, the call is stalled. */
-static PyObject *native_call_may_take(PyObject *self, PyObject *args) {
+/* look_for_stalls(thread, seconds): that thread has been in a call of the driver for so long. */
+static PyObject *native_look_for_stalls(PyObject *self, PyObject *args) {
     (void)self;
     const char *thread;
     double seconds;
     if (!PyArg_ParseTuple(args, "sd", &thread, &seconds)) return NULL;
     struct stall stall;
-    int64_t more = call_may_take(thread, (int64_t)(seconds * 1e9), &stall);
-    if (more < 0) stall_note(&stall);
-    return PyFloat_FromDouble((double)more / 1e9);
+    if (waits_stalled(true, thread, (int64_t)(seconds * 1e9), &stall)) stall_note(&stall);
+    Py_RETURN_NONE;
 }
 
-static PyObject *native_stall_signal(PyObject *self, PyObject *number) {
-    (void)self;
-    stalls_set_signal((int)PyLong_AsLong(number));
-    if (PyErr_Occurred()) return NULL;
+/* stall_stacks(): faulthandler has registered its handler for that signal. */
+static PyObject *native_stall_stacks(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    struct sigaction action;
+    if (sigaction(SIGRTMAX - 1, NULL, &action) == 0)
+        atomic_store(&stacks_writer, action.sa_handler);
     Py_RETURN_NONE;
 }
 
@@ -163,9 +157,9 @@ static PyMethodDef failure_functions[] = {
     {"exit_arm", native_exit_arm, METH_VARARGS,
      "The process ends at the first fatal code, or now if there was one."},
     {"stall", native_stall, METH_O, "What is stalled now, or with True what is new, or None."},
-    {"call_may_take", native_call_may_take, METH_VARARGS,
-     "How much longer a call of the driver may take. Less than 0: it is noted as stalled."},
-    {"stall_signal", native_stall_signal, METH_O, "The signal that writes all stacks."},
+    {"look_for_stalls", native_look_for_stalls, METH_VARARGS,
+     "Notes what is stalled, also a call of the driver that has not returned."},
+    {"stall_stacks", native_stall_stacks, METH_NOARGS, "faulthandler is ready to write them."},
     {"exit_disarm", native_exit_disarm, METH_NOARGS, "It does not."},
     {NULL, NULL, 0, NULL},
 };

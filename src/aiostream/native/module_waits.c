@@ -144,14 +144,10 @@ static void Wait_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-static PyObject *Wait_record(PyObject *self, void *unused) {
-    (void)unused;
-    return PyLong_FromVoidPtr(((WaitObject *)self)->wait);
-}
-
-static PyGetSetDef wait_properties[] = {
-    {"record", Wait_record, NULL, "The address of its record, as in waiting().", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef wait_members[] = {
+    {"record", T_PYSSIZET, offsetof(WaitObject, wait), READONLY,
+     "The address of its record, as in waiting()."},
+    {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef wait_methods[] = {
     {"poll", Wait_poll, METH_NOARGS,
@@ -166,7 +162,7 @@ static PyMethodDef wait_methods[] = {
 static PyType_Slot wait_slots[] = {
     {Py_tp_dealloc, Wait_dealloc},
     {Py_tp_methods, wait_methods},
-    {Py_tp_getset, wait_properties},
+    {Py_tp_members, wait_members},
     {Py_am_await, Wait_await},
     {Py_tp_iter, Wait_await},
     {Py_tp_iternext, Wait_next},
@@ -438,9 +434,11 @@ static PyObject *native_limit_timer(PyObject *self, PyObject *args) {
 
 static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
-    int64_t oldest, limit, now = now_ns();
-    waits_extremes(&oldest, &limit);
-    return Py_BuildValue("Ld", waits_pending(), oldest < now ? (double)(now - oldest) / 1e9 : 0.0);
+    struct waiting each;
+    int64_t now = now_ns(), oldest = now;
+    for (struct wait *wait = NULL; waits_next(&wait, &each);)
+        if (each.began < oldest) oldest = each.began;
+    return Py_BuildValue("Ld", waits_pending(), (double)(now - oldest) / 1e9);
 }
 
 int add_wait_types(PyObject *module) {

@@ -165,10 +165,11 @@ void points_visit_owners(void (*visit)(void *argument, void *owner), void *argum
 
 struct context *point_context(uint64_t ticket) { return slot_at(ticket)->context; }
 
-struct queue *point_unread(uint64_t ticket) {
+int64_t point_unread_since(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     uint64_t word = slot ? atomic_load(&slot->word) : 0;
-    return word >> 8 == generation_of(ticket) && (word & QUEUED) ? slot->queue : NULL;
+    bool unread = word >> 8 == generation_of(ticket) && (word & QUEUED);
+    return unread ? queue_unread_since(slot->queue) : 0;
 }
 
 void point_set_foreign(uint64_t ticket, host_function function, void *data) {

@@ -45,7 +45,8 @@ void *point_owner(uint64_t ticket); /* NULL: it has none, or has ended */
 void *point_disown(uint64_t ticket);
 void points_visit_owners(void (*visit)(void *argument, void *owner), void *argument);
 struct context *point_context(uint64_t ticket);
-struct queue *point_unread(uint64_t ticket); /* where it lies, or NULL: its consumer has it */
+/* since when its queue waits for the loop; 0: its consumer has it, or that is not known */
+int64_t point_unread_since(uint64_t ticket);
 void point_set_foreign(uint64_t ticket, host_function, void *data);
 /* the mode of cuLaunchHostFunc_v2, which the driver must have */
 void point_set_sync_mode(uint64_t ticket, int mode);

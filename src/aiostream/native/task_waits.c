@@ -10,7 +10,6 @@
 #define _GNU_SOURCE
 #include "wait_record.h"
 
-#include <sched.h>
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -98,7 +97,8 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
 /* Decides what comes next for a task's wait that was pending at `now`. False: the task polls on. */
 static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     uint64_t ticket = 0;
-    if (wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
+    /* A thread that blocks polls the wait itself, and its queue is the janitor's. */
+    if (queue_index(wait->queue) == 0 || wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
         result->spinning = wait;
         return false;
     }
@@ -160,12 +160,6 @@ static bool is_over(int status, struct wait_result *result) {
     return true;
 }
 
-/* A thread that blocks polls the wait itself, and its loop is the janitor's queue. */
-static void begin(struct wait *wait, struct wait_result *result) {
-    if (queue_index(wait->queue) == 0) result->spinning = wait;
-    else go_on(wait, result, now_ns());
-}
-
 void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
                 const struct strategy *strategy, struct wait_result *result) {
     *result = (struct wait_result){0};
@@ -175,7 +169,7 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
     if (result->refusal) return;
     result->refusal = wait_record(wait, stream);
     if (result->refusal) end_by_task(wait);
-    else begin(wait, result);
+    else go_on(wait, result, now_ns());
 }
 
 void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event,
@@ -189,15 +183,9 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
     /* It has a list of its own, because waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
     struct wait *wait = NULL;
-    event_wait_begin(event);
     result->refusal = list ? wait_start(list, queue, strategy, event, &wait) : RESULT_NO_MEMORY;
     if (list) wait_list_unref(list);
-    if (!wait) {
-        event_wait_end(event);
-        event_wait_let_go(event);
-        return;
-    }
-    begin(wait, result);
+    if (wait) go_on(wait, result, now_ns());
 }
 
 /* --- polling --- */
@@ -256,11 +244,8 @@ bool wait_block(struct wait *wait, int64_t until, int *status) {
         if (now >= until) break;
         struct load load = {.lists = 1, .waits = 1, .alone = true, .task_allowed = true};
         struct plan plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
-        if (plan.stage == STAGE_TASK) {
-            sched_yield();
-            continue;
-        }
-        int64_t at = start + plan.at < until ? start + plan.at : until;
+        int64_t at = plan.stage == STAGE_TASK ? now : start + plan.at;
+        if (at > until) at = until;
         struct timespec time = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
     }

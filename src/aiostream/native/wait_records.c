@@ -203,6 +203,7 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     int status = take(list->context, started);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *started;
+    if (users_event) event_wait_begin(users_event);
     atomic_fetch_add(&list->refs, 1);
     atomic_fetch_add(&list->waiting, 1);
     atomic_fetch_add(queue_waits(queue), 1);
@@ -252,23 +253,29 @@ void wait_list_label(struct wait_list *list, const char *name, int64_t limit) {
     if (limit > 0) atomic_store(&some_limit, true);
 }
 
+/* Whether `wait`, under pool_lock, is one that waits_pending counts. If its holder changes
+ * meanwhile, it counts or not. */
+static bool is_pending(const struct wait *wait) {
+    int holder = atomic_load(&wait->holder);
+    /* the watcher has those that were dropped, without a ticket */
+    return wait->forecast && holder != OVER_LISTED &&
+           (holder != HELD_BY_WATCHER || atomic_load(&wait->ticket));
+}
+
 bool waits_next(struct wait **latest, struct waiting *waiting) {
     pthread_mutex_lock(&pool_lock);
     struct wait *wait = *latest ? (*latest)->next_record : records;
-    while (wait && !wait->forecast) wait = wait->next_record;
+    while (wait && !is_pending(wait)) wait = wait->next_record;
     if (wait) {
         const struct prediction *prediction = &wait->forecast->prediction;
-        int count = prediction->count, holder = atomic_load(&wait->holder);
+        int count = prediction->count;
         uint64_t ticket = atomic_load(&wait->ticket);
         *waiting = (struct waiting){
             .ticket = ticket ? ticket : atomic_load(&wait->handed_back),
             .queue = queue_index(wait->queue),
             .began = wait->began,
             .expected = count ? prediction->windows[count - 1].last : 0,
-            .limit = wait->list->limit,
         };
-        /* the watcher has those that were dropped, without a ticket */
-        waiting->pending = holder != OVER_LISTED && (holder != HELD_BY_WATCHER || ticket);
         memcpy(waiting->name, wait->list->name, sizeof waiting->name);
         if (wait->users_event)
             snprintf(waiting->name, sizeof waiting->name, "event %p",
@@ -279,49 +286,46 @@ bool waits_next(struct wait **latest, struct waiting *waiting) {
     return wait != NULL;
 }
 
-void waits_extremes(int64_t *oldest, int64_t *shortest_limit) {
-    struct waiting each;
-    *oldest = *shortest_limit = INT64_MAX;
-    for (struct wait *wait = NULL; waits_next(&wait, &each);) {
-        if (each.pending && each.began < *oldest) *oldest = each.began;
-        if (each.limit && each.limit < *shortest_limit) *shortest_limit = each.limit;
-    }
-}
-
 /* --- what is stalled --- */
 
-/* Under pool_lock. */
-static bool wait_is_stalled(struct wait *wait, int64_t now, bool news, struct stall *stall) {
-    struct wait_list *list = wait->list;
-    if (!list || !list->limit) return false;
-    int holder = atomic_load(&wait->holder);
-    int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now;
-    const char *form = STALLED_LOOP;
-    if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
-        struct queue *queue = point_unread(atomic_load(&wait->ticket));
-        if (queue) since = queue_unread_since(queue);
-    } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) { /* it was enqueued */
-        /* Its loop or thread looks at it often, unless it is blocked. */
-        since = polled > began ? polled : began;
-        if (holder == HELD_BY_WATCHER || now - since <= list->limit) {
-            int64_t ended = atomic_load(&list->free_since);
-            since = ended > began ? ended : began;
-            until = atomic_load(&wait->pending_at);
-            form = STALLED_WORK;
-        }
-    }
-    if (!since || until - since <= list->limit || (news && list->noted >= since)) return false;
-    if (news) list->noted = until;
-    stall_describe(stall, form, list->name, until - since);
-    return true;
-}
-
-bool waits_stalled(bool news, struct stall *stall) {
+bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
+    static int64_t call_noted; /* when a call was said to be stalled; under pool_lock */
     bool found = false;
     int64_t now = now_ns();
     pthread_mutex_lock(&pool_lock);
-    for (struct wait *wait = records; wait && !found; wait = wait->next_record)
-        found = wait_is_stalled(wait, now, news, stall);
+    for (struct wait *wait = records; wait && !found; wait = wait->next_record) {
+        struct wait_list *list = wait->list;
+        if (!list || !list->limit) continue;
+        int holder = atomic_load(&wait->holder);
+        int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now,
+                *noted = &list->noted;
+        const char *form = "%s is stalled: its loop or thread has not come back for %.3g s",
+                   *name = list->name;
+        if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
+            since = point_unread_since(atomic_load(&wait->ticket));
+        } else if (held > list->limit) {
+            since = now - held;
+            noted = &call_noted;
+            form = "CUDA is stalled: a call by the %s thread has not returned for %.3g s";
+            name = thread;
+        } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) {
+            /* Its loop or thread looks at it often, unless it is blocked. A future whose work is
+             * not enqueued yet has no look. */
+            since = polled > began ? polled : began;
+            if (holder == HELD_BY_WATCHER || now - since <= list->limit) {
+                int64_t ended = atomic_load(&list->free_since);
+                since = ended > began ? ended : began;
+                until = atomic_load(&wait->pending_at);
+                form = "%s is stalled: no work that is awaited there has ended for %.3g s";
+            }
+        }
+        found = since && until - since > list->limit && !(news && *noted >= since);
+        if (!found) continue;
+        if (news) *noted = until;
+        stall->ns = until - since;
+        snprintf(stall->name, sizeof stall->name, "%s", name);
+        snprintf(stall->text, sizeof stall->text, form, name, (double)stall->ns / 1e9);
+    }
     pthread_mutex_unlock(&pool_lock);
     return found;
 }

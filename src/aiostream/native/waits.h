@@ -49,9 +49,9 @@ int wait_list_health(const struct wait_list *); /* of its context: context_recen
  * never; less: as before). The latest counts. Any thread. */
 void wait_list_label(struct wait_list *, const char *name, int64_t limit);
 bool waits_limited(void); /* whether a limit was ever set */
-/* Whether the work of a stream or a loop is stalled now. With `news`, one that it has not said
- * since. Any thread. */
-bool waits_stalled(bool news, struct stall *);
+/* Whether the work of a stream or a loop is stalled now, or this thread, which has been in a call
+ * of the driver for `held`. With `news`, something that it has not said since. Any thread. */
+bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *);
 
 /* Waits for what the stream has reached now. Call it without the GIL. */
 void wait_begin(struct wait_list *, void *stream, struct queue *, const struct strategy *,
@@ -102,20 +102,15 @@ void waits_fail(struct context *, int status);
 void waits_predict(bool enabled);
 int64_t waits_pending(void); /* waits with a task, including those that the task polls */
 
-/* One that has begun. */
+/* One of those. */
 struct waiting {
     uint64_t ticket;         /* 0: the task polls it */
     int queue;               /* of its loop */
-    bool pending;            /* waits_pending counts it; if its holder changes meanwhile, or not */
     int64_t began, expected; /* expected: the longest length in a window; 0: nothing is known */
-    int64_t limit;           /* of its list */
     char name[STREAM_NAME];  /* what it waits for: the stream, or a user's event */
 };
 /* Fills in the one after `*latest`, which is set to it, and begins with NULL. False: it was the
  * last. The address is compared, never used. Any thread. */
 bool waits_next(struct wait **latest, struct waiting *);
-/* When the oldest that is pending began, and the shortest limit of what waits now; INT64_MAX: there
- * is none. */
-void waits_extremes(int64_t *oldest, int64_t *shortest_limit);
 
 #endif

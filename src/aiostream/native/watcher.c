@@ -62,7 +62,7 @@ static void look_for_stalls(int64_t now) {
     /* If the last look is long ago, the process was stopped, and the loops come first. */
     bool went_on = now - looked < 3 * HEALTH_PERIOD_NS;
     looked = now;
-    if (went_on && !stall_is_new(now) && waits_stalled(true, &stall)) stall_note(&stall);
+    if (went_on && !stall_is_new(now) && waits_stalled(true, "", 0, &stall)) stall_note(&stall);
 }
 
 static void *watch(void *unused) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import threading
 import weakref
@@ -60,11 +59,7 @@ def tasks() -> list[asyncio.Task[Any]]:
     """Returns the tasks of each loop that has a bridge."""
     with _lock:
         known = [*_reader_bridges, *_dispatched_bridges]
-    found: list[asyncio.Task[Any]] = []
-    for loop in known:
-        with contextlib.suppress(RuntimeError):  # tasks of its thread begin all the time
-            found += asyncio.all_tasks(loop)
-    return found
+    return [task for loop in known for task in asyncio.all_tasks(loop)]
 
 
 def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:

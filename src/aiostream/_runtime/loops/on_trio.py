@@ -46,12 +46,10 @@ def tasks() -> list[Any]:
     """Returns the tasks of the run that is at work in this thread."""
     if not turns.in_trio(_running_loop()):
         return []
-    left, found = [sys.modules["trio"].lowlevel.current_root_task()], []
-    while left:
-        task = left.pop()
-        if task is not None:
-            found.append(task)
-            left += [child for each in task.child_nurseries for child in each.child_tasks]
+    root = sys.modules["trio"].lowlevel.current_root_task()
+    found = [] if root is None else [root]
+    for task in found:  # which grows meanwhile
+        found += [child for each in task.child_nurseries for child in each.child_tasks]
     return found
 
 
