@@ -12,7 +12,9 @@ all answer in one form:
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
@@ -28,7 +30,9 @@ from aiostream.errors import CudaError, StreamClosedError
 
 __all__ = ["default_wait", "set_default_wait"]
 
-_NOT_READY = 600
+# Seconds after which a thread that blocks comes back to Python, for signals. The watcher fails no
+# wait that it does not list, so such a thread also sees in that time that the context has failed.
+_SLICE = 0.025
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
 # The number of each strategy in native code. In a wait, numbers are compared faster than members.
@@ -249,16 +253,21 @@ def synchronize(awaited: Awaitable, limit: float | None) -> None:
         CudaError: The work or the context has failed.
     """
     reference, mode = awaited._reference, awaited._mode
-    seconds = 1e9 if limit is None else min(max(limit, 0.0), 1e9)
     # On the janitor's queue, because no other thread polls such a wait.
     if reference.is_event:
         answer = _begin_event(reference, process.ORPHANS, mode)
     else:
         answer = wait_list_of(reference).begin(reference.handle, process.ORPHANS, mode)
+    until, left = time.monotonic() + (math.inf if limit is None else limit), 0.0
+    try:
+        while isinstance(answer, _Wait) and left >= 0:  # at least once
+            answer = answer.block(min(left, _SLICE))
+            left = until - time.monotonic()
+    finally:
+        if isinstance(answer, _Wait):
+            answer.drop()
     if isinstance(answer, _Wait):
-        answer = answer.block(seconds)
-    if answer == _NOT_READY:
-        raise TimeoutError(f"{reference.name} was not done after {seconds:g} s, and goes on")
+        raise TimeoutError(f"{reference.name} was not done after {limit:g} s, and goes on")
     driver.raise_for(answer or 0, "cuEventQuery", reference.name)
 
 

@@ -32,8 +32,8 @@ PyObject *new_wait(struct wait *wait, struct queue *queue) {
 void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
 
 /* Whether it is over, one way or another. If it is not, or has failed with an exception, result is
- * of no use. */
-static bool poll(WaitObject *self, struct wait_result *result) {
+ * of no use. It blocks until a time, or not for 0. */
+static bool poll(WaitObject *self, int64_t until, struct wait_result *result) {
     if (refuse_in_child()) return false;
     if (!self->wait) {
         PyErr_SetString(PyExc_ValueError, "the wait is over");
@@ -44,7 +44,8 @@ static bool poll(WaitObject *self, struct wait_result *result) {
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
     int mode = relaxed_enter();
-    over = wait_poll(self->wait, self->queue, result);
+    over = until ? wait_block(self->wait, until, &result->refusal)
+                 : wait_poll(self->wait, self->queue, result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
     if (over) self->wait = NULL;
@@ -65,7 +66,15 @@ static PyObject *as_answer(const struct wait_result *result) {
 static PyObject *Wait_poll(PyObject *self, PyObject *unused) {
     (void)unused;
     struct wait_result result;
-    if (poll((WaitObject *)self, &result)) return as_answer(&result);
+    if (poll((WaitObject *)self, 0, &result)) return as_answer(&result);
+    return PyErr_Occurred() ? NULL : Py_NewRef(self);
+}
+
+/* block(seconds): the same, once it is over or the time has passed. */
+static PyObject *Wait_block(PyObject *self, PyObject *seconds) {
+    int64_t until = now_ns() + (int64_t)(PyFloat_AsDouble(seconds) * 1e9);
+    struct wait_result result;
+    if (poll((WaitObject *)self, until, &result)) return as_answer(&result);
     return PyErr_Occurred() ? NULL : Py_NewRef(self);
 }
 
@@ -88,7 +97,7 @@ static PyObject *Wait_next(PyObject *object) {
         self->yielded = true;
         Py_RETURN_NONE;
     }
-    if (!poll(self, &result)) {
+    if (!poll(self, 0, &result)) {
         if (PyErr_Occurred()) return NULL;
         Py_RETURN_NONE;
     }
@@ -111,32 +120,6 @@ static PyObject *Wait_drop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* So often a blocked thread looks for signals. The watcher fails no wait that it does not list, so
- * the thread also sees in that time that the context has failed (P5). */
-static const int64_t SLICE_NS = 25000000;
-
-/* block(seconds): blocks the thread. The answer; CUDA_NOT_READY if it is not over then, and is
- * dropped. */
-static PyObject *Wait_block(PyObject *object, PyObject *seconds) {
-    WaitObject *self = (WaitObject *)object;
-    int64_t now = now_ns(), until = now + (int64_t)(PyFloat_AsDouble(seconds) * 1e9);
-    struct wait_result result = {0};
-    bool over = false;
-    while (!over && now <= until && PyErr_CheckSignals() == 0) {
-        int64_t slice = now + SLICE_NS;
-        Py_BEGIN_ALLOW_THREADS
-        failed_forget();
-        int mode = relaxed_enter();
-        over = wait_block(self->wait, slice < until ? slice : until, &result.refusal);
-        relaxed_leave(mode);
-        Py_END_ALLOW_THREADS
-        now = now_ns();
-    }
-    if (over) self->wait = NULL;
-    drop(self);
-    return PyErr_Occurred() ? NULL : as_answer(&result);
-}
-
 static void Wait_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     drop((WaitObject *)object);
@@ -154,7 +137,7 @@ static PyMethodDef wait_methods[] = {
      "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
      "watcher."},
     {"block", Wait_block, METH_O,
-     "Blocks for some seconds: None, 600 if it was not over and is dropped, or an error."},
+     "Blocks for some seconds: itself if it is not over then, else None or an error."},
     {"drop", Wait_drop, METH_NOARGS,
      "No task waits any more. May be called again, and when it is over."},
     {NULL, NULL, 0, NULL},

@@ -46,8 +46,7 @@ def tasks() -> list[Any]:
     """Returns the tasks of the run that is at work in this thread."""
     if not turns.in_trio(_running_loop()):
         return []
-    root = sys.modules["trio"].lowlevel.current_root_task()
-    found = [] if root is None else [root]
+    found = [*filter(None, [sys.modules["trio"].lowlevel.current_root_task()])]
     for task in found:  # which grows meanwhile
         found += [child for each in task.child_nurseries for child in each.child_tasks]
     return found
