@@ -302,18 +302,17 @@ _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 # asks for all that is there. Filled before the releaser begins.
 savers: list[Callable[[bool], None]] = []
 _SAVE_SECONDS = 1.0
-_look_at = 0.0  # when it looks for what is stuck; the releaser's
 _SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releaser
 
 
 def _release() -> None:
     while True:
         held: Any = ()
-        until = max(0, _look_at - time.monotonic())
+        until = max(0, stuck.look_at - time.monotonic())
         with contextlib.suppress(queue.Empty):
             held = _to_release.get(timeout=min(until, _SAVE_SECONDS) if savers else until)
         _save(False)
-        if time.monotonic() >= _look_at:
+        if time.monotonic() >= stuck.look_at:
             _report_from("aiostream's releaser", _say_what_is_stuck)
         if not isinstance(held, tuple):  # from `run_in_releaser`
             _report_from(held, held)
@@ -331,10 +330,7 @@ def limit_stalls(seconds: float) -> None:
 
 
 def _say_what_is_stuck() -> None:
-    global _look_at
-    messages, soon = stuck.look()
-    _look_at = time.monotonic() + soon
-    for message in messages:
+    for message in stuck.look():
         _log(logging.WARNING, "%s", message)
 
 

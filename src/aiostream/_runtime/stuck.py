@@ -42,6 +42,7 @@ _busy: dict[int, tuple[float, str]] = {}
 _reported: dict[int, float] = {}
 _UNUSED = signal.SIGRTMAX - 1  # a signal
 _limit = math.inf  # the shortest that was set, in seconds; any thread, one assignment
+look_at = 0.0  # when the releaser looks again; its own
 _AGAIN = 0.04  # how soon to look again at a call that has reached it; others have longer limits
 
 
@@ -75,14 +76,14 @@ def limit(seconds: float) -> None:
     _limit = min(_limit, seconds or _limit)
 
 
-def look() -> tuple[list[str], float]:
-    """Returns messages, and the seconds until the next look.
+def look() -> list[str]:
+    """Returns a message for each call that has taken too long and each wait that is slow, once.
 
-    There is one message for each call that has taken too long, and for each wait that is slow. It
-    comes once.
+    It notes a call that is stalled, and sets when to look again.
 
     Threads: the releaser's.
     """
+    global look_at
     now, soon = time.monotonic(), min(PATIENCE / 2, _limit)
     # A copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
@@ -100,7 +101,8 @@ def look() -> tuple[list[str], float]:
             found.append(
                 f"{of} is slow: work has taken {seconds:.3g} s, expected were {usual:.3g} s"
             )
-    return found, soon
+    look_at = now + soon
+    return found
 
 
 def _is_first(of: int, since: float) -> bool:

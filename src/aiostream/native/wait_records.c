@@ -175,15 +175,11 @@ static int make(struct context *context, struct wait **made) {
 /* A record refers to the list of its last wait until the next one takes it, so that a wait that is
  * over still has a name. */
 static int take(struct context *context, struct wait **wait) {
-    struct wait_list *last = NULL;
     pthread_mutex_lock(&pool_lock);
     struct wait **pool = &pools[context_index(context)];
+    struct wait_list *last = *pool ? atomic_exchange(&(*pool)->list, NULL) : NULL;
     *wait = *pool;
-    if (*wait) {
-        *pool = (*wait)->next;
-        last = (*wait)->list;
-        (*wait)->list = NULL;
-    }
+    if (*wait) *pool = (*wait)->next;
     pthread_mutex_unlock(&pool_lock);
     if (last) wait_list_unref(last);
     return *wait ? CUDA_SUCCESS : make(context, wait);
