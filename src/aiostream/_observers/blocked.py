@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from aiostream import _native
 from aiostream._base import forwarding, turns
-from aiostream._runtime import loops
+from aiostream._runtime import loops, process
 
 PAGE = "docs/blocking.md"
 ALLOW = "allow_blocking"  # in a comment on a line that may block
@@ -178,7 +178,7 @@ def _apply() -> None:
     functions.aiostream_forward_watch(int(waits * 1e9), int(others * 1e9), raises)
     if _reader is None:
         _reader = threading.Thread(target=_read, name="aiostream-blocking", daemon=True)
-        _reader.start()
+        process.start_in_empty_context(_reader)
 
 
 def _read() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import logging
 import queue
 import select
@@ -59,6 +60,15 @@ def block_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 
 
+def start_in_empty_context(thread: threading.Thread) -> None:
+    """Starts a thread of the library.
+
+    A free-threaded Python gives a thread the context of the one that starts it. The values of a
+    request's variables would live as long as the thread.
+    """
+    contextvars.Context().run(thread.start)
+
+
 def _start_serving(name: str, serve: Callable[[], None]) -> None:
     # Returns when the thread has begun.
     if name in _serving:
@@ -83,7 +93,7 @@ def _start_serving(name: str, serve: Callable[[], None]) -> None:
                 survive(error, name)
 
     # A daemon, because the interpreter would wait for any other thread before it runs `_stop`.
-    threading.Thread(target=run, name=f"aiostream-{name}", daemon=True).start()
+    start_in_empty_context(threading.Thread(target=run, name=f"aiostream-{name}", daemon=True))
     # Waited for, because the thread blocks its signals first. Until then it could take one.
     has_begun.wait()
     if name not in _serving:
@@ -260,7 +270,8 @@ def _begin_calling() -> None:
     try:
         # It blocks the signals that the janitor blocks, because a thread begins with the mask of
         # the thread that makes it.
-        threading.Thread(target=_call_all, name="aiostream-listener", daemon=True).start()
+        thread = threading.Thread(target=_call_all, name="aiostream-listener", daemon=True)
+        start_in_empty_context(thread)
     except (RuntimeError, MemoryError):  # the process has no thread left, or Python ends
         _call_all()
 
