@@ -313,7 +313,7 @@ class Recording:
             return self._final
         with self._lock:
             records, dropped = list(self._records), self.dropped
-        awaits = [*(each.public() for each in records), *map(_as_await, list(self._blocked))]
+        awaits = [*(each.public() for each in records), *map(_as_await, self._blocked.copy())]
         return trace_files.Trace(
             sorted(awaits, key=lambda each: each.launched),
             dropped,
@@ -390,7 +390,7 @@ class Recording:
         with self._lock:
             records, clocks = list(self._records), list(self._clocks.values())
         patience = _now() + _PATIENCE
-        for each in (*records, *self._unresolved):
+        for each in (*records, *self._unresolved.copy()):
             # The mark behind a graph comes after the event that its await has waited for.
             while not (over := each.outcome != "pending" and each.resolve()):
                 if each.outcome != "done" or _now() > patience:

@@ -32,7 +32,8 @@ class Common:
     # The waits that worker threads leave behind (`enqueue_in_thread`). They are apart from the
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
-    order: _native.Order | None = None  # see `order_of`
+    order: _native.Order | None = None  # see `order_of`; `chosen` has it first
+    chosen: dict[str, _native.Order] = field(default_factory=dict)
     stalled_after: float = 0  # seconds; 0: no limit
     # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
     # the library has not made the stream, or its attributes were changed, or it waits in that list.
@@ -199,9 +200,10 @@ def order_of(reference: Reference) -> _native.Order:
     common = reference.common
     if common.order is None:
         # The list's, if it is known, because it is also that of other objects on the same stream.
-        # It is chosen once, because with two there would be two orders.
+        # It is chosen once, by `setdefault`, because with two there would be two orders.
         known = reference.wait_list
-        common.order = known.order if known is not None else _native.Order()
+        made = known.order if known is not None else _native.Order()
+        common.order = common.chosen.setdefault("order", made)
     return common.order
 
 

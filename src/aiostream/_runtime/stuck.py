@@ -41,7 +41,8 @@ _busy: dict[int, tuple[float, str]] = {}
 # 0. The releaser's.
 _reported: dict[int, float] = {}
 _UNUSED = signal.SIGRTMAX - 1  # a signal
-_limit = math.inf  # the shortest that was set, in seconds; any thread, one assignment
+_lock = threading.RLock()  # guards the next; reentrant, for signal handlers
+_limit = math.inf  # the shortest that was set, in seconds
 look_at = 0.0  # when the releaser looks again; its own
 _AGAIN = 0.04  # how soon to look again at a call that has reached it; others have longer limits
 
@@ -70,10 +71,11 @@ def limit(seconds: float) -> None:
     global _limit
     # faulthandler writes them without the GIL, in the handler of a signal. Native code calls that
     # handler, and no thread raises the signal.
-    if _limit == math.inf and signal.getsignal(_UNUSED) is signal.SIG_DFL:
-        faulthandler.register(_UNUSED, file=2)
-        _native.stall_stacks()
-    _limit = min(_limit, seconds or _limit)
+    with _lock:
+        if _limit == math.inf and signal.getsignal(_UNUSED) is signal.SIG_DFL:
+            faulthandler.register(_UNUSED, file=2)
+            _native.stall_stacks()
+        _limit = min(_limit, seconds or _limit)
 
 
 def look() -> list[str]:

@@ -178,7 +178,7 @@ class PoolCore:
 
         A task dropped it, or a KeyboardInterrupt came before `release` could begin.
         """
-        found = [self._slot_of(reference) for reference in list(self._dropped)]
+        found = [self._slot_of(reference) for reference in self._dropped.copy()]
         for slot in filter(None, found):
             # The id may be that of a stream that was lent since.
             if self._lent.get(slot.key) is slot:

@@ -84,8 +84,9 @@ class TrioBridge(Bridge):
         # The run's end needs `Unwatched`. It is made now, because at the run's end an error
         # could be raised to no caller.
         unwatched()
+        self._lock = threading.RLock()  # guards the next two; reentrant, for signal handlers
         self._drains = 0  # under way; written by the run's thread
-        self._closes = False  # written once, by any thread
+        self._closes = False  # written once, by the janitor
         super().__init__()
         self.checkpoint = trio.lowlevel.checkpoint
         self.until_over = partial(_until_over, trio.lowlevel.checkpoint)
@@ -107,14 +108,14 @@ class TrioBridge(Bridge):
 
     def drain(self) -> None:
         """See `Bridge`. If the bridge was closed meanwhile, this closes its queue at the end."""
-        self._drains += 1
+        with self._lock:
+            self._drains += 1
         try:
-            # The number is written before this is read, and `close` does both in the other order.
-            # So at least one of the two threads sees the other.
             if not self._closes:
                 super().drain()
         finally:
-            self._drains -= 1
+            with self._lock:
+                self._drains -= 1
             if self._closes:
                 super().close()
 
@@ -125,8 +126,10 @@ class TrioBridge(Bridge):
         takes the refusal for its end. If it closed the queue then, the last drain might read the
         queue's next owner's.
         """
-        self._closes = True
-        if not self._drains:
+        with self._lock:
+            self._closes = True
+            drains = self._drains
+        if not drains:
             super().close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
