@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import sys
 from collections.abc import Callable
 from enum import Enum
 from numbers import Integral
@@ -19,6 +20,10 @@ if (_found := clash.other_distribution()) is not None:
     raise ImportError(clash.MESSAGE.format(path=_found))
 
 E = TypeVar("E", bound=Enum)
+
+# Whether only one thread at a time runs Python. On a free-threaded Python an import may switch the
+# GIL on, so it is asked each time.
+has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 
 STREAM = "a CUDA stream"
 _MOST_ADDRESS = 2**64 - 1

@@ -7,7 +7,7 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, TypedDict
 
 from aiostream import _native
-from aiostream._base import driver
+from aiostream._base import checks, driver
 from aiostream._runtime import completion, loops, process
 from aiostream._runtime.completion import Completion
 from aiostream._waits import waiting
@@ -49,7 +49,8 @@ def pending() -> list[PendingWait]:
 
     A wait pays nothing for this. The tasks are found when you ask, so this takes some microseconds
     for each task of the process. It finds the tasks of every asyncio loop. Of trio's tasks it finds
-    those that sleep, and in the run that calls it those that poll.
+    those that sleep, and in the run that calls it those that poll. On a free-threaded Python it
+    finds the tasks of the loop that calls it, because another thread may be running the others.
 
     Threads: any. It never calls the driver and never blocks.
 
@@ -103,10 +104,11 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
     else:
         blocks = queue == process.ORPHANS and owner is None
         call = f"{of.partition(' ')[0].title()}.synchronize{'' if blocks else '_async'}"
-    # A future of trio knows its tasks, and any thread may ask.
+    # A future of trio knows its tasks, and any thread may ask, except for frames without the GIL.
     of_trio = [*getattr(future, "_waiting", ()), None]
     task = tasks.get(record) or tasks.get(id(future)) or of_trio[0]
-    for frame in _frames_of(task):
+    may_look = checks.has_gil() or not loops.is_elsewhere(future)
+    for frame in _frames_of(task) if may_look else []:
         module, code = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code
         if module not in _LIBRARIES:
             where, seen = f"{code.co_filename}:{frame.f_lineno}, in {code.co_qualname}", False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from aiostream import _native
+from aiostream._base import checks
 from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion, SettledFuture
 from aiostream._runtime.loops.bridge import Bridge
@@ -56,10 +57,13 @@ async def checkpoint() -> None:
 
 
 def tasks() -> list[asyncio.Task[Any]]:
-    """Returns the tasks of each loop that has a bridge."""
-    with _lock:
-        known = [*_reader_bridges, *_dispatched_bridges]
-    return [task for loop in known for task in asyncio.all_tasks(loop)]
+    """Returns the tasks of each loop that has a bridge. Without the GIL, of this thread's loop."""
+    # The references are copied in one step each. An iteration could meet a loop that dies.
+    known = [*_reader_bridges.keyrefs(), *_dispatched_bridges.keyrefs()]
+    loops = [loop for reference in known if (loop := reference()) is not None]
+    if not checks.has_gil():  # what another thread runs may not be looked at there
+        loops = [loop for loop in loops if loop is _running_loop()]
+    return [task for loop in loops for task in asyncio.all_tasks(loop)]
 
 
 def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
