@@ -207,9 +207,10 @@ static int module_exec(PyObject *module) {
 }
 
 static PyModuleDef_Slot module_slots[] = {
-    /* Without Py_mod_gil, a free-threaded Python switches its GIL on at the import. This code
-     * relies on the GIL, and no test has run without one. */
     {Py_mod_exec, module_exec},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* see module.h for what excludes threads in its place */
+#endif
     {0, NULL},
 };
 static struct PyModuleDef module_definition = {

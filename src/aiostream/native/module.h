@@ -8,6 +8,23 @@
 #include "handles.h"
 #include "points.h"
 
+/* A free-threaded Python has no GIL, so several threads run these files at once. Then these exclude
+ * each other:
+ *
+ * - The owner of a point is read and written under the lock of its slot (module_completions.h).
+ * - The fields of a Completion that several threads use, and the list of an Order, are read and
+ *   written in a critical section. With the GIL it is nothing, and the limited API has none.
+ * - Handles, queues, points and waits have their own atomics and locks, because the driver's
+ *   threads and the watcher never had the GIL.
+ * - Types, names and the driver's table are written before another thread knows the module, or
+ *   under the lock of `_runtime/process.py`.
+ * - A Wait belongs to its task, a Work to the frame that has made it, and the turns and polled
+ * waits of a queue to its loop. So one thread alone uses each. */
+#ifndef Py_BEGIN_CRITICAL_SECTION
+#define Py_BEGIN_CRITICAL_SECTION(object) {
+#define Py_END_CRITICAL_SECTION() }
+#endif
+
 bool is_child(void);        /* of a fork, in which the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
 bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */

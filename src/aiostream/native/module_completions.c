@@ -19,8 +19,8 @@ PyTypeObject *completion_type;
 static PyTypeObject *order_type, *own_future_type;
 
 /* Called with each future that ends because the GPU has passed its point or has failed. NULL:
- * nothing is observed. */
-static PyObject *observer;
+ * nothing is observed. It is never released, because another thread may be about to call it. */
+static _Atomic(PyObject *) observer;
 
 struct names names;
 
@@ -68,24 +68,55 @@ void completion_enter(CompletionObject *self, PyObject *order) {
     OrderObject *list = (OrderObject *)order;
     self->order = Py_NewRef(order);
     self->next = NULL;
+    Py_BEGIN_CRITICAL_SECTION(order);
     self->previous = list->last;
     *(list->last ? &list->last->next : &list->first) = self;
     list->last = self;
+    Py_END_CRITICAL_SECTION();
 }
 
 static void leave_order(CompletionObject *self) {
     OrderObject *list = (OrderObject *)self->order;
     if (!list) return;
+    Py_BEGIN_CRITICAL_SECTION(list);
     *(self->previous ? &self->previous->next : &list->first) = self->next;
     *(self->next ? &self->next->previous : &list->last) = self->previous;
+    Py_END_CRITICAL_SECTION();
     self->order = NULL;
     Py_DECREF(list);
 }
 
+/* A reference to one, or NULL. It is not dying: the slot of its point refers to it until its loop's
+ * thread, which is this one, has drained it. */
 static CompletionObject *earlier_of(const CompletionObject *self) {
-    CompletionObject *each = ((OrderObject *)self->order)->first;
+    CompletionObject *each;
+    Py_BEGIN_CRITICAL_SECTION(self->order);
+    each = ((OrderObject *)self->order)->first;
     while (each != self && each->queue_identity != self->queue_identity) each = each->next;
+    if (each != self) Py_INCREF((PyObject *)each);
+    Py_END_CRITICAL_SECTION();
     return each == self ? NULL : each;
+}
+
+/* --- its fields --- */
+
+static PyObject *get(PyObject *self, PyObject *const *field) {
+    PyObject *value;
+    (void)self; /* with the GIL */
+    Py_BEGIN_CRITICAL_SECTION(self);
+    value = Py_XNewRef(*field);
+    Py_END_CRITICAL_SECTION();
+    return value;
+}
+
+static PyObject *take(CompletionObject *self, PyObject **field) {
+    PyObject *value;
+    (void)self;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    value = *field;
+    *field = NULL;
+    Py_END_CRITICAL_SECTION();
+    return value;
 }
 
 /* --- how it ends --- */
@@ -95,18 +126,17 @@ void completion_end(CompletionObject *self, enum state outcome) {
                                            [FAILED] = FUTURES_FAILED,
                                            [CANCELLED] = FUTURES_CANCELLED,
                                            [DROPPED] = FUTURES_DROPPED};
-    if (self->state != PENDING) return; /* another thread was first, in a call of Python */
-    self->state = outcome;
+    enum state expected = PENDING; /* otherwise another thread was first */
+    if (!atomic_compare_exchange_strong(&self->state, &expected, outcome)) return;
     atomic_fetch_add(&counters[counted[outcome]], 1);
-    Py_CLEAR(self->future);
+    Py_XDECREF(take(self, &self->future));
 }
 
 int observe(PyObject *future) {
-    PyObject *function = Py_XNewRef(observer);
+    PyObject *function = atomic_load(&observer);
     PyObject *answer = function ? PyObject_CallFunctionObjArgs(function, future, NULL) : NULL;
     int failed = function && !answer;
     Py_XDECREF(answer);
-    Py_XDECREF(function);
     return failed ? -1 : 0;
 }
 
@@ -122,11 +152,11 @@ static int settle_future(CompletionObject *self, PyObject *future, PyObject *err
 /* Settles the future. error: with which it fails, or NULL. */
 static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
     if (self->state != PENDING) return 0;
-    if (!self->future) { /* a dead task took it along */
+    PyObject *future = get((PyObject *)self, &self->future);
+    if (!future) { /* a dead task took it along */
         completion_end(self, CANCELLED);
         return 0;
     }
-    PyObject *future = Py_NewRef(self->future);
     enum state outcome = error ? FAILED : DONE;
     int done = call_truth(future, names.done), cancelled = 0, failed = -1;
     if (done > 0) cancelled = call_truth(future, names.cancelled);
@@ -169,7 +199,8 @@ void completion_leak(CompletionObject *self) {
     if (self->keepalive) {
         atomic_fetch_add(&counters[POINTS_ARMED], 1);
         atomic_fetch_add(&counters[POINTS_LEAKED], 1);
-        self->keepalive = self->result = NULL;
+        take(self, &self->keepalive);
+        self->result = NULL;
     }
     Py_CLEAR(self->result);
 }
@@ -193,7 +224,7 @@ static int finish(CompletionObject *self, int code, bool orphaned) {
         if (!answer) return -1;
         Py_DECREF(answer);
     }
-    Py_CLEAR(self->keepalive);
+    Py_XDECREF(take(self, &self->keepalive));
     Py_CLEAR(self->result);
     return 0;
 }
@@ -203,7 +234,6 @@ static int finish(CompletionObject *self, int code, bool orphaned) {
 static int finish_earlier(CompletionObject *self, bool orphaned) {
     CompletionObject *earlier;
     while (self->order && (earlier = earlier_of(self))) {
-        Py_INCREF((PyObject *)earlier);
         int failed = finish(earlier, 0, orphaned);
         if (!failed) leave_order(earlier);
         Py_DECREF(earlier);
@@ -309,8 +339,8 @@ static int Completion_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 /* begin(): counts the future as pending, if it is new. */
 void completion_begin(CompletionObject *self) {
     if (self->state != NEW) return;
-    self->state = PENDING;
     if (!self->wait) self->began = now_ns();
+    self->state = PENDING;
     atomic_fetch_add(&counters[FUTURES_CREATED], 1);
 }
 
@@ -366,8 +396,8 @@ static PyObject *Completion_unreserve(PyObject *object, PyObject *unused) {
 }
 
 static PyObject *get_object(PyObject *self, void *offset) {
-    PyObject *object = *(PyObject **)((char *)self + (uintptr_t)offset);
-    return Py_NewRef(object ? object : Py_None);
+    PyObject *object = get(self, (PyObject **)((char *)self + (uintptr_t)offset));
+    return object ? object : Py_NewRef(Py_None);
 }
 
 static PyObject *is_in_state(PyObject *self, void *state) {
@@ -456,9 +486,9 @@ static PyType_Spec own_future_spec = {"aiostream._native.OwnFuture", sizeof(PyOb
  * point, or has failed. None: nothing is. */
 static PyObject *native_set_observer(PyObject *module, PyObject *function) {
     (void)module;
-    PyObject *former = observer;
-    observer = function == Py_None ? NULL : Py_NewRef(function);
-    Py_XDECREF(former);
+    static _Atomic(PyObject *) latest; /* so that there is one reference to a function set again */
+    if (function != Py_None && atomic_exchange(&latest, function) != function) Py_INCREF(function);
+    atomic_store(&observer, function == Py_None ? NULL : function);
     Py_RETURN_NONE;
 }
 

@@ -14,12 +14,13 @@ typedef struct order {
 
 typedef struct completion {
     PyObject_HEAD
+    /* Any thread reads these two and `state`. The thread that ends it clears them. */
     PyObject *future;                   /* NULL once it has ended */
     PyObject *keepalive;                /* stays alive until the GPU has passed the point */
     PyObject *result;                   /* what the future's result will be */
     PyObject *name;                     /* of the stream, in errors */
     PyObject *order;                    /* NULL: it stands in none */
-    struct completion *next, *previous; /* in that order */
+    struct completion *next, *previous; /* in that order, which guards them */
     /* NULL: it ends by a host function, and not by an event */
     struct wait *wait;
     struct queue *queue;
@@ -27,7 +28,7 @@ typedef struct completion {
     uint64_t ticket;  /* 0: nothing is reserved */
     int64_t began;    /* when it was first counted as pending; only if it has no wait by then */
     const char *call; /* of the driver, in errors */
-    enum state state;
+    _Atomic enum state state;
     bool recorded;
 } CompletionObject;
 
@@ -75,10 +76,51 @@ static inline PyObject *object_of(void *owner) {
     return (PyObject *)((uintptr_t)owner & ~(uintptr_t)BARE);
 }
 
-static inline void own(uint64_t ticket, PyObject *object, int bit) {
-    Py_XDECREF(object_of(point_own(ticket, (void *)((uintptr_t)Py_NewRef(object) | bit))));
+/* Only these follow the owner of a slot. Another thread may take it out at any time, so a reference
+ * is taken under the lock, and given back behind it. */
+static inline void lock_owner(uint64_t ticket) {
+#ifdef Py_GIL_DISABLED
+    point_lock_owner(ticket);
+#else
+    (void)ticket;
+#endif
 }
 
-static inline void disown(uint64_t ticket) { Py_XDECREF(object_of(point_disown(ticket))); }
+static inline void unlock_owner(uint64_t ticket) {
+#ifdef Py_GIL_DISABLED
+    point_unlock_owner(ticket);
+#else
+    (void)ticket;
+#endif
+}
+
+static inline void own(uint64_t ticket, PyObject *object, int bit) {
+    Py_INCREF(object);
+    lock_owner(ticket);
+    void *former = point_own(ticket, (void *)((uintptr_t)object | bit));
+    unlock_owner(ticket);
+    Py_XDECREF(object_of(former));
+}
+
+/* With all of these bits. */
+static inline void *disown_if(uint64_t ticket, int bits) {
+    lock_owner(ticket);
+    void *owner = point_owner(ticket);
+    if (((uintptr_t)owner & bits) != (uintptr_t)bits) owner = NULL;
+    if (owner) point_disown(ticket);
+    unlock_owner(ticket);
+    return owner;
+}
+
+static inline void disown(uint64_t ticket) { Py_XDECREF(object_of(disown_if(ticket, 0))); }
+
+/* With a reference to its object, or NULL. */
+static inline void *owner_of(uint64_t ticket) {
+    lock_owner(ticket);
+    void *owner = point_owner(ticket);
+    Py_XINCREF(object_of(owner));
+    unlock_owner(ticket);
+    return owner;
+}
 
 #endif

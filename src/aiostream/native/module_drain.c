@@ -21,9 +21,10 @@ static PyObject *native_orphan(PyObject *module, PyObject *object) {
     (void)module;
     uint64_t ticket = PyLong_AsUnsignedLongLongMask(object);
     if (is_child()) Py_RETURN_NONE;
-    void *owner = point_owner(ticket);
+    /* First, because from then on the janitor may deliver it. */
+    void *owner = disown_if(ticket, BARE);
     wait_orphan(ticket);
-    if ((uintptr_t)owner & BARE) disown(ticket);
+    Py_XDECREF(object_of(owner));
     Py_RETURN_NONE;
 }
 
@@ -132,21 +133,25 @@ static PyObject *native_watch(PyObject *module, PyObject *args) {
     return PyBool_FromLong(status == CUDA_SUCCESS);
 }
 
-static void append_owner(void *list, void *owner) { PyList_Append(list, object_of(owner)); }
+static void append_owner(void *list, uint64_t ticket) {
+    PyObject *owner = object_of(owner_of(ticket));
+    if (owner) PyList_Append(list, owner);
+    Py_XDECREF(owner);
+}
 
 /* owners(): of all points, for the ledger and for tests. */
 static PyObject *native_owners(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     PyObject *list = PyList_New(0);
-    if (list) points_visit_owners(append_owner, list);
+    if (list) points_visit_owned(append_owner, list);
     if (list && PyErr_Occurred()) Py_CLEAR(list);
     return list;
 }
 
 /* waiting(only_slow): of each pending wait a tuple: the name of its stream, or of a user's event;
  * seconds since it began, and the longest that were expected, or 0; its queue; the address of its
- * record, and what its ticket stands for. A slow one has taken a second, and 20 times as long as
- * expected. */
+ * record, and what its ticket stands for (not of the slow ones, whose caller must not be the last
+ * to hold it). A slow one has taken a second, and 20 times as long as expected. */
 static PyObject *native_waiting(PyObject *module, PyObject *only_slow) {
     (void)module;
     struct waiting each;
@@ -155,12 +160,13 @@ static PyObject *native_waiting(PyObject *module, PyObject *only_slow) {
         int64_t age = now_ns() - each.began;
         bool slow = each.expected && age > 1000000000 && age > 20 * each.expected;
         if (only_slow == Py_True && !slow) continue;
-        void *owner = each.ticket ? point_owner(each.ticket) : NULL;
+        void *owner = each.ticket && only_slow != Py_True ? owner_of(each.ticket) : NULL;
         PyObject *row = Py_BuildValue(
             "(NddiNO)", PyUnicode_DecodeUTF8(each.name, (Py_ssize_t)strlen(each.name), "replace"),
             (double)age / 1e9, (double)each.expected / 1e9, each.queue, PyLong_FromVoidPtr(wait),
             owner ? object_of(owner) : Py_None);
         if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(object_of(owner));
         Py_XDECREF(row);
     }
     return list;
@@ -230,13 +236,13 @@ static bool answer_task(struct draining *draining, PyObject *future, int64_t sta
 /* One arrival. False: it has raised, and comes again. */
 static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed) {
     struct draining *draining = argument;
-    void *owner = point_owner(ticket);
+    void *owner = owner_of(ticket);
     if (!owner) { /* its task has gone */
         struct wait *wait = wait_handed_back(status);
         if (wait && !is_child()) wait_drop(wait);
         return true;
     }
-    PyObject *object = Py_NewRef(object_of(owner));
+    PyObject *object = object_of(owner);
     int failed = 0;
     if ((uintptr_t)owner & BARE) {
         failed = answer_task(draining, object, status) ? 0 : -1;
@@ -291,7 +297,7 @@ static PyObject *native_drain(PyObject *module, PyObject *args) {
 }
 
 void run_host_function(uint64_t ticket, int status) {
-    PyObject *object = Py_XNewRef(object_of(point_owner(ticket)));
+    PyObject *object = object_of(owner_of(ticket));
     if (!object) return;
     PyObject *answer = PyObject_CallMethod(object, "run", "i", status);
     if (answer) Py_DECREF(answer);

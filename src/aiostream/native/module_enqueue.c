@@ -101,7 +101,7 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
     self->result = result ? result : Py_NewRef(call);
     /* Before the record. Otherwise the event could be complete and counted while this thread waits
      * for the GIL, and `drain` in another thread would miss the future. */
-    if (result && self->future) completion_begin(self);
+    if (result && self->state == NEW && self->future) completion_begin(self);
     if (result || self->keepalive) {
         *at_once = *at_once && result;
         *refusal = record(self, stream, call != NULL, at_once);
@@ -191,12 +191,14 @@ static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssiz
         completion_give_up(self);
     } else if (refusal) {
         answer = Py_BuildValue("(i)", refusal);
+    } else if (!pins) { /* no future, and threads that keep objects alive record in any order */
+        answer = Py_NewRef(object);
     } else if (completion_enter(self, order), at_once) {
         /* If this raises, the caller has no future, and the GPU has passed the work. */
         if (completion_complete(self, CUDA_SUCCESS, false) == 0) answer = Py_NewRef(Py_True);
         else completion_give_up(self), completion_end(self, CANCELLED);
     } else {
-        if (!self->wait || !self->future) answer = Py_NewRef(object);
+        if (!self->wait) answer = Py_NewRef(object);
         else if (PyObject_SetAttr(args[5], names.point, object) == 0) answer = Py_NewRef(Py_None);
     }
 unpin:

@@ -138,7 +138,7 @@ static void end_watcher(void) { watcher_stop_within(EXIT_PATIENCE_NS); }
 
 static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
-    static bool ends; /* under the GIL */
+    static bool ends; /* the lock of _runtime/process.py is held */
     if (refuse_in_child()) return NULL;
     int error = watcher_start();
     if (error) {

@@ -28,6 +28,7 @@
 #include "failures.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 
 enum {
@@ -62,10 +63,11 @@ struct slot {
     _Atomic int64_t fire_status; /* written by the thread that sets FIRED, before it pushes */
     _Atomic int fail_status;     /* written by the watcher before it sets FAILED */
     uint32_t index;
-    /* What a ticket stands for, and which one. This file never looks at it. Guarded by the lock of
-     * those who own points. */
-    uint64_t owned;
+    /* What a ticket stands for, and which one. This file never looks at it. Guarded by the GIL, or
+     * by `owner_lock` if there is none. */
+    _Atomic uint64_t owned; /* relaxed, because who reads it without the lock asks again under it */
     void *owner;
+    atomic_flag owner_lock;
     /* Written before the slot is armed. points_fail may read it at any time, and its transition
      * proves that what it read was right. */
     _Atomic uint8_t kind;
@@ -137,29 +139,43 @@ uint64_t point_reserve(struct queue *queue, struct context *context, enum point_
     return generation << SLOT_BITS | slot->index;
 }
 
+/* Not a mutex, because it is held for some ns, and there are many slots. */
+void point_lock_owner(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    while (slot && atomic_flag_test_and_set(&slot->owner_lock)) sched_yield();
+}
+
+void point_unlock_owner(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    if (slot) atomic_flag_clear(&slot->owner_lock);
+}
+
 /* The thread that releases a slot need not hold the owners' lock, so an owner may stay in a slot
  * until the next one comes. */
 void *point_own(uint64_t ticket, void *owner) {
     struct slot *slot = slot_at(ticket);
     void *former = slot->owner;
-    slot->owned = ticket;
+    atomic_store_explicit(&slot->owned, ticket, memory_order_relaxed);
     slot->owner = owner;
     return former;
 }
 
 void *point_owner(uint64_t ticket) {
-    const struct slot *slot = slot_at(ticket);
-    return slot && slot->owned == ticket ? slot->owner : NULL;
+    struct slot *slot = slot_at(ticket);
+    return slot && atomic_load_explicit(&slot->owned, memory_order_relaxed) == ticket ? slot->owner
+                                                                                      : NULL;
 }
 
 void *point_disown(uint64_t ticket) { return point_owner(ticket) ? point_own(ticket, NULL) : NULL; }
 
-void points_visit_owners(void (*visit)(void *argument, void *owner), void *argument) {
+void points_visit_owned(void (*visit)(void *argument, uint64_t ticket), void *argument) {
     uint32_t chunk_total = atomic_load(&chunk_count);
     for (uint32_t i = 0; i < chunk_total; i++) {
         struct slot *chunk = atomic_load(&chunks[i]);
-        for (int j = 0; j < CHUNK_SLOTS; j++)
-            if (chunk[j].owner) visit(argument, chunk[j].owner);
+        for (int j = 0; j < CHUNK_SLOTS; j++) {
+            uint64_t ticket = atomic_load_explicit(&chunk[j].owned, memory_order_relaxed);
+            if (ticket) visit(argument, ticket);
+        }
     }
 }
 
