@@ -47,7 +47,7 @@ _Static_assert(FIRST_TICKET == 1 << SLOT_BITS, "generations begin with 1");
 
 struct slot {
     /* First, because a queue knows a slot by it. Its link belongs to the thread that set QUEUED
-     * until the consumer has taken the stack. On the free list it is under table_lock. */
+     * until the consumer has taken the stack. On a free list it is under that list's lock. */
     struct queue_entry entry;
     _Atomic uint64_t word; /* any thread, by compare-and-swap as drawn above */
     _Atomic(struct queue *)
@@ -73,11 +73,12 @@ struct slot {
     _Atomic uint8_t kind;
 };
 
-/* guards the free list and the growth; never held across a driver call */
+/* guards the growth, and the slots that no loop has had; never held across a driver call */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct slot *) chunks[MAX_CHUNKS];
 static _Atomic uint32_t chunk_count;
 static struct slot *free_slots;
+enum { SLOTS_AT_ONCE = 16 }; /* so many a loop takes of these; they come back to that loop */
 /* set once, before any Python host function is armed */
 static python_dispatcher dispatch_to_python;
 
@@ -111,21 +112,41 @@ static bool grow(void) { /* table_lock held */
     return true;
 }
 
+/* While the slot's reference to its queue is held. */
 static void slot_release(struct slot *slot) {
     /* as many as a ticket can name */
     uint64_t next_generation = generation_of(((atomic_load(&slot->word) >> 8) + 1) << SLOT_BITS);
     atomic_store(&slot->word, next_generation << 8);
+    struct spares *spares = queue_spares(slot->queue);
+    pthread_mutex_lock(&spares->lock);
+    slot->entry.next = spares->entries;
+    spares->entries = &slot->entry;
+    pthread_mutex_unlock(&spares->lock);
+}
+
+static void refill(struct spares *spares) { /* its lock held, which comes first */
     pthread_mutex_lock(&table_lock);
-    slot->entry.next = (struct queue_entry *)free_slots;
-    free_slots = slot;
+    for (int i = 0; i < SLOTS_AT_ONCE && (free_slots || grow()); i++) {
+        struct slot *slot = free_slots;
+        free_slots = slot_of(slot->entry.next);
+        slot->entry.next = spares->entries;
+        spares->entries = &slot->entry;
+    }
     pthread_mutex_unlock(&table_lock);
 }
 
+static struct slot *take(struct queue *queue) {
+    struct spares *spares = queue_spares(queue);
+    pthread_mutex_lock(&spares->lock);
+    if (!spares->entries) refill(spares);
+    struct slot *slot = slot_of(spares->entries);
+    if (slot) spares->entries = slot->entry.next;
+    pthread_mutex_unlock(&spares->lock);
+    return slot;
+}
+
 uint64_t point_reserve(struct queue *queue, struct context *context, enum point_kind kind) {
-    pthread_mutex_lock(&table_lock);
-    struct slot *slot = free_slots || grow() ? free_slots : NULL;
-    if (slot) free_slots = slot_of(slot->entry.next);
-    pthread_mutex_unlock(&table_lock);
+    struct slot *slot = take(queue);
     if (!slot) return 0;
     queue_ref(queue); /* the caller is the owner, so the owner's reference is held */
     slot->queue = queue;

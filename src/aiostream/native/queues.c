@@ -40,8 +40,9 @@ struct queue {
         int64_t latest;        /* when the latest wait was ready */
     } turn;
     struct polled_waits polled;
-    _Atomic int waits;   /* any thread */
-    struct timer *timer; /* these four are constant */
+    struct spares spares; /* any thread */
+    _Atomic int waits;    /* any thread */
+    struct timer *timer;  /* these four are constant */
     int eventfd;
     int descriptor; /* an epoll of the eventfd and the timer's descriptor */
     int index;
@@ -90,6 +91,7 @@ static struct queue *queue_allocate(void) { /* table_lock held */
         discard(queue);
         return NULL;
     }
+    pthread_mutex_init(&queue->spares.lock, NULL);
     queue->index = queue_count;
     queues[queue_count++] = queue;
     return queue;
@@ -234,6 +236,7 @@ void queue_new_turn(struct queue *queue) {
 
 int64_t queue_unread_since(struct queue *queue) { return atomic_load(&queue->pushed); }
 
+struct spares *queue_spares(struct queue *queue) { return &queue->spares; }
 _Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
 struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }
 

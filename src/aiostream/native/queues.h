@@ -37,6 +37,16 @@ _Atomic int *queue_waits(struct queue *);
 /* Since when the oldest of what has arrived waits for the loop; 0: that is not known. */
 int64_t queue_unread_since(struct queue *);
 struct wait;
+/* What is free for the next waits of this loop. So no two loops take one lock on the way of a wait.
+ * It stays when the queue is recycled. */
+enum { SPARE_WAITS = 8 };
+struct spares {
+    /* guards the rest; never held across a driver call */
+    pthread_mutex_t lock;
+    struct queue_entry *entries;
+    struct wait *waits[SPARE_WAITS]; /* by the context's number, modulo */
+};
+struct spares *queue_spares(struct queue *);
 /* Used by the loop's thread alone, in the order in which they came. `last` is valid only if there
  * is a `first`. */
 struct polled_waits { struct wait *first, *last; };

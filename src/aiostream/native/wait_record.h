@@ -74,9 +74,10 @@ struct wait {
     /* the library's; these two are made with the record and constant */
     void *event;
     struct context *context;
+    struct queue *queue;      /* whose loop uses it for all its waits; constant too */
     struct wait *next_record; /* of all records, constant too */
-    /* of one list at a time, and used by that list's owner: pool (pool_lock), new_waits, wait
-     * list */
+    /* of one list at a time, and used by that list's owner: the queue's spares (their lock),
+     * new_waits, wait list */
     struct wait *next;
     _Atomic int holder;
     /* Written by wait_start, constant until the next wait has the record: */
@@ -90,11 +91,10 @@ struct wait {
     const struct strategy *strategy;
     /* used by the loop's thread (the watcher may still list it, by `next`) */
     struct wait *next_polled, *previous_polled;
-    struct queue *queue;
     _Atomic bool polled_by_loop; /* written by the loop's thread */
     _Atomic bool future; /* its ticket is for all its life, and its loop polls it natively */
-    /* Written last by wait_start, and cleared under the lock of the records. While it is there, a
-     * thread that has that lock may read the fields above. */
+    /* Written last by wait_start, and cleared under the lock of the queue's spares. While it is
+     * there, a thread that has that lock may read the fields above. */
     _Atomic(struct forecast *) forecast;
     /* Used by its holder: */
     _Atomic int64_t start;       /* when its work began, as far as is known */

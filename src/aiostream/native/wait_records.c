@@ -8,9 +8,9 @@
 
 #include "failures.h"
 
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
-/* by the context's number; under pool_lock */
-static struct wait *pools[MAX_CONTEXTS];
+/* Guards what is made or renamed, and not what each wait uses. Never held across a driver call. The
+ * lock of a queue's spares comes after it. */
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct wait *records; /* all that were made, the newest first; under pool_lock */
 static _Atomic bool predicting = true;
 
@@ -150,7 +150,7 @@ void wait_list_unref(struct wait_list *list) {
 
 /* --- records --- */
 
-static int make(struct context *context, struct wait **made) {
+static int make(struct queue *queue, struct context *context, struct wait **made) {
     void *event;
     int mode = relaxed_enter(),
         status = event_make(context_handle(context), EVENT_DISABLE_TIMING, &event);
@@ -163,6 +163,7 @@ static int make(struct context *context, struct wait **made) {
     }
     wait->event = event;
     wait->context = context;
+    wait->queue = queue;
     atomic_fetch_add(&counters[WAIT_RECORDS], 1);
     pthread_mutex_lock(&pool_lock);
     wait->next_record = records;
@@ -172,31 +173,38 @@ static int make(struct context *context, struct wait **made) {
     return CUDA_SUCCESS;
 }
 
+static struct wait **spares_for(struct spares *spares, const struct context *context) {
+    return &spares->waits[context_index(context) % SPARE_WAITS];
+}
+
 /* A record refers to the list of its last wait until the next one takes it, so that a wait that is
  * over still has a name. */
-static int take(struct context *context, struct wait **wait) {
-    pthread_mutex_lock(&pool_lock);
-    struct wait **pool = &pools[context_index(context)];
-    struct wait_list *last = *pool ? atomic_exchange(&(*pool)->list, NULL) : NULL;
-    *wait = *pool;
-    if (*wait) *pool = (*wait)->next;
-    pthread_mutex_unlock(&pool_lock);
+static int take(struct queue *queue, struct context *context, struct wait **taken) {
+    struct spares *spares = queue_spares(queue);
+    pthread_mutex_lock(&spares->lock);
+    struct wait **place = spares_for(spares, context);
+    while (*place && (*place)->context != context) place = &(*place)->next;
+    struct wait *wait = *taken = *place;
+    struct wait_list *last = wait ? atomic_exchange(&wait->list, NULL) : NULL;
+    if (wait) *place = wait->next;
+    pthread_mutex_unlock(&spares->lock);
     if (last) wait_list_unref(last);
-    return *wait ? CUDA_SUCCESS : make(context, wait);
+    return wait ? CUDA_SUCCESS : make(queue, context, taken);
 }
 
 static void put(struct wait *wait) {
-    pthread_mutex_lock(&pool_lock);
+    struct spares *spares = queue_spares(wait->queue);
+    pthread_mutex_lock(&spares->lock);
     wait->forecast = NULL;
-    struct wait **pool = &pools[context_index(wait->context)];
-    wait->next = *pool;
-    *pool = wait;
-    pthread_mutex_unlock(&pool_lock);
+    struct wait **place = spares_for(spares, wait->context);
+    wait->next = *place;
+    *place = wait;
+    pthread_mutex_unlock(&spares->lock);
 }
 
 int wait_start(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
                struct handle *users_event, struct wait **started) {
-    int status = take(list->context, started);
+    int status = take(queue, list->context, started);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *started;
     if (users_event) event_wait_begin(users_event);
@@ -208,7 +216,6 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     wait->strategy = strategy;
     wait->ticket = 0;
     atomic_store_explicit(&wait->future, false, memory_order_relaxed);
-    wait->queue = queue;
     wait->holder = HELD_BY_TASK;
     wait->opened = wait->closed = 0;
     wait->woken_for = 0;
@@ -249,8 +256,8 @@ void wait_list_label(struct wait_list *list, const char *name, int64_t limit) {
     if (limit > 0) atomic_store(&some_limit, true);
 }
 
-/* Whether `wait`, under pool_lock, is one that waits_pending counts. If its holder changes
- * meanwhile, it counts or not. */
+/* Whether `wait`, under the lock of its spares, is one that waits_pending counts. If its holder
+ * changes meanwhile, it counts or not. */
 static bool is_pending(const struct wait *wait) {
     int holder = atomic_load(&wait->holder);
     /* the watcher has those that were dropped, without a ticket */
@@ -258,69 +265,85 @@ static bool is_pending(const struct wait *wait) {
            (holder != HELD_BY_WATCHER || atomic_load(&wait->ticket));
 }
 
+/* Under pool_lock and the lock of its spares. */
+static void describe(const struct wait *wait, struct waiting *waiting) {
+    const struct prediction *prediction = &wait->forecast->prediction;
+    int count = prediction->count;
+    uint64_t ticket = atomic_load(&wait->ticket);
+    *waiting = (struct waiting){
+        .ticket = ticket ? ticket : atomic_load(&wait->handed_back),
+        .queue = queue_index(wait->queue),
+        .began = wait->began,
+        .expected = count ? prediction->windows[count - 1].last : 0,
+    };
+    memcpy(waiting->name, wait->list->name, sizeof waiting->name);
+    if (wait->users_event)
+        snprintf(waiting->name, sizeof waiting->name, "event %p", handle_value(wait->users_event));
+}
+
 bool waits_next(struct wait **latest, struct waiting *waiting) {
+    bool found = false;
     pthread_mutex_lock(&pool_lock);
     struct wait *wait = *latest ? (*latest)->next_record : records;
-    while (wait && !is_pending(wait)) wait = wait->next_record;
-    if (wait) {
-        const struct prediction *prediction = &wait->forecast->prediction;
-        int count = prediction->count;
-        uint64_t ticket = atomic_load(&wait->ticket);
-        *waiting = (struct waiting){
-            .ticket = ticket ? ticket : atomic_load(&wait->handed_back),
-            .queue = queue_index(wait->queue),
-            .began = wait->began,
-            .expected = count ? prediction->windows[count - 1].last : 0,
-        };
-        memcpy(waiting->name, wait->list->name, sizeof waiting->name);
-        if (wait->users_event)
-            snprintf(waiting->name, sizeof waiting->name, "event %p",
-                     handle_value(wait->users_event));
+    for (; wait; wait = wait->next_record) {
+        pthread_mutex_lock(&queue_spares(wait->queue)->lock);
+        found = is_pending(wait);
+        if (found) describe(wait, waiting);
+        pthread_mutex_unlock(&queue_spares(wait->queue)->lock);
+        if (found) break;
     }
     pthread_mutex_unlock(&pool_lock);
     *latest = wait;
-    return wait != NULL;
+    return found;
 }
 
 /* --- what is stalled --- */
 
-bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
+/* Under pool_lock and the lock of its spares. */
+static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, const char *thread,
+                            int64_t held, struct stall *stall) {
     static int64_t call_noted; /* when a call was said to be stalled; under pool_lock */
+    struct wait_list *list = wait->list;
+    if (!list || !list->limit) return false;
+    int holder = atomic_load(&wait->holder);
+    int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now,
+            *noted = &list->noted;
+    const char *form = "%s is stalled: its loop or thread has not come back for %.3g s",
+               *name = list->name;
+    if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
+        since = point_unread_since(atomic_load(&wait->ticket));
+    } else if (held > list->limit) {
+        since = now - held;
+        noted = &call_noted;
+        form = "CUDA is stalled: a call by the %s thread has not returned for %.3g s";
+        name = thread;
+    } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) {
+        /* Its loop or thread looks at it often, unless it is blocked. A future whose work is not
+         * enqueued yet has no look. */
+        since = polled > began ? polled : began;
+        if (holder == HELD_BY_WATCHER || now - since <= list->limit) {
+            int64_t ended = atomic_load(&list->free_since);
+            since = ended > began ? ended : began;
+            until = atomic_load(&wait->pending_at);
+            form = "%s is stalled: no work that is awaited there has ended for %.3g s";
+        }
+    }
+    if (!since || until - since <= list->limit || (news && *noted >= since)) return false;
+    if (news) *noted = until;
+    stall->ns = until - since;
+    snprintf(stall->name, sizeof stall->name, "%s", name);
+    snprintf(stall->text, sizeof stall->text, form, name, (double)stall->ns / 1e9);
+    return true;
+}
+
+bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
     bool found = false;
     int64_t now = now_ns();
     pthread_mutex_lock(&pool_lock);
     for (struct wait *wait = records; wait && !found; wait = wait->next_record) {
-        struct wait_list *list = wait->list;
-        if (!list || !list->limit) continue;
-        int holder = atomic_load(&wait->holder);
-        int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now,
-                *noted = &list->noted;
-        const char *form = "%s is stalled: its loop or thread has not come back for %.3g s",
-                   *name = list->name;
-        if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
-            since = point_unread_since(atomic_load(&wait->ticket));
-        } else if (held > list->limit) {
-            since = now - held;
-            noted = &call_noted;
-            form = "CUDA is stalled: a call by the %s thread has not returned for %.3g s";
-            name = thread;
-        } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) {
-            /* Its loop or thread looks at it often, unless it is blocked. A future whose work is
-             * not enqueued yet has no look. */
-            since = polled > began ? polled : began;
-            if (holder == HELD_BY_WATCHER || now - since <= list->limit) {
-                int64_t ended = atomic_load(&list->free_since);
-                since = ended > began ? ended : began;
-                until = atomic_load(&wait->pending_at);
-                form = "%s is stalled: no work that is awaited there has ended for %.3g s";
-            }
-        }
-        found = since && until - since > list->limit && !(news && *noted >= since);
-        if (!found) continue;
-        if (news) *noted = until;
-        stall->ns = until - since;
-        snprintf(stall->name, sizeof stall->name, "%s", name);
-        snprintf(stall->text, sizeof stall->text, form, name, (double)stall->ns / 1e9);
+        pthread_mutex_lock(&queue_spares(wait->queue)->lock);
+        found = wait_is_stalled(wait, now, news, thread, held, stall);
+        pthread_mutex_unlock(&queue_spares(wait->queue)->lock);
     }
     pthread_mutex_unlock(&pool_lock);
     return found;

@@ -21,8 +21,6 @@ static _Atomic bool parked; /* written by the watcher; read by each thread that 
 static _Atomic int64_t asleep_until;
 static int wake_descriptor = -1;
 static int timer_descriptor = -1; /* wakes the watcher earlier than it meant to */
-/* a leaf: the timer is set to the time in asleep_until */
-static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int waker_open(void) {
     if (wake_descriptor < 0) wake_descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -37,17 +35,17 @@ void waker_wake(void) {
     }
 }
 
-/* asleep_until only becomes earlier while the watcher sleeps. So the last thread that takes the
- * lock sets the earliest time. */
+/* asleep_until only becomes earlier while the watcher sleeps. A thread that has set a later time
+ * than another one sees that when it looks again, and sets the earlier one. So no lock is needed.
+ */
 static void set_timer(void) {
-    pthread_mutex_lock(&timer_lock);
-    int64_t time = atomic_load(&asleep_until);
-    if (time) {
+    int64_t set = 0, time;
+    while ((time = atomic_load(&asleep_until)) != 0 && time != set) {
         struct itimerspec when = {
             .it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
         timerfd_settime(timer_descriptor, TFD_TIMER_ABSTIME, &when, NULL);
+        set = time;
     }
-    pthread_mutex_unlock(&timer_lock);
 }
 
 /* To set a timer costs less than to wake a thread that has nothing to do until then. */
