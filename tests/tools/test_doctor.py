@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import aiostream
 import internals
+from aiostream._tools import doctor
 from commands import command, succeed
 
 SOURCE = Path(aiostream.__file__).parents[1]
@@ -227,3 +229,21 @@ def test_commands_in_remedies_are_not_broken(capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert command in printed
     assert max(map(len, printed.splitlines())) <= 100
+
+
+FREE = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+def test_doctor_says_whether_the_gil_is_on() -> None:
+    found = as_json("simulator", **({"PYTHON_GIL": "0"} if FREE else {}))
+    assert found["gil"] == {"free_threaded": FREE, "on": not FREE, "switched_on_by": None}
+
+
+@pytest.mark.skipif(not FREE, reason="an ordinary Python's GIL is always on")
+def test_doctor_finds_the_module_that_switches_the_gil_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("_testsinglephase")  # of Python's own tests
+    monkeypatch.delenv("PYTHON_GIL", raising=False)
+    assert doctor.switches_the_gil_on(["json", "aiostream._native"]) is None
+    names = ["aiostream._native", "_testsinglephase", "json"]
+    assert doctor.switches_the_gil_on(names) == "_testsinglephase"
+    assert as_json("simulator", PYTHON_GIL="1")["gil"]["on"]

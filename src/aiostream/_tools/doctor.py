@@ -8,6 +8,9 @@ import os
 import platform
 import re
 import statistics
+import subprocess
+import sys
+import sysconfig
 import textwrap
 import time
 from pathlib import Path
@@ -17,7 +20,7 @@ import anyio
 
 import aiostream
 from aiostream import CudaError, Device, NoDriverError, Stream, _native, default_wait
-from aiostream._base import driver
+from aiostream._base import checks, driver
 from aiostream._runtime import process
 from aiostream._tools import kernels, terminal
 
@@ -137,6 +140,46 @@ def _installation(report: Report) -> None:
     version, system, machine = platform.python_version(), platform.system(), platform.machine()
     report.line("Python", f"{version} on {system} {machine}")
     report.data["python"] = {"version": version, "system": system, "machine": machine}
+    _gil(report)
+
+
+# The modules that a program imports here: the first behind which the GIL is on has switched it on.
+_WHO_SWITCHES_THE_GIL_ON = """
+import importlib, sys
+before = sys._is_gil_enabled()
+for name in sys.argv[1:]:
+    if not before and not sys._is_gil_enabled():
+        importlib.import_module(name)
+        if sys._is_gil_enabled():
+            print(name)
+"""
+
+
+def _gil(report: Report) -> None:
+    is_free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    culprit = None
+    if is_free:
+        names = [name for name in ("uvloop", "trio", "numpy") if _version(name)]
+        names += ["cuda.bindings.driver"] * (_version("cuda-bindings") is not None)
+        culprit = switches_the_gil_on(["aiostream._native", *names])
+    if not is_free:
+        report.line("GIL", "on: this is no free-threaded Python")
+    elif culprit is not None:
+        advice = "set PYTHON_GIL=0 to keep it off, or install a newer version"
+        report.line("GIL", f"on after `import {culprit}`, which needs it: {advice}", "!")
+    elif checks.has_gil():
+        report.line("GIL", "on, as PYTHON_GIL or -X gil asks", "!")
+    else:
+        report.line("GIL", "off: several loops may run in one process")
+    is_on = checks.has_gil() or culprit is not None
+    report.data["gil"] = {"free_threaded": is_free, "on": is_on, "switched_on_by": culprit}
+
+
+def switches_the_gil_on(names: list[str]) -> str | None:
+    """Returns the first of these modules whose import switches the GIL on."""
+    child = [sys.executable, "-W", "ignore", "-c", _WHO_SWITCHES_THE_GIL_ON, *names]
+    done = subprocess.run(child, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return done.stdout.strip() or None
 
 
 def _bindings(report: Report) -> None:
