@@ -564,7 +564,7 @@ class Stream(
         """
         development.warn_if_blocking("Stream.synchronize")
         seconds = checks.timeout(timeout)
-        if seconds is not None or self._reference.common.stalled_after:  # so that it is seen
+        if seconds is not None or self._reference.common.limit():  # so that it is seen
             waiting.synchronize(self, seconds)
             return
         # Without the GIL, and pinned all the time: a close in another thread returns at once, and

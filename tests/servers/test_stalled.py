@@ -175,6 +175,56 @@ async def test_load_sets_a_limit_of_its_own(listener: Listener) -> None:
             await waiting
 
 
+@on_asyncio
+async def test_loads_of_two_tasks_set_limits_that_overlap(listener: Listener) -> None:
+    """The longer one counts, in whichever order they end."""
+    async with Stream(name="model", stalled_after=LIMIT) as stream:
+        for first, second in ((60, 61), (61, 60)):
+            async with contextlib.AsyncExitStack() as later:
+                with stream.may_take(first):
+                    later.enter_context(stream.may_take(second))
+                with Gate() as gate:
+                    gate.hold(stream)
+                    waiting = asyncio.ensure_future(stream.synchronize_async())
+                    await asyncio.sleep(3 * LIMIT)
+                await waiting
+        assert not listener.errors
+        with Gate() as gate:
+            gate.hold(stream)
+            waiting = asyncio.ensure_future(stream.synchronize_async())
+            await listener.hears()
+        await waiting
+
+
+@on_asyncio
+async def test_name_that_is_cut_within_a_character(listener: Listener) -> None:
+    for text in ("é" * 100, "x" + "é" * 100):
+        listener.errors.clear()
+        async with Stream(name=text, stalled_after=LIMIT) as stream:
+            with Gate() as gate:
+                gate.hold(stream)
+                waiting = asyncio.ensure_future(stream.synchronize_async())
+                assert "ééé" in (await listener.hears()).stream
+                assert "ééé" in str(aiostream.health())
+            await waiting
+
+
+@pytest.mark.parametrize("wait", EVENT_STRATEGIES)
+def test_closed_loop_is_not_stalled(listener: Listener, wait: Any) -> None:
+    """Its tasks were left behind, and nothing waits for them."""
+    loop = asyncio.new_event_loop()
+    with contextlib.closing(Stream(name="model", stalled_after=LIMIT, wait=wait)) as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            task: Any = loop.create_task(stream.synchronize_async())
+            loop.run_until_complete(asyncio.sleep(0.01))
+            loop.close()
+        time.sleep(3 * LIMIT)
+        assert not listener.errors
+        assert aiostream.health() is None
+    task._log_destroy_pending = False
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("wait", EVENT_STRATEGIES)
 def test_loop_that_a_task_blocks(listener: Listener, backend: str, wait: Any) -> None:

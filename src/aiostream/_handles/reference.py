@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Common:
     order: _native.Order | None = None  # see `order_of`; `chosen` has it first
     chosen: dict[str, _native.Order] = field(default_factory=dict)
     stalled_after: float = 0  # seconds; 0: no limit
+    longer: list[float] = field(default_factory=list)  # the same in each open `may_take`
     # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
     # the library has not made the stream, or its attributes were changed, or it waits in that list.
     make: list[tuple[int, int]] = field(default_factory=list)
@@ -42,6 +44,10 @@ class Common:
     # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that
     # use.
     held: list[object] = field(default_factory=list)
+
+    def limit(self) -> float:
+        """Returns the limit that counts now. 0 is none."""
+        return max(self.longer or [self.stalled_after], key=lambda seconds: seconds or math.inf)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,9 +63,11 @@ class Reference:
     is_event: bool = False
     common: Common = field(default_factory=Common)
 
-    def limit_waits(self, seconds: float) -> None:
-        """Sets after which time without an end a stream is stalled. 0 is no limit."""
-        self.common.stalled_after = seconds
+    def limit_waits(self, own: float | None = None) -> None:
+        """Sets after which time without an end the stream is stalled, outside `may_take`."""
+        if own is not None:
+            self.common.stalled_after = own
+        seconds = self.common.limit()
         process.limit_stalls(seconds)
         for waits in (wait_list_of(self), self.common.thread_waits):
             if waits is not None:
@@ -185,7 +193,7 @@ def new_wait_list(reference: Reference, history: _native.History | None = None) 
     """Returns a wait list for some of a stream's waits, apart from the stream's own."""
     context_id = reference.context._ensure_monitored()
     made = _native.WaitList(context_id, history or _native.History())
-    made.label(reference.name, reference.common.stalled_after)
+    made.label(reference.name, reference.common.limit())
     return made
 
 
@@ -215,7 +223,7 @@ def share_history(references: Iterable[Reference]) -> None:
         # list is polled.
         if reference.handle.value != PER_THREAD:
             reference.wait_list = _find_wait_list(reference, history)
-            reference.wait_list.label(reference.name, reference.common.stalled_after)
+            reference.wait_list.label(reference.name, reference.common.limit())
 
 
 def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:

@@ -94,6 +94,8 @@ class RunMethods:
     def may_take(self, seconds: float | None) -> Iterator[None]:
         """Sets another `stalled_after` for a block, such as for a load that takes long.
 
+        Several blocks may be open, of different tasks too. Then the longest limit counts.
+
         Args:
             seconds: As `Stream` takes `stalled_after`.
 
@@ -105,12 +107,14 @@ class RunMethods:
             ...     with stream.may_take(60):
             ...         await stream.synchronize_async()  # in place of a load
         """
-        before = self._reference.common.stalled_after
-        self._reference.limit_waits(checks.limit(seconds))
+        longer, limit = self._reference.common.longer, checks.limit(seconds)
+        longer.append(limit)
         try:
+            self._reference.limit_waits()
             yield
         finally:
-            self._reference.limit_waits(before)
+            longer.remove(limit)
+            self._reference.limit_waits()
 
     async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `fn(*args, **kwargs)`, waits until the GPU has done the work, returns the result.

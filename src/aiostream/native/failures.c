@@ -141,6 +141,7 @@ void exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
 }
 
 void exit_disarm(void) {
+    atomic_store(&stacks_writer, NULL); /* faulthandler frees what it needs when Python ends */
     pthread_mutex_lock(&failure_lock);
     ending.process = 0;
     pthread_mutex_unlock(&failure_lock);

@@ -2,6 +2,7 @@
 #include "module.h"
 
 #include <signal.h>
+#include <string.h>
 
 #include "failures.h"
 #include "waits.h"
@@ -106,6 +107,11 @@ static PyObject *native_failed_call(PyObject *self, PyObject *status) {
     Py_RETURN_NONE;
 }
 
+/* A name may have been cut within a character. */
+static PyObject *as_text(const char *text) {
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 /* stall(news): (text, name, seconds) of what is stalled now, or of what is new, or None. */
 static PyObject *native_stall(PyObject *self, PyObject *is_news) {
     (void)self;
@@ -114,7 +120,7 @@ static PyObject *native_stall(PyObject *self, PyObject *is_news) {
                  (is_news == Py_True ? stall_take(&stall)
                                      : waits_stalled(false, "watcher", watcher_held_ns(), &stall));
     if (!found) Py_RETURN_NONE;
-    return Py_BuildValue("ssd", stall.text, stall.name, (double)stall.ns / 1e9);
+    return Py_BuildValue("NNd", as_text(stall.text), as_text(stall.name), (double)stall.ns / 1e9);
 }
 
 /* look_for_stalls(thread, seconds): that thread has been in a call of the driver for so long. */

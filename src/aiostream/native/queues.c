@@ -183,6 +183,8 @@ static void push_to_orphans(struct queue *queue) {
     if (stack_push(queues[0], first, last)) queue_wake(queues[0]);
 }
 
+bool queue_is_closed(const struct queue *queue) { return atomic_load(&queue->closed); }
+
 /* A pusher pushes, then reads `closed`. The closer sets `closed`, then drains. The second of the
  * two sees the first (both are sequentially consistent), so no ticket stays on a queue that no
  * thread reads. */

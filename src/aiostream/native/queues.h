@@ -15,6 +15,7 @@ struct queue *queue_open(void); /* NULL: errno says why */
 /* Queue 0, or NULL. The first call makes it. It comes before any other queue is opened. */
 struct queue *queue_orphans(void);
 void queue_close(struct queue *);
+bool queue_is_closed(const struct queue *);
 /* readable when something has arrived, or a timer is due */
 int queue_descriptor(const struct queue *);
 struct timer *queue_timer(const struct queue *);

@@ -304,7 +304,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
                             int64_t held, struct stall *stall) {
     static int64_t call_noted; /* when a call was said to be stalled; under pool_lock */
     struct wait_list *list = wait->list;
-    if (!list || !list->limit) return false;
+    if (!list || !list->limit || queue_is_closed(wait->queue)) return false;
     int holder = atomic_load(&wait->holder);
     int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now,
             *noted = &list->noted;
