@@ -21,6 +21,8 @@ __all__ = ["ready"]
 
 T = TypeVar("T")
 
+_PASS = 1_000_000  # ns for which the queries of one drain may keep the loop
+
 
 async def ready(query: Callable[[], T], /, *, key: Hashable = None) -> T:
     """Waits until `query()` returns something true, and returns it.
@@ -102,16 +104,27 @@ class Questions:
     def __init__(self, queue: int) -> None:
         self.queue = queue
         self.asked: dict[_Question, None] = {}
+        self.not_before = 0
         # limited, for a program that makes a key for each wait
         self.history_of = functools.lru_cache(1024)(lambda _: _native.History())
 
     def ask(self) -> None:
         """Asks those that are due, or nearly so. The loop calls it at each drain."""
+        if self.asked and _clock() >= self.not_before:  # drains come for other reasons too
+            self._ask_those_due()
+        if self.asked:
+            following = min(each.at for each in self.asked)
+            _native.wake_by(self.queue, max(following, self.not_before))
+
+    def _ask_those_due(self) -> None:
         begin = _clock()
-        for each in list(self.asked):  # a query may begin and cancel others
-            if each.at > begin + 40_000 or each.future.done():
+        due = [each for each in self.asked if each.at <= begin + 40_000]
+        for each in sorted(due, key=lambda each: each.at):  # a query may begin and cancel others
+            if each.future.done():
                 continue
             began, over, answer, error = _clock(), True, None, None
+            if began > begin + _PASS:
+                break
             try:
                 answer = each.context.run(each.query)
                 over = bool(answer)
@@ -121,7 +134,4 @@ class Questions:
             each.false_at = each.false_at if over else began
             if over and not each.future.done():  # a query may cancel its own task
                 completion.set_result(each.future, (answer, error))
-        if self.asked:
-            # Half of the loop's time is left to others.
-            following = min(each.at for each in self.asked)
-            _native.wake_by(self.queue, max(following, 2 * _clock() - begin))
+        self.not_before = 2 * _clock() - begin  # half of the loop's time is left to others

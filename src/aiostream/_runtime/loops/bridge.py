@@ -81,6 +81,7 @@ class Bridge:
             queue = self._unclosed.pop()
         except IndexError:  # it was closed before
             return
+        self.questions = None  # they refer to tasks, which may refer to the loop
         _native.queue_close(queue)
 
     def must_yield(self) -> bool:
