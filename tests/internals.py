@@ -26,6 +26,7 @@ from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio, unwatched
 from aiostream._servers import pool_waiters
 from aiostream._tools import bench, demo, doctor
+from aiostream._tools.doctor import switches_the_gil_on as switches_the_gil_on
 from aiostream._waits import ready as _ready
 from aiostream._waits import waiting
 from aiostream.trace import Await

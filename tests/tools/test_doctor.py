@@ -13,7 +13,6 @@ import pytest
 
 import aiostream
 import internals
-from aiostream._tools import doctor
 from commands import command, succeed
 
 SOURCE = Path(aiostream.__file__).parents[1]
@@ -243,7 +242,7 @@ def test_doctor_says_whether_the_gil_is_on() -> None:
 def test_doctor_finds_the_module_that_switches_the_gil_on(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("_testsinglephase")  # of Python's own tests
     monkeypatch.delenv("PYTHON_GIL", raising=False)
-    assert doctor.switches_the_gil_on(["json", "aiostream._native"]) is None
-    names = ["aiostream._native", "_testsinglephase", "json"]
-    assert doctor.switches_the_gil_on(names) == "_testsinglephase"
+    assert internals.switches_the_gil_on(["json", "aiostream"]) is None
+    names = ["aiostream", "_testsinglephase", "json"]
+    assert internals.switches_the_gil_on(names) == "_testsinglephase"
     assert as_json("simulator", PYTHON_GIL="1")["gil"]["on"]
