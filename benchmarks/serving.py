@@ -55,7 +55,7 @@ class Kit:
         return Lane(stream, self._kernels)
 
     def free_list(self, **options: Any) -> deque[Any]:
-        """Raw streams, to be taken from the left and put back on the right, as the pool does."""
+        """Raw streams, to be taken from the right and put back there, as the pool does."""
         streams = [self._library.Stream(**options) for _ in range(self.streams)]
         self._opened += streams
         return deque(self.lane(stream) for stream in streams)
@@ -84,7 +84,7 @@ def _on(free: deque[Lane], wait: Callable[[Lane], Awaitable[Any]]) -> Wait:
     """Launches on a raw stream, and waits for it."""
 
     async def way(length: int) -> None:
-        lane = free.popleft()
+        lane = free.pop()
         try:
             lane.spin(length)
             await wait(lane)
@@ -102,7 +102,7 @@ def _enqueue_async(kit: Kit) -> Wait:
     free = kit.free_list()
 
     async def way(length: int) -> None:
-        lane = free.popleft()
+        lane = free.pop()
         try:
             await lane.stream.enqueue_async(lambda stream: lane.spin(length))
         finally:

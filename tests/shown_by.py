@@ -173,7 +173,7 @@ BEYOND: dict[str, list[str]] = {
     "ready": ["ready: ready_returns_the_first_answer_that_is_true"],
     "Stream.run, StreamPool.run": ["run: run_returns_the_result_when_the_gpu_has_passed"],
     "Stream.run_in_thread, StreamPool.run_in_thread": ["run: program_of_tasks"],
-    "StreamPool, StreamPool.stream": ["pool: streams_are_lent_in_turn_and_come_back"],
+    "StreamPool, StreamPool.stream": ["pool: streams_come_back_and_the_last_one_is_lent_again"],
     "Stream.legacy, Stream.per_thread": [
         "stream: special_streams_can_be_awaited_without_a_context"
     ],

@@ -44,10 +44,11 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     `stream.handle` as the key.
 
     The pool creates all its streams here, because creating a stream while the GPU is busy may
-    block. A task gets the stream that has been free for longest. With `devices`, it gets a stream
-    of the device on which the fewest streams are in use, and `stream.device` says which device that
-    is. You are expected to run the same kinds of work on all streams, so their waits learn from
-    each other how long the work takes.
+    block. A task gets the free stream that was used last, so a pool that is larger than it needs to
+    be keeps little memory of torch's, which belongs to the stream that has used it. With `devices`,
+    a task gets a stream of the device on which the fewest streams are in use, and `stream.device`
+    says which device that is. You are expected to run the same kinds of work on all streams, so
+    their waits learn from each other how long the work takes.
 
     `async with StreamPool(8) as pool:` awaits the work of all streams at its end, and then destroys
     them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +43,9 @@ async def test_streams_of_torch_are_lent_and_never_destroyed(
     async with StreamPool.borrow(theirs, max_waiting=1) as pool:
         assert (pool.size, pool.idle) == (3, 3)
         seen = []
-        for _ in range(3):
-            async with pool.stream() as stream:
+        async with contextlib.AsyncExitStack() as lent:
+            for _ in range(3):
+                stream = await lent.enter_async_context(pool.stream())
                 seen.append(await stream.enqueue_async(lambda _: current_handles()["torch"]))
         assert seen == [stream.handle for stream in theirs]
     assert statistics().handles.destroyed == destroyed

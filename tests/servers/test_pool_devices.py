@@ -72,7 +72,7 @@ async def test_equally_loaded_devices_take_turns() -> None:
             async with pool.stream() as stream:
                 seen.append((int(stream.device), stream.handle))
         assert [device for device, _ in seen] == [0, 1] * 4
-        assert len(set(seen)) == 4
+        assert len(set(seen)) == 2  # of each the one that was used last
 
 
 async def test_waiting_task_gets_the_first_free_stream_of_any_device() -> None:

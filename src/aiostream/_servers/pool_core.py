@@ -45,7 +45,8 @@ class PoolCore:
         self._max_waiting = max_waiting
         self._set_slots([Slot(stream) for stream in streams])
         share_history(slot.stream._reference for slot in self._slots)
-        self._idle = Idle(self._slots) if len(self._places) == 1 else IdleOnDevices(self._slots)
+        one = len(self._places) == 1
+        self._idle = Idle(reversed(self._slots)) if one else IdleOnDevices(self._slots)
         self._busy = Busy()
         self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has
         # `Slot.lent` of each stream whose `Stream` died before it was given back. Any thread

@@ -88,10 +88,14 @@ class Slot:
 
 
 class Idle(deque[Slot]):
-    """The free streams of a pool on one device, the one that has been free for longest first."""
+    """The free streams of a pool on one device, the one that was used last at the end.
+
+    That one is taken, because what it needs still lies in the processor's caches, and because a
+    library that keeps memory for each stream, such as torch, then keeps it for few.
+    """
 
     __slots__ = ()
-    take = deque.popleft
+    take = deque.pop
 
 
 class IdleOnDevices:
@@ -101,8 +105,9 @@ class IdleOnDevices:
         self._sizes = Counter(slot.device for slot in slots)
         self._free: dict[int, deque[Slot]] = {device: deque() for device in self._sizes}
         self._order = itertools.count()
-        for slot in slots:
-            self.append(slot)
+        for slot in slots:  # the first of each device at the end
+            slot.freed = next(self._order)
+            self._free[slot.device].appendleft(slot)
 
     def append(self, slot: Slot) -> None:
         """Adds a stream that became free now."""
@@ -110,15 +115,14 @@ class IdleOnDevices:
         self._free[slot.device].append(slot)
 
     def take(self) -> Slot:
-        """Takes a stream of the device with the fewest in use; of equals, the one longest free."""
-        # Only the loop's thread comes here, so what `min` has read still holds at the `popleft`.
-        least = min(self._free.values(), key=self._load)
-        return least.popleft()
+        """Takes a stream of the device with the fewest in use. Equal devices take turns."""
+        # Only the loop's thread comes here, so what `min` has read still holds at the `pop`.
+        return min(self._free.values(), key=self._load).pop()
 
     def _load(self, free: deque[Slot]) -> tuple[float, int]:
         if not free:
             return math.inf, 0
-        return self._sizes[free[0].device] - len(free), free[0].freed
+        return self._sizes[free[0].device] - len(free), free[-1].freed
 
     def clear(self) -> None:
         """Takes all."""
