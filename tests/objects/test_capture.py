@@ -429,6 +429,8 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
 
     It runs in its own process, because it is not known before how many are quarantined, and leaked.
     """
+    if driver_kind == "gpu":
+        pytest.skip("libcuda crashes in such a race, also without this library (docs/driver.md)")
     script = """
         import asyncio, threading
         import captures
