@@ -6,9 +6,9 @@
 
 Ray places, batches, routes and restarts. aiostream keeps each replica's loop free while the GPU
 works, so that one replica serves many requests and answers its health checks in time. A replica
-whose CUDA context is lost ends itself, which Ray notices at once. `check_health` alone takes
-three failures, with the default period of 10 s each. When Serve stops a replica, `__del__` awaits
-what its GPU still has to do.
+whose CUDA context is lost, or whose GPU hangs, ends itself, which Ray notices at once.
+`check_health` alone takes three failures, with the default period of 10 s each. When Serve stops a
+replica, `__del__` awaits what its GPU still has to do.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from aiostream.testing import load_kernels, spin
 class Model:
     """One replica. Its GPU is device 0, because Ray sets `CUDA_VISIBLE_DEVICES`."""
 
-    def __init__(self, milliseconds: float = 5.0) -> None:
+    def __init__(self, milliseconds: float = 5.0, stalled_after: float = 30.0) -> None:
         self._seconds = milliseconds / 1000
-        aiostream.exit_on_context_failed()
+        aiostream.exit_on_context_failed(stalled=True)
         load_kernels(aiostream.Device(0).primary_context)
-        self._pool = aiostream.StreamPool(4, 0)
+        self._pool = aiostream.StreamPool(4, 0, name="model", stalled_after=stalled_after)
 
     def check_health(self) -> None:
         """Ray calls it each period. It launches nothing, so a busy GPU does not fail it."""

@@ -1,6 +1,7 @@
 """`examples/ray_serve.py` with what a test needs.
 
-`/?fault=1` loses the context, and the end of a replica is written to a file.
+`/?fault=1` loses the context, `/?hang=1` awaits a kernel of a minute, and the end of a replica is
+written to a file.
 
 SERVED_RAY_FILE=ends python served_ray.py PORT
 """
@@ -29,12 +30,18 @@ import ray_serve
     graceful_shutdown_timeout_s=20,
 )
 class Model(ray_serve.Model.func_or_class):  # type: ignore[name-defined, misc, unused-ignore]
-    """The example's, which loses its context when it is asked to."""
+    """The example's, which loses its context or hangs when it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__(stalled_after=2.0)  # so long no loop of a busy machine is blocked
 
     async def __call__(self, request: Request) -> dict[str, Any]:
         if "fault" in request.query_params:
             testing.launch(aiostream.Stream(0), "trap")  # no task waits for it
             return {"pid": os.getpid()}
+        if "hang" in request.query_params:
+            async with self._pool.stream() as stream:
+                await stream.run(testing.spin, stream, 60.0)
         answer: dict[str, Any] = await super().__call__(request)
         return answer
 

@@ -1,4 +1,4 @@
-"""`examples/ray_serve.py`: batches, a replica that lost its context, and the end. Needs ray."""
+"""`examples/ray_serve.py`: batches, a replica that lost its context or hangs, and the end."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ pytestmark = [
 ]
 
 
-def test_replicas_batch_and_one_that_lost_its_context_is_replaced(
-    driver_kind: str, tmp_path: Path
+@pytest.mark.parametrize("fault", ["fault", "hang"])
+def test_replicas_batch_and_one_that_lost_its_context_or_hangs_is_replaced(
+    driver_kind: str, fault: str, tmp_path: Path
 ) -> None:
     if driver_kind == "gpu" and Device.count() < 2:
         pytest.skip("needs two GPUs")
@@ -61,7 +62,7 @@ def test_replicas_batch_and_one_that_lost_its_context_is_replaced(
     try:
         assert settle(lambda: "ready" in log.read_text() or process.poll() is not None, 240)
         assert process.poll() is None, log.read_text()
-        talk(port)
+        talk(port, fault)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(60) == 0, log.read_text()
@@ -75,7 +76,7 @@ def test_replicas_batch_and_one_that_lost_its_context_is_replaced(
         process.wait()
 
 
-def talk(port: int) -> None:
+def talk(port: int, fault: str) -> None:
     url = f"http://127.0.0.1:{port}/"
     fresh = httpx.Limits(max_keepalive_connections=0)
     with (
@@ -96,7 +97,7 @@ def talk(port: int) -> None:
         assert max(body["batch"] for _, body in answers) > 1
 
         with contextlib.suppress(httpx.TransportError):
-            client.get("/", params={"fault": 1})  # its replica may end before it has answered
+            client.get("/", params={fault: 1})  # its replica may end before it has answered
         faulted = time.monotonic()
 
         def replaced() -> bool:
@@ -104,5 +105,5 @@ def talk(port: int) -> None:
             return len(now) == 16 and len(set(now)) == 2 and len(set(now) & before) == 1
 
         assert settle(replaced, 120)
-        assert time.monotonic() - faulted < 120
+        print(f"ray {fault}: {time.monotonic() - faulted:.1f} s until another one serves")
         assert [status for status, _ in pool.map(ask, range(64))] == [200] * 64
