@@ -100,7 +100,7 @@ def check(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         compiled = [name for name in names if name.endswith(".so")]
-        assert len(compiled) == 2, compiled
+        assert len(compiled) == 3, compiled
         assert all(name.endswith(".abi3.so") for name in compiled), compiled
         assert not [name for name in names if name.endswith((".c", ".h"))], "sources in the wheel"
         for name in compiled:
