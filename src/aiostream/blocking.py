@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import linecache
 import os
 import sys
@@ -149,8 +150,10 @@ def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[],
 
     Args:
         action: `warn` warns once for each place, with a `BlockedLoopWarning`. `count` only counts.
-            `raise` has a `BlockedLoopError` raised in the blocked thread at its next step in
-            Python, because native callers get no exception of Python.
+            `raise` warns too, and has a `BlockedLoopError` raised in the line of the call when the
+            call has ended, because native callers get no exception of Python. It raises only in a
+            task, and only where the line calls a function that releases the GIL. Anywhere else the
+            exception could come in the loop's own code.
         threshold: Seconds, as for `watch`. Shorter calls do not count. A call that counts and
             takes less than about 2 ms takes some 0.1 ms longer.
 
@@ -173,7 +176,7 @@ def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[],
     if action not in _ACTIONS:
         raise ValueError(f"action is one of {', '.join(_ACTIONS)}, not {action!r}")
     seconds = _seconds(threshold)
-    act = _warn if action == "warn" else _count
+    act = _count if action == "count" else _warn
     made = Watch(
         act, seconds, max(seconds, _OTHERS), BlockedLoopError if action == "raise" else None
     )
@@ -182,12 +185,7 @@ def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[],
         blocked.remove(_installed.pop())
     _installed.append(made)
 
-    def end() -> None:
-        blocked.remove(made)
-        with contextlib.suppress(ValueError):
-            _installed.remove(made)
-
-    return end
+    return functools.partial(blocked.remove, made)
 
 
 def _seconds(threshold: float) -> float:

@@ -36,15 +36,7 @@ _NOT_FOUND = (
     "environment variable AIOSTREAM_SIMULATOR=1"
 )
 # In a process of its own: to load it in this one would make it the first one for good.
-_PROBE = """
-import ctypes
-ctypes.CDLL("libcuda.so.1")
-for line in open("/proc/self/maps"):
-    path = line.split(maxsplit=5)[-1].strip()
-    if path.rpartition("/")[2].startswith("libcuda.so"):
-        print(path)
-        break
-"""
+_PROBE = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(open('/proc/self/maps').read())"
 
 
 class Call(ctypes.Structure):
@@ -60,7 +52,6 @@ class Call(ctypes.Structure):
         ("ended", ctypes.c_int64),
         ("frames", ctypes.c_void_p),
         ("kind", ctypes.c_int),
-        ("raises", ctypes.c_int),
     )
 
 
@@ -92,7 +83,7 @@ def load(real: str | None = None, *, everywhere: bool = False) -> None:
     hooks = (_native.IS_PYTHON_THREAD, _native.FRAMES_HERE)
     library.aiostream_forward_set_up(*map(ctypes.c_void_p, hooks))
     library.aiostream_forward_bind(os.fsencode(path))
-    library.aiostream_forward_watch.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+    library.aiostream_forward_watch.argtypes = [ctypes.c_int64, ctypes.c_int64]
     _library = library
 
 
@@ -112,10 +103,14 @@ def loaded_driver(besides: Path | None = None) -> str | None:
         maps = Path("/proc/self/maps").read_text()
     except OSError:  # there is no /proc
         return None
+    return _driver_in(maps, str(besides))
+
+
+def _driver_in(maps: str, besides: str = "") -> str | None:
     for line in maps.splitlines():
         path = line.split(maxsplit=5)[-1]
         name = path.rpartition("/")[2]
-        if name.startswith(("libcuda.so", "_libcuda.")) and path != str(besides):
+        if name.startswith(("libcuda.so", "_libcuda.")) and path != besides:
             return path
     return None
 
@@ -143,8 +138,8 @@ def _real_driver() -> str:
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False
     )
-    path = done.stdout.strip()
-    if done.returncode != 0 or not path:
+    path = _driver_in(done.stdout)
+    if path is None:
         reason = done.stderr.strip().splitlines()[-1:] or ["it is not in /proc/self/maps"]
         raise RuntimeError(_NOT_FOUND.format(reason=reason[0]))
     return path

@@ -9,7 +9,10 @@ import asyncio
 import inspect
 import linecache
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -169,36 +172,57 @@ class _Instrument:
 # ------------------------------------------------------------------------ other threads
 
 
-Frames = list[tuple[FrameType, int]]
-"""A thread's frames with their lines, from the innermost one."""
+Frames = list[tuple[CodeType, int, FrameType | None]]
+"""A thread's code with its lines, from the innermost one. The frames only while it blocks."""
+
+# Both are native.
+_task_of = (
+    getattr(asyncio.tasks, "_c_current_task", None) or vars(asyncio.tasks)["_current_tasks"].get
+)
+QUESTIONS: tuple[tuple[Callable[..., Any], ...], ...] = (
+    (threading.get_ident, vars(threading)["_active"].get, attrgetter("_name")),
+    (_running_loop, type),
+    (_running_loop, _task_of, asyncio.Task.get_name),
+    (partial(sys.modules.get, "trio._core._run"), attrgetter("GLOBAL_RUN_CONTEXT.task.name")),
+)
+"""What a thread can say of itself: its name, its loop's class, and its tasks' names.
+
+Each is a chain of functions without bytecode, as `_native.set_questions` takes them.
+"""
 
 
-def loop_in(frames: Frames) -> tuple[int, Any, Any] | None:
+def loop_in(frames: Frames, here: list[Any]) -> tuple[int, str, str | None] | None:
     """Finds the loop that runs in a thread, by the thread's frames.
 
     Args:
-        frames: The thread may be another one, and may have gone on since they were read.
+        frames: The thread may be another one. If they have frames, it blocks.
+        here: What the thread has answered to `QUESTIONS`, if they have none.
 
     Returns:
-        The place in `frames` of what runs the loop, the loop, and the task that is at work: an
-        object of asyncio or trio, or `None` in a callback. Loop and task are `None` if a native
-        loop is in no variable. `None`: no loop runs there.
+        The place in `frames` of what runs the loop, the loop's kind, and the name of the task that
+        is at work. The kind is the package of the loop's class, or `native` if a native loop is in
+        no variable. The name is `None` in a callback, or if it is not known.
+        `None`: no loop runs there.
     """
-    for place, (frame, line) in enumerate(frames):
-        code = frame.f_code
-        if code.co_name == "unrolled_run" and code.co_filename.endswith("trio/_core/_run.py"):
-            return place, frame.f_locals.get("runner"), frame.f_locals.get("task")
-        inside = [frame for frame, _ in frames[:place]]
-        if code.co_name == "run_forever" and code.co_filename.endswith("asyncio/base_events.py"):
-            loop = frame.f_locals["self"]
-            return place, loop, _task_of(loop, inside)
+    kind, task, trio_task = here[1:] or (None, None, None)
+    for place, (code, line, frame) in enumerate(frames):
+        name, file = code.co_name, code.co_filename
+        if name == "unrolled_run" and file.endswith("trio/_core/_run.py"):
+            if frame is not None:
+                trio_task = getattr(frame.f_locals.get("task"), "name", None)
+            # trio runs callbacks in a task of its own.
+            inner = frames[place - 1][0].co_filename
+            return place, "trio", None if inner.endswith("_core/_entry_queue.py") else trio_task
         # Other loops, such as uvloop's, are native and have no frame. What runs one has a frame.
-        if _runs_a_loop(code, line):
-            loop = _loop_of(frame)
-            if loop is not None:
-                return place, loop, _task_of(loop, inside)
-            if any(each.f_code.co_flags & inspect.CO_COROUTINE for each in inside):
-                return place, None, None
+        is_asyncio = name == "run_forever" and file.endswith("asyncio/base_events.py")
+        if not is_asyncio and not _runs_a_loop(code, line):
+            continue
+        if frame is not None:
+            kind, task = _at_work(frame, [each[2] for each in frames[:place]], is_asyncio)
+        if kind is not None:
+            return place, kind.__module__.partition(".")[0], task
+        if any(each[0].co_flags & inspect.CO_COROUTINE for each in frames[:place]):
+            return place, "native", None
     return None
 
 
@@ -212,23 +236,26 @@ def _runs_a_loop(code: CodeType, line: int) -> bool:
     return not text or any(name in text for name in _RUNNERS)
 
 
-def _loop_of(frame: FrameType) -> asyncio.AbstractEventLoop | None:
-    """The loop in a variable of the frame, or in an attribute of one, that runs."""
+def _at_work(
+    frame: FrameType, inside: list[FrameType | None], is_asyncio: bool
+) -> tuple[type | None, str | None]:
+    """The class of the loop that a frame runs, and the name of the task that is at work in it.
+
+    A native loop is in a variable of the frame, or in an attribute of one, or before Python 3.14
+    among those that have a task at work. Loops of other threads may be there too. So such a loop's
+    task counts only if its coroutine is among the frames.
+    """
     variables = list(frame.f_locals.values())
     inner = [value for each in variables for value in getattr(each, "__dict__", {}).values()]
-    for each in [*variables, *inner, *frame.f_globals.values()]:
+    busy = getattr(asyncio.tasks, "_current_tasks", ())
+    anything = [*variables, *inner, *frame.f_globals.values(), *busy]
+    found: type | None = None
+    for each in [frame.f_locals["self"]] if is_asyncio else anything:
         # Not `isinstance`, which asks a proxy for its class.
         if issubclass(type(each), asyncio.AbstractEventLoop) and each.is_running():
-            found: asyncio.AbstractEventLoop = each
-            return found
-    return None
-
-
-def _task_of(loop: asyncio.AbstractEventLoop, frames: list[FrameType]) -> Any:
-    def is_at_work(task: asyncio.Task[Any]) -> bool:
-        return getattr(task.get_coro(), "cr_frame", None) in frames
-
-    now = asyncio.current_task(loop)
-    if now is None or is_at_work(now):
-        return now
-    return next(filter(is_at_work, asyncio.all_tasks(loop)), now)
+            task = asyncio.current_task(each)
+            if task is None:
+                found = type(each)
+            elif is_asyncio or getattr(task.get_coro(), "cr_frame", None) in inside:
+                return type(each), task.get_name()
+    return found, None

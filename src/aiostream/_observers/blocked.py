@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dis
 import linecache
+import operator
 import os
 import sys
 import sysconfig
@@ -19,12 +21,11 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiostream import _native
 from aiostream._base import forwarding, turns
-from aiostream._runtime import loops, process
+from aiostream._runtime import process
 
 PAGE = "docs/blocking.md"
 ALLOW = "allow_blocking"  # in a comment on a line that may block
@@ -91,7 +92,8 @@ class BlockingCall:
         )
 
 
-class Watch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Watch:
     """Which calls to report, and to whom. Times are in seconds."""
 
     report: Callable[[BlockingCall], object]
@@ -100,7 +102,7 @@ class Watch(NamedTuple):
     others: float
     """From how long on each other call counts."""
     raises: type[BaseException] | None = None
-    """What is raised in the blocked thread."""
+    """What is raised in the blocked thread, where that is safe."""
 
 
 class _Found(NamedTuple):
@@ -109,10 +111,13 @@ class _Found(NamedTuple):
     file: str
     line: int
     where: str
+    thread: str
     loop: str
     task: str | None
+    can_raise: bool
 
 
+_python = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, whose functions others change
 _lock = threading.RLock()  # guards all below; no driver call is made under it
 _watches: list[Watch] = []
 # Called for each call that some watch counts. Any thread, single list operations.
@@ -132,6 +137,7 @@ def add(watch: Watch) -> None:
         OSError: The driver cannot be loaded.
     """
     forwarding.load()
+    _native.set_questions(turns.QUESTIONS)
     if not _prepared:
         _prepared.append(None)
         os.register_at_fork(after_in_child=_begin_again)
@@ -167,16 +173,12 @@ def _end() -> None:
 
 def _apply() -> None:
     global _reader
-    functions = forwarding.functions()
+    waits = min((each.waits for each in _watches), default=-1.0)
+    others = min((each.others for each in _watches), default=-1.0)
+    forwarding.functions().aiostream_forward_watch(int(waits * 1e9), int(others * 1e9))
     if not _watches:
-        functions.aiostream_forward_watch(-1, -1, 0)
         _reader = None
-        return
-    waits = min(each.waits for each in _watches)
-    others = min(each.others for each in _watches)
-    raises = any(each.raises for each in _watches)
-    functions.aiostream_forward_watch(int(waits * 1e9), int(others * 1e9), raises)
-    if _reader is None:
+    elif _reader is None:
         _reader = threading.Thread(target=_read, name="aiostream-blocking", daemon=True)
         process.start_in_empty_context(_reader)
 
@@ -201,81 +203,85 @@ def deliver() -> None:
 def _look_at(call: forwarding.Call) -> None:
     """Finds out where a call comes from, and reports it if it has ended."""
     global missed
-    functions = forwarding.functions()
     try:
         number, found = _found.get(call.note, (0, None))
         if number != call.number:
-            frames = _frames_of(call)
+            frames, here = _here(call)
             if frames is None:
                 missed += call.ended != 0
                 return
-            found = _find(frames)
-            del frames  # they keep the variables of the program alive
+            found = _find(frames, here)
             _found[call.note] = call.number, found
         if call.ended and found is not None:
             _report(call, found)
     except Exception as error:  # of a frame whose variables are strange; the reader must go on
         _native.write_unraisable(error, _look_at)
     finally:
-        functions.aiostream_forward_done(ctypes.byref(call))
+        # A thread that gets an exception goes on once it has it.
+        if call.ended or not any(each.raises for each in _watches):
+            forwarding.functions().aiostream_forward_done(ctypes.byref(call))
 
 
-def _frames_of(call: forwarding.Call) -> turns.Frames | None:
+def _goes_on(call: forwarding.Call) -> bool:
+    # Not by a function of the library: that would let other threads run before it returns.
+    return bool(ctypes.c_uint64.from_address(call.note).value == call.number)
+
+
+def _here(call: forwarding.Call) -> tuple[Any, list[Any]]:
+    """The frames of the call's thread, and what it answers. `None`: they are others by now."""
     if call.frames:
-        return _native.frames_take(call.frames)
-    frame = sys._current_frames().get(call.thread)
-    frames = [] if frame is None else _native.frames_from(frame)
-    goes_on = forwarding.functions().aiostream_forward_goes_on(ctypes.byref(call))
-    return frames if goes_on else None
+        *lines, name, kind, task, trio_task = ctypes.cast(call.frames, ctypes.py_object).value
+        _python.Py_DecRef(ctypes.c_void_p(call.frames))
+        return lines, [name, kind, task, trio_task]
+    names = (each.name for each in threading.enumerate() if each.ident == call.thread)
+    frames: turns.Frames = []
+    if _goes_on(call):
+        # In one step, so that no frame of another thread outlives its function.
+        of_thread = operator.methodcaller("get", call.thread)
+        frame = next(map(of_thread, iter(sys._current_frames, None)))
+        while frame is not None:
+            frames.append((frame.f_code, frame.f_lineno or 0, frame))
+            frame = frame.f_back
+    return frames if _goes_on(call) else None, [next(names, None)]
 
 
-def _find(frames: turns.Frames) -> _Found | None:
+def _find(frames: turns.Frames, here: list[Any]) -> _Found | None:
     """What led to the call. `None`: no loop runs there, or a line says that it may block."""
-    running = turns.loop_in(frames)
+    running = turns.loop_in(frames, here)
     if running is None:
         return None
     outermost, loop, task = running
-    inside = [
-        (frame, line) for frame, line in frames[:outermost] if not _is_of_a_loop(frame)
-    ] or frames[:1]
-    if any(ALLOW in linecache.getline(f.f_code.co_filename, line) for f, line in inside):
+    paths = [path for name in _LOOPS for path in getattr(sys.modules.get(name), "__path__", ())]
+    loops = tuple(f"{path}/" for path in paths)
+    code, _, frame = frames[0]
+    at = None if frame is None else dis.opname[code.co_code[frame.f_lasti]]
+    can_raise = task is not None and at in _CALLS and not code.co_filename.startswith(loops)
+    lines = [(code, line) for code, line, _ in frames[:outermost] or frames[:1]]
+    del frame, frames[:]  # they would keep the program's variables alive while files are read
+    inside = [each for each in lines if not each[0].co_filename.startswith(loops)] or lines[:1]
+    if any(ALLOW in linecache.getline(code.co_filename, line) for code, line in inside):
         return None
-    own, line = next((each for each in inside if not _is_of_a_library(each[0])), inside[0])
-    summary = [
-        traceback.FrameSummary(frame.f_code.co_filename, number, frame.f_code.co_name)
-        for frame, number in reversed(inside)
-    ]
-    return _Found(
-        own.f_code.co_filename,
-        line,
-        "".join(traceback.format_list(summary)).rstrip(),
-        "native" if loop is None else type(loop).__module__.partition(".")[0],
-        None if task is None else loops.task_name(task),
-    )
+    of_program = (each for each in inside if not each[0].co_filename.startswith(_LIBRARIES))
+    own, line = next(of_program, inside[0])
+    summary = [(code.co_filename, n, code.co_name, None) for code, n in reversed(inside)]
+    where = "".join(traceback.format_list(summary)).rstrip()
+    thread = here[0] or "a thread"
+    return _Found(own.co_filename, line, where, thread, loop, task, can_raise)
 
 
-_LOOPS = ("asyncio", "trio", "_core", "anyio", "uvloop")
+_LOOPS = ("asyncio", "trio", "anyio", "uvloop")
 _FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_LIBRARIES = tuple(f"{folder}/" for folder in [*_FOLDERS, Path(__file__).parents[1]])
-
-
-def _is_of_a_loop(frame: FrameType) -> bool:
-    return Path(frame.f_code.co_filename).parent.name in _LOOPS
-
-
-def _is_of_a_library(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+_LIBRARIES = ("<frozen", *(f"{folder}/" for folder in [*_FOLDERS, Path(__file__).parents[1]]))
+# Python looks for an exception when these return, so it comes in their line. After other
+# instructions it may come later, in the loop's own code.
+_CALLS = ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
 
 
 def _report(call: forwarding.Call, found: _Found) -> None:
     name, kind = call.name.decode(), forwarding.KINDS[call.kind]
-    threads = (each.name for each in threading.enumerate() if each.ident == call.thread)
-    seconds, stream = (
-        (call.ended - call.began) / 1e9,
-        call.stream if call.stream != forwarding.NO_STREAM else None,
-    )
-    where = (found.file, found.line, found.where, next(threads, "a thread"), found.loop, found.task)
-    made = BlockingCall(name, kind, seconds, *where, stream, call.began)
+    seconds = (call.ended - call.began) / 1e9
+    stream = call.stream if call.stream != forwarding.NO_STREAM else None
+    made = BlockingCall(name, kind, seconds, *found[:-1], stream, call.began)
     by_nature = call.kind < forwarding.WAITING
     counting = [w for w in _watches if made.seconds >= (w.waits if by_nature else w.others)]
     for report in [*(w.report for w in counting), *(observers if counting else ())]:
@@ -284,5 +290,6 @@ def _report(call: forwarding.Call, found: _Found) -> None:
         except Exception as error:
             _native.write_unraisable(error, report)
     for raised in [w.raises for w in counting if w.raises is not None]:
-        raising[call.thread] = made
-        _native.raise_in(call.thread, raised)
+        if found.can_raise and _goes_on(call):
+            raising[call.thread] = made
+            _python.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(raised))

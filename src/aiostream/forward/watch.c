@@ -47,18 +47,18 @@ static int wrapper_count;
 /* What a thread's call is doing. Notes are never freed: the reader may look at one at any time. The
  * note of a thread that has ended goes to a new one. */
 struct note {
+    /* Counts up at each begin and end of a call: odd while one goes on. Python reads it here. */
+    _Atomic uint64_t call;
     struct note *next; /* written before the note is in `notes` */
     atomic_bool taken;
-    bool is_python;        /* of the thread alone */
-    _Atomic uint64_t call; /* counts up at each begin and end of a call: odd while one goes on */
+    bool is_python; /* of the thread alone */
     /* Of the call that goes on. The thread writes them while `call` is even. */
     _Atomic(pthread_t) thread;
     _Atomic(const struct wrapper *) wrapper;
     _Atomic word stream;
     _Atomic int64_t began;
-    /* The calls that the reader has begun to look at, whose line it has read, and whose end it has
-     * reported. Under `lock`. */
-    uint64_t looked, read, reported;
+    /* The calls that the reader has begun to look at, and that may return. Under `lock`. */
+    uint64_t looked, done;
 };
 
 static _Atomic(struct note *) notes;
@@ -76,27 +76,27 @@ struct call {
     const char *name;
     int64_t began, ended; /* CLOCK_MONOTONIC; 0: it goes on */
     void *frames;         /* what `capture` has returned */
-    int kind, raises;
+    int kind;
 };
 
 #define NEVER INT64_MAX
 /* Nanoseconds from which on a call has blocked: of one that always waits, and of all others. While
  * nothing is watched, the first is NEVER. */
 static _Atomic int64_t limits[2] = {NEVER, NEVER};
-static atomic_bool raises; /* the reader has an exception raised in the thread, before it goes on */
 
 static pthread_mutex_t lock; /* a leaf; guards the rest */
 static pthread_cond_t for_reader, for_wrappers;
 static struct call ended[256]; /* a ring, from `first` to `last` */
 static uint64_t first, last;
-static bool stopping;
 
 enum { PATIENCE = 1000000000, INTERVAL = 2000000 }; /* nanoseconds */
 
-/* Of Python. They need no GIL. `capture` returns the frames of a thread that holds the GIL, as a
- * new reference, and NULL in any other thread. */
+/* Of Python. They need no GIL. `capture` returns what a thread that holds the GIL says of itself,
+ * as a new reference, and NULL in any other thread. */
 static int (*is_python)(void);
 static void *(*capture)(void);
+
+static bool is_on(void) { return atomic_load_explicit(&limits[0], memory_order_relaxed) != NEVER; }
 
 static int64_t now(void) {
     struct timespec time;
@@ -147,8 +147,7 @@ static struct call call_of(struct note *note, uint64_t number) {
                          .stream = atomic_load(&note->stream),
                          .name = wrapper->name,
                          .began = atomic_load(&note->began),
-                         .kind = (int)wrapper->of->kind,
-                         .raises = atomic_load(&raises)};
+                         .kind = (int)wrapper->of->kind};
 }
 
 /* A call has blocked. Its thread reports that, and returns once the line is known. */
@@ -162,8 +161,7 @@ static void report(struct note *note, uint64_t number, int64_t end) {
     }
     pthread_cond_signal(&for_reader);
     int64_t until = now() + PATIENCE;
-    while (call.frames == NULL && !stopping && now() < until &&
-           (call.raises ? note->reported : note->read) != number)
+    while (call.frames == NULL && is_on() && now() < until && note->done != number)
         wait_until(&for_wrappers, until);
     pthread_mutex_unlock(&lock);
 }
@@ -199,8 +197,7 @@ static __attribute__((noinline)) int pass_on(const struct wrapper *wrapper, PARA
 /* One wrapper for each row of `wrappers`: 512 of them, by three digits to the base of 8. */
 #define WRAPPER(n)                                                                                 \
     static int wrapper_##n(PARAMETERS) {                                                           \
-        if (atomic_load_explicit(&limits[0], memory_order_relaxed) == NEVER)                       \
-            return wrappers[0##n].real(ARGUMENTS); /* a jump */                                    \
+        if (!is_on()) return wrappers[0##n].real(ARGUMENTS); /* a jump */                          \
         return pass_on(&wrappers[0##n], ARGUMENTS);                                                \
     }
 /* clang-format off */
@@ -261,12 +258,10 @@ EXPORT void aiostream_forward_set_up(int (*is_python_thread)(void), void *(*capt
 }
 
 /* From now on, reports calls that take at least so many nanoseconds. Negative: none. */
-EXPORT void aiostream_forward_watch(int64_t waits, int64_t others, int has_to_raise) {
-    atomic_store(&raises, has_to_raise != 0);
+EXPORT void aiostream_forward_watch(int64_t waits, int64_t others) {
     atomic_store(&limits[0], waits < 0 ? NEVER : waits);
     atomic_store(&limits[1], others < 0 ? NEVER : others);
     pthread_mutex_lock(&lock);
-    stopping = waits < 0;
     pthread_cond_broadcast(&for_reader);
     pthread_cond_broadcast(&for_wrappers);
     pthread_mutex_unlock(&lock);
@@ -290,9 +285,9 @@ static bool find_blocked(struct call *call) {
 EXPORT int aiostream_forward_wait(void) {
     struct call call;
     pthread_mutex_lock(&lock);
-    while (first == last && !stopping && !find_blocked(&call))
+    while (first == last && is_on() && !find_blocked(&call))
         wait_until(&for_reader, now() + INTERVAL);
-    bool goes_on = !stopping;
+    bool goes_on = is_on();
     pthread_mutex_unlock(&lock);
     return goes_on;
 }
@@ -309,16 +304,10 @@ EXPORT int aiostream_forward_next(struct call *call) {
     return reads;
 }
 
-/* Whether the call goes on, so that the thread's frames are those that led to it. */
-EXPORT int aiostream_forward_goes_on(const struct call *call) {
-    return atomic_load(&call->note->call) == call->number;
-}
-
-/* The reader has read the line of the call, and has reported it if it has ended. */
+/* The call may return: the reader has read its line, and does no more in its thread. */
 EXPORT void aiostream_forward_done(const struct call *call) {
     pthread_mutex_lock(&lock);
-    if (call->note->read < call->number) call->note->read = call->number;
-    if (call->ended) call->note->reported = call->number;
+    if (call->note->done < call->number) call->note->done = call->number;
     pthread_cond_broadcast(&for_wrappers);
     pthread_mutex_unlock(&lock);
 }

@@ -1,34 +1,8 @@
-/* Python's frames, for the forwarding library (forward/watch.c): what a thread that holds the GIL
- * reads by itself while it blocks in a driver call. */
+/* What Python says of a thread, for the forwarding library (forward/watch.c). */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "module.h"
 
 #include <dlfcn.h>
-
-enum { MOST_FRAMES = 256 };
-
-/* [(frame, line), ...] from the innermost one. It runs no bytecode, in which a signal's handler
- * could run, or the GIL be given away: the caller may be native code of others. NULL: no memory. */
-static PyObject *frames_from(PyObject *frame) {
-    PyObject *list = PyList_New(0);
-    Py_XINCREF(frame);
-    for (int n = 0; list && frame && n < MOST_FRAMES; n++) {
-        PyObject *item = Py_BuildValue("Oi", frame, PyFrame_GetLineNumber((PyFrameObject *)frame));
-        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
-        Py_XDECREF(item);
-        PyObject *back = list ? PyObject_GetAttrString(frame, "f_back") : NULL;
-        Py_DECREF(frame);
-        if (back == Py_None) Py_CLEAR(back);
-        frame = back;
-    }
-    Py_XDECREF(frame);
-    return list;
-}
-
-static PyObject *native_frames_from(PyObject *self, PyObject *frame) {
-    (void)self;
-    return frames_from(frame);
-}
 
 /* Whether Python knows this thread. Needs no GIL. */
 static int is_python_thread(void) { return PyGILState_GetThisThreadState() != NULL; }
@@ -42,43 +16,67 @@ static int holds_gil(void) {
     return mine && holder_of_the_gil && holder_of_the_gil() == mine;
 }
 
-/* The frames of this thread, if it holds the GIL, or else NULL. */
+/* Adds (code, line, None) of each frame of this thread, from the innermost one. A frame itself
+ * would outlive its function, whose variables would then end in another thread. */
+static void add_lines(PyObject *list) {
+    PyObject *frame = Py_XNewRef((PyObject *)PyEval_GetFrame());
+    while (frame && frame != Py_None) {
+        PyFrameObject *typed = (PyFrameObject *)frame;
+        PyObject *item =
+            Py_BuildValue("NiO", PyFrame_GetCode(typed), PyFrame_GetLineNumber(typed), Py_None);
+        if (item) PyList_Append(list, item);
+        Py_XDECREF(item);
+        PyObject *back = PyObject_GetAttrString(frame, "f_back");
+        Py_DECREF(frame);
+        frame = back;
+    }
+    Py_XDECREF(frame);
+}
+
+/* Chains of functions, each called with what the one before has returned. None of them is written
+ * in Python. */
+static PyObject *questions;
+
+static PyObject *native_set_questions(PyObject *self, PyObject *chains) {
+    (void)self;
+    Py_XDECREF(questions);
+    questions = Py_NewRef(chains);
+    Py_RETURN_NONE;
+}
+
+/* Adds the chain's last value, or None. */
+static void add_answer(PyObject *list, PyObject *chain) {
+    PyObject *value = NULL;
+    for (Py_ssize_t n = 0; n < PyTuple_Size(chain) && value != Py_None; n++) {
+        PyObject *next = PyObject_CallFunctionObjArgs(PyTuple_GetItem(chain, n), value, NULL);
+        Py_XDECREF(value);
+        value = next ? next : Py_NewRef(Py_None);
+        PyErr_Clear();
+    }
+    PyList_Append(list, value);
+    Py_DECREF(value);
+}
+
+/* The lines of this thread, if it holds the GIL, and then an answer to each question. Otherwise
+ * NULL. It runs no bytecode, in which a signal's handler could run, or the GIL be given away: the
+ * caller may be native code of others. */
 static void *frames_here(void) {
     if (!holds_gil()) return NULL;
     /* A garbage collection would run finalizers of others. */
     int collects = PyGC_Disable();
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *frames = frames_from((PyObject *)PyEval_GetFrame());
+    PyObject *list = PyList_New(0);
+    if (list) add_lines(list);
+    for (Py_ssize_t n = 0; list && n < PyTuple_Size(questions); n++)
+        add_answer(list, PyTuple_GetItem(questions, n));
     PyErr_Restore(type, value, traceback);
     if (collects) PyGC_Enable();
-    return frames;
-}
-
-/* frames_take(address): the list that `frames_here` has made. */
-static PyObject *native_frames_take(PyObject *self, PyObject *address) {
-    (void)self;
-    void *list = PyLong_AsVoidPtr(address);
-    if (!list && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "there are no frames");
     return list;
 }
 
-/* raise_in(thread, class): at the thread's next step in Python. Whether the thread is there. */
-static PyObject *native_raise_in(PyObject *self, PyObject *args) {
-    (void)self;
-    unsigned long thread;
-    PyObject *exception;
-    if (!PyArg_ParseTuple(args, "kO", &thread, &exception)) return NULL;
-    return PyBool_FromLong(PyThreadState_SetAsyncExc(thread, exception) == 1);
-}
-
 static PyMethodDef frame_functions[] = {
-    {"frames_from", native_frames_from, METH_O,
-     "[(frame, line), ...] from a frame to its thread's first one."},
-    {"frames_take", native_frames_take, METH_O,
-     "The list that FRAMES_HERE has returned. Its caller becomes the owner."},
-    {"raise_in", native_raise_in, METH_VARARGS,
-     "Has an exception of this class raised at a thread's next step in Python."},
+    {"set_questions", native_set_questions, METH_O, "What FRAMES_HERE asks, besides the frames."},
     {NULL, NULL, 0, NULL},
 };
 
