@@ -300,6 +300,33 @@ async def test_synchronous_copies_are_found() -> None:
     assert {(call.kind, call.stream) for call in waits(found)} == {("copies", None)}
 
 
+async def test_calls_of_each_device_are_found() -> None:
+    if aiostream.Device.count() < 2:
+        pytest.skip("two devices are needed")
+    streams = [Stream(device=aiostream.Device(n)) for n in range(2)]
+    with blocking.watch() as found:
+        for stream in streams:
+            spin(stream, 0.001)
+            stream.synchronize()
+    assert [call.stream for call in waits(found)] == [stream.handle for stream in streams]
+    for stream in streams:
+        stream.close()
+
+
+async def test_a_capture_is_left_alone() -> None:
+    async with Stream() as stream:
+        with blocking.watch() as found:
+            with stream.capture_executable() as capture:
+                spin(stream, 0.004)
+            await capture.executable.launch_and_wait(stream)
+            capture.executable.launch(stream)
+            stream.synchronize()
+        assert [(call.call, call.stream) for call in waits(found)] == [
+            ("cuStreamSynchronize", stream.handle)
+        ]
+        capture.executable.close()
+
+
 def test_the_look_up_function_finds_itself_and_what_can_block() -> None:
     exports = ctypes.CDLL("libcuda.so.1")
     found, flags, status = ctypes.c_void_p(), ctypes.c_uint64(0), ctypes.c_int(-1)
