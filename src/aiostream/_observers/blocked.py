@@ -58,8 +58,8 @@ class BlockingCall:
     """The file of `line`."""
     line: int
     """The innermost line of your program that led to the call."""
-    where: str
-    """The lines that led to the call, from the task's first one."""
+    lines: tuple[tuple[str, int, str], ...]
+    """The file, line and function of each step that led to the call, from the task's first one."""
     thread: str
     """The thread's name."""
     loop: str
@@ -75,6 +75,11 @@ class BlockingCall:
     def place(self) -> str:
         """`file:line`."""
         return f"{self.file}:{self.line}"
+
+    @property
+    def where(self) -> str:
+        """The lines that led to the call, as Python prints them."""
+        return "".join(traceback.format_list([(*line, None) for line in self.lines])).rstrip()
 
     @property
     def advice(self) -> str:
@@ -110,7 +115,7 @@ class _Found(NamedTuple):
 
     file: str
     line: int
-    where: str
+    lines: tuple[tuple[str, int, str], ...]
     thread: str
     loop: str
     task: str | None
@@ -162,8 +167,7 @@ def _begin_again() -> None:
     global _lock, _reader
     _lock, _reader = threading.RLock(), None
     _found.clear()
-    if _watches:
-        _apply()
+    _apply()
 
 
 def _end() -> None:
@@ -263,10 +267,8 @@ def _find(frames: turns.Frames, here: list[Any]) -> _Found | None:
         return None
     of_program = (each for each in inside if not each[0].co_filename.startswith(_LIBRARIES))
     own, line = next(of_program, inside[0])
-    summary = [(code.co_filename, n, code.co_name, None) for code, n in reversed(inside)]
-    where = "".join(traceback.format_list(summary)).rstrip()
-    thread = here[0] or "a thread"
-    return _Found(own.co_filename, line, where, thread, loop, task, can_raise)
+    steps = tuple((code.co_filename, n, code.co_name) for code, n in reversed(inside))
+    return _Found(own.co_filename, line, steps, here[0] or "a thread", loop, task, can_raise)
 
 
 _LOOPS = ("asyncio", "trio", "anyio", "uvloop")
