@@ -177,9 +177,8 @@ def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[],
         raise ValueError(f"action is one of {', '.join(_ACTIONS)}, not {action!r}")
     seconds = _seconds(threshold)
     act = _count if action == "count" else _warn
-    made = Watch(
-        act, seconds, max(seconds, _OTHERS), BlockedLoopError if action == "raise" else None
-    )
+    raises = BlockedLoopError if action == "raise" else None
+    made = Watch(act, seconds, max(seconds, _OTHERS), raises)
     blocked.add(made)
     while _installed:
         blocked.remove(_installed.pop())
@@ -243,9 +242,7 @@ def table(limit: int = 10) -> str:
     if len(worst) > limit:
         lines.append(f"{len(worst) - limit} more places are not shown.")
     if blocked.missed:
-        lines.append(
-            f"{blocked.missed} calls are missing, because their lines were not read in time."
-        )
+        lines.append(f"{blocked.missed} calls are missing: their lines were not read in time.")
     return "\n".join(lines)
 
 
@@ -272,7 +269,6 @@ def begin_from_environment(*, always_says: bool = False) -> None:
     def at_exit() -> None:
         end()
         if _places or always_says:
-            print(f"\naiostream blocking, process {os.getpid()}:", file=sys.stderr)
-            print(table(), file=sys.stderr)
+            print(f"\naiostream blocking, process {os.getpid()}:\n{table()}", file=sys.stderr)
 
     atexit.register(at_exit)

@@ -12,7 +12,6 @@ import atexit
 import ctypes
 import dis
 import linecache
-import operator
 import os
 import sys
 import sysconfig
@@ -20,6 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -241,8 +241,7 @@ def _here(call: forwarding.Call) -> tuple[Any, list[Any]]:
     frames: turns.Frames = []
     if _goes_on(call):
         # In one step, so that no frame of another thread outlives its function.
-        of_thread = operator.methodcaller("get", call.thread)
-        frame = next(map(of_thread, iter(sys._current_frames, None)))
+        frame = next(map(methodcaller("get", call.thread), iter(sys._current_frames, None)))
         while frame is not None:
             frames.append((frame.f_code, frame.f_lineno or 0, frame))
             frame = frame.f_back
@@ -291,7 +290,7 @@ def _report(call: forwarding.Call, found: _Found) -> None:
             report(made)
         except Exception as error:
             _native.write_unraisable(error, report)
-    for raised in [w.raises for w in counting if w.raises is not None]:
-        if found.can_raise and _goes_on(call):
-            raising[call.thread] = made
-            _python.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(raised))
+    raises = next((w.raises for w in counting if w.raises is not None), None)
+    if raises is not None and found.can_raise and _goes_on(call):
+        raising[call.thread] = made
+        _python.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(raises))
