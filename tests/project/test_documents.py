@@ -134,7 +134,7 @@ def test_the_documents_have_snippets() -> None:
     assert len(PROGRAMS) >= 25
     assert len(programs_of(ROOT / "README.md")) >= 2
     shown = {program.name.partition(".md")[0] for program in PROGRAMS if "shown" in program.how}
-    assert shown <= {"serving", "simulator", "models"}, (
+    assert shown <= {"serving", "simulator", "models", "blocking"}, (
         "these need what no environment of the tests has"
     )
 
