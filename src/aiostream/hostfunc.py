@@ -69,9 +69,8 @@ class HostFunction:
         """Drops everything, because the function has run for the last time."""
         # In the janitor's thread. The releaser drops them, because a destructor may block, and the
         # janitor serves everything else.
-        process.release_in_thread(self.function, self.arguments)
-        self.function = None
-        self.arguments = ()
+        held, self.function, self.arguments = [self.function, self.arguments], None, ()
+        process.release_in_thread(held)
 
     def abandon(self, code: int, orphaned: bool) -> None:
         """Keeps everything, because the context has failed.

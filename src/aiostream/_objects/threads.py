@@ -164,8 +164,8 @@ class _ThreadCall(Completion):
             if orphaned or self.is_cancelled:
                 # No task will raise the error. Its frames hold objects whose destructors may block,
                 # so it must not die in this thread.
-                raised, self.raised = self.raised, None
-                process.release_in_thread(raised)
+                held, self.raised = [self.raised], None
+                process.release_in_thread(held)
             super().complete(code, orphaned)
         if not orphaned:  # the janitor runs no loop, and a limiter takes a token back only in one
             self.give_back()

@@ -318,16 +318,19 @@ _SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releas
 
 def _release() -> None:
     while True:
-        held: Any = ()
+        held: Any = None
         until = max(0, stuck.look_at - time.monotonic())
         with contextlib.suppress(queue.Empty):
             held = _to_release.get(timeout=min(until, _SAVE_SECONDS) if savers else until)
         _save(False)
         if time.monotonic() >= stuck.look_at:
             _report_from("aiostream's releaser", _say_what_is_stuck)
-        if not isinstance(held, tuple):  # from `run_in_releaser`
+        # The destructors run here, before the next `get` blocks. Not where the list dies, because
+        # without the GIL that may be the thread that has made it.
+        if isinstance(held, list):
+            held.clear()
+        elif held:  # from `run_in_releaser`
             _report_from(held, held)
-        # The destructor runs here, before the next `get` blocks.
         del held
 
 
@@ -365,16 +368,19 @@ def save_soon() -> Callable[[], bool]:
     return lambda: saved.is_set() or time.monotonic() > deadline
 
 
-def release_in_thread(*objects: Any) -> None:
-    """Drops the last reference to users' objects in the releaser's thread.
+def release_in_thread(held: list[Any]) -> None:
+    """Drops the last reference to users' objects in the releaser's thread, which clears the list.
+
+    The caller has no other reference to them, because it could drop the last one then.
 
     Their destructors may block there. In the janitor's thread, queues, streams and the beginning of
-    `on_context_failed`'s listeners would wait for them.
+    `on_context_failed`'s listeners would wait for them. Without the GIL, CPython may free an object
+    later, in the thread that has made it.
 
     Threads: any, also in a finalizer.
     """
     if _started and not _native.is_forked():
-        _to_release.put(objects)
+        _to_release.put(held)
 
 
 def run_in_releaser(task: Callable[[], Any]) -> None:

@@ -205,6 +205,22 @@ void completion_leak(CompletionObject *self) {
     Py_CLEAR(self->result);
 }
 
+/* The releaser drops the objects, and this thread's references go before that, because the last
+ * reference must be the releaser's. If this raises, it is done again. */
+static int release(CompletionObject *self) {
+    PyObject *held = PyList_New(2);
+    if (!held) return -1;
+    PyObject *keepalive = take(self, &self->keepalive);
+    PyList_SetItem(held, 0, keepalive ? keepalive : Py_NewRef(Py_None));
+    PyList_SetItem(held, 1, self->result ? self->result : Py_NewRef(Py_None));
+    self->result = NULL;
+    PyObject *answer = call_library("aiostream._runtime.process", "release_in_thread", "(O)", held);
+    Py_XDECREF(answer);
+    if (answer) Py_DECREF(held);
+    else self->keepalive = held;
+    return answer ? 0 : -1;
+}
+
 /* Settles the future and releases everything, because the GPU has passed the point. After a failed
  * event nothing proves that it has, and the objects are leaked. */
 static int finish(CompletionObject *self, int code, bool orphaned) {
@@ -218,11 +234,7 @@ static int finish(CompletionObject *self, int code, bool orphaned) {
      * they would block a loop that no longer uses them, or the janitor. */
     if (self->state != DONE &&
         (self->keepalive || (orphaned && self->result && self->result != Py_None))) {
-        PyObject *answer = call_library("aiostream._runtime.process", "release_in_thread", "(OO)",
-                                        self->keepalive ? self->keepalive : Py_None,
-                                        self->result ? self->result : Py_None);
-        if (!answer) return -1;
-        Py_DECREF(answer);
+        return release(self);
     }
     Py_XDECREF(take(self, &self->keepalive));
     Py_CLEAR(self->result);
