@@ -403,7 +403,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         slot.holder = weakref.ref(task) if task is not None else None
         held = lent if loan is None else loan
         slot.key = id(held)
-        # Before the next one, because Python calls the callback of the latest reference first.
         slot.alarm = weakref.ref(held, self._waiters.raise_alarm)
         # The callback may run in any thread, and between any two lines of this module. So it is the
         # deque's own method: it takes no lock, and touches nothing else of the pool.

@@ -49,10 +49,10 @@ class PoolCore:
         self._idle = Idle(reversed(self._slots)) if one else IdleOnDevices(self._slots)
         self._busy = Busy()
         self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has
-        # `Slot.lent` of each stream whose `Stream` died before it was given back. Any thread
+        # `lent` and `alarm` of each slot whose `Stream` died before it was given back. Any thread
         # appends, because an object may die in any. Only the loop's thread removes.
         self._dropped: deque[weakref.ref[Stream | Loan]] = deque()
-        self._waiters = Waiters()
+        self._waiters = Waiters(self._dropped)
         self._at_once = 0  # how often a stream was free at once
         # Stands for the look that the loop will do, or None; and whether it is one for tasks.
         self._looking: object = None
@@ -179,7 +179,7 @@ class PoolCore:
 
         A task dropped it, or a KeyboardInterrupt came before `release` could begin.
         """
-        found = [self._slot_of(reference) for reference in self._dropped.copy()]
+        found = {self._slot_of(reference): None for reference in self._dropped.copy()}
         for slot in filter(None, found):
             # The id may be that of a stream that was lent since.
             if self._lent.get(slot.key) is slot:
@@ -212,7 +212,7 @@ class PoolCore:
         )
 
     def _slot_of(self, reference: weakref.ref[Stream | Loan]) -> Slot | None:
-        return next((slot for slot in self._slots if slot.lent is reference), None)
+        return next((s for s in self._slots if reference is s.lent or reference is s.alarm), None)
 
     def _put_back(self, slot: Slot) -> None:
         """The stream's work is done. It goes to the task that has waited for longest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ class Waiters:
     `raise_alarm`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: deque[weakref.ref[Any]]) -> None:
+        self._dropped = dropped  # the pool's
         # In order. A future leaves when it is done, also when it is cancelled, so the length is how
         # many tasks wait. After a KeyboardInterrupt one that is done may stay until its task runs.
         self.futures: dict[Any, None] = {}
@@ -83,8 +85,11 @@ class Waiters:
         for watch in self._watches:
             watch.arm()
 
-    def raise_alarm(self, _: object) -> None:
+    def raise_alarm(self, reference: weakref.ref[Any]) -> None:
         """Has the loop notice that a stream was dropped. May run in a finalizer: takes no lock."""
+        # First, because the loop may look before the callback of `Slot.lent` has noted it. Python
+        # may call either callback first.
+        self._dropped.append(reference)
         # The watches stay, and `Watch.complete` arms them again.
         for watch in list(self._watches):
             watch.fire()
