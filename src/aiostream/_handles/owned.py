@@ -83,8 +83,10 @@ class Owned(checks.NotCopied):
         # end empties modules before the last objects die.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
-            run_in_janitor(self._finalizer(handle))
-            self._warn_dropped()  # last, because a filter may turn the warning into an error
+            try:  # first, because it shows the object as it is before the janitor has closed it
+                self._warn_dropped()
+            finally:  # also if a filter turns the warning into an error
+                run_in_janitor(self._finalizer(handle))
 
     def _finalizer(self, handle: _native.Handle) -> Callable[[], Any]:
         """What the janitor calls once this object is gone. It must not refer to the object."""
