@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import internals
-from installed import MISSING, missing_of
+from installed import GIVES_WRONG_EDGE_DATA, MISSING, missing_of
 from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle
 
 pytest_plugins = ["running", "aiostream_pytest"]  # the latter also if it is not installed
@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "simulator_only(reason): needs what a GPU cannot do on command"
     )
     config.addinivalue_line("markers", "gpu_only(reason): needs what the simulator refuses")
+    config.addinivalue_line("markers", "needs_gil(reason): cannot be so on a free-threaded Python")
+    config.addinivalue_line("markers", "needs_edge_data: some cuda-bindings give wrong edge data")
     config.addinivalue_line(
         "markers", "all_loops: runs on asyncio in debug mode and with eager tasks by default too"
     )
@@ -95,6 +97,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(
                 pytest.mark.skip(reason="a GPU's context cannot be broken and recovered")
             )
+        if (needs := item.get_closest_marker("needs_gil")) and not internals.has_gil():
+            item.add_marker(pytest.mark.skip(reason=f"needs the GIL: {needs.args[0]}"))
+        if GIVES_WRONG_EDGE_DATA and item.get_closest_marker("needs_edge_data"):
+            item.add_marker(pytest.mark.skip(reason="this cuda-bindings gives wrong edge data"))
         # Here too: the ledger would miss what a test has opened before it needs its loop.
         callspec = getattr(item, "callspec", None)
         for name in missing_of(callspec.id) if callspec else ():

@@ -94,6 +94,7 @@ def run_docstring(name: str, docstring: str) -> None:
     names = {"__name__": "__main__", "asyncio": asyncio, "aiostream": aiostream}
     with asyncio.Runner() as runner:
         runner.run(_session(f"<docstring of aiostream.{name}>", examples_of(docstring), names))
+    names.clear()  # Python 3.13t never frees the functions that have them as globals
 
 
 async def _session(file: str, examples: list[doctest.Example], names: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Set
+from importlib.util import find_spec
 from typing import Any
 
 import aiostream
@@ -142,14 +143,16 @@ def drop_a_stream_and_an_event(faults: Faults, _: None) -> None:
         assert settle(lambda: aiostream.statistics().handles.open <= open_before - 2)
 
 
-@without_loop(a_stream)
-def use_a_retired_stream_again(faults: Faults, stream: Stream) -> None:
-    retired = Stream()
-    retired.core()
-    retired.close()
-    with faults, contextlib.closing(Stream()) as again:
-        again.synchronize()
-    use(stream)
+if find_spec("cuda.core"):
+
+    @without_loop(a_stream)
+    def use_a_retired_stream_again(faults: Faults, stream: Stream) -> None:
+        retired = Stream()
+        retired.core()
+        retired.close()
+        with faults, contextlib.closing(Stream()) as again:
+            again.synchronize()
+        use(stream)
 
 
 @without_loop(a_stream)

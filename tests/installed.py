@@ -1,4 +1,4 @@
-"""Which of the loops that asyncio does not bring can be tested here.
+"""What can be tested here, by what is installed.
 
 Nothing here imports aiostream, because `exits.py` may not.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from importlib import metadata
 from importlib.util import find_spec
 
-__all__ = ["MISSING", "installed", "missing_of"]
+__all__ = ["GIVES_WRONG_EDGE_DATA", "MISSING", "installed", "missing_of"]
 
 MISSING = frozenset(name for name in ("trio", "uvloop") if find_spec(name) is None)
+
+# Of those that the library supports. docs/installation.md says what they do wrong.
+GIVES_WRONG_EDGE_DATA = metadata.version("cuda-bindings").startswith(("13.0.", "13.1."))
 
 
 def missing_of(text: str) -> list[str]:

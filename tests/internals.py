@@ -16,6 +16,7 @@ import aiostream.event as event_module
 import aiostream.stream as stream_module
 from aiostream import Context, CudaError, Stream, _native, blocking, device, simulator, testing
 from aiostream._base import clash, driver, forwarding, hints, turns
+from aiostream._base.checks import has_gil as has_gil
 from aiostream._handles import interop
 from aiostream._handles import reference as _reference
 from aiostream._objects import captures

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from aiostream import Stream, WaitStrategy
 from aiostream.testing import Gate, recover, settle, spin
 from installed import missing_of
-from internals import is_drain
+from internals import has_gil, is_drain
 
 if TYPE_CHECKING:
     import pytest  # not in the scripts that import this module, because it takes 0.15 s
@@ -38,6 +38,7 @@ __all__ = [
     "held_stream",
     "new_uvloop",
     "recover",
+    "releasing_threads",
     "run_on",
     "run_script",
     "run_together",
@@ -225,6 +226,12 @@ def run_script(
         cwd=folder,
         check=False,
     )
+
+
+def releasing_threads() -> set[int | None]:
+    """The threads that may run the destructor of what this thread has made and the library held."""
+    own = set() if has_gil() else {threading.get_ident()}
+    return own | {each.ident for each in threading.enumerate() if "releaser" in each.name}
 
 
 def succeed(driver_kind: str, script: str, **options: Any) -> str:

@@ -157,6 +157,7 @@ SCRIPT = """
 @pytest.mark.parametrize("again", [False, True], ids=["alone", "with others"])
 @pytest.mark.parametrize("how", ["reset", "destroy"])
 def test_each_call_raises_and_touches_nothing(driver_kind: str, how: str, again: bool) -> None:
+    pytest.importorskip("cuda.core")
     script = SCRIPT.format(how=how, again=again, simulated=driver_kind == "simulator")
     assert succeed(driver_kind, script) == ""
 

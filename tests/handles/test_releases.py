@@ -71,10 +71,15 @@ def drop_with_loop(stream: Stream, held: Any) -> None:
 
 
 def drop_behind_gate(drop: Callable[[Stream, Any], None], stuck: Stuck) -> Stream:
-    """The GPU passes only when this thread no longer refers to what is dropped."""
+    """The GPU passes only when the thread that has made what is dropped has ended.
+
+    Without the GIL, CPython frees an object in the thread that has made it, while that runs.
+    """
     with Gate() as gate:
         stream = held_stream(gate)
-        drop(stream, stuck.held())
+        thread = threading.Thread(target=lambda: drop(stream, stuck.held()))
+        thread.start()
+        thread.join()
     stream.synchronize()
     return stream
 

@@ -314,6 +314,7 @@ def test_capture_info_of_a_joined_stream(stream: Stream) -> None:
     other.close()
 
 
+@pytest.mark.needs_edge_data
 def test_dependencies_can_be_added_and_replaced(stream: Stream) -> None:
     with stream.capture() as capture:
         spin(stream, 0)

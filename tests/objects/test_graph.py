@@ -69,6 +69,7 @@ def test_an_empty_graph_can_be_launched(stream: Stream) -> None:
     assert "closed" in repr(executable)
 
 
+@pytest.mark.needs_edge_data
 def test_nodes_know_their_neighbours(stream: Stream) -> None:
     graph = captured(stream, 3)
     (root,) = graph.root_nodes
@@ -417,6 +418,7 @@ def test_update_that_does_not_fit_says_why(stream: Stream) -> None:
         executable.update(graph)
 
 
+@pytest.mark.needs_edge_data
 @pytest.mark.parametrize("mode", list(CaptureMode))
 def test_graph_calls_do_not_end_a_capture(stream: Stream, mode: CaptureMode) -> None:
     """In the very thread that captures: the driver forbids much of it there, unless the thread is

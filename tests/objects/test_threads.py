@@ -140,6 +140,7 @@ async def test_error_of_fn_is_raised_when_its_work_is_done() -> None:
     stream.close()
 
 
+@pytest.mark.needs_gil("a worker that idles frees the frames of its error when it runs again")
 async def test_error_keeps_nothing_alive() -> None:
     stream = Stream()
     held = Held()

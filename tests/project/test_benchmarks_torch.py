@@ -71,6 +71,7 @@ def served(
     driver_kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, more: str
 ) -> tuple[set[str], dict[str, str]]:
     """The peers that had a window with a stand-in with more lines; why others were not run."""
+    pytest.importorskip("fastapi")
     (folder / "torch.py").write_text(f"{(STAND_INS / 'torch.py').read_text()}\n{more}\n")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv(

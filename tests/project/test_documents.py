@@ -49,7 +49,7 @@ NOT_OURS: dict[str, tuple[str, ...]] = {
     "simulator.md": ("Device.sync",),
 }
 # What the extra `test` brings, and JAX, which nothing here brings.
-OPTIONAL = ("fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
+OPTIONAL = ("cuda.core", "fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
 _SNIPPET = re.compile(
     r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
     r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$"

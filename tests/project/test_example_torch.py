@@ -46,6 +46,7 @@ def test_torch_server_answers_right_in_every_way(driver_kind: str) -> None:
 
 
 def run(driver_kind: str, script: str) -> str:
+    pytest.importorskip("fastapi")
     return succeed(driver_kind, script, PYTHONPATH=search_path(driver_kind))
 
 

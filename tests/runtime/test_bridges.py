@@ -75,18 +75,20 @@ def test_queues_are_used_again_while_a_destructor_blocks(loop_kind: str) -> None
             blocked.set()
             assert go_on.wait(30)
 
-    async def cancel(given: list[Buffer]) -> None:
-        async with Stream() as stream:
-            with Gate() as gate:
-                gate.hold(stream)
-                stream.enqueue_async(lambda on, buffer: None, given.pop()).cancel()
+    async def cancel(stream: Stream) -> None:
+        stream.enqueue_async(lambda on, buffer: None, Buffer()).cancel()
 
     async def serve() -> None:
         async with Stream() as stream:
             await stream.completion_future()
 
     try:
-        run_on(loop_kind, cancel, [Buffer()])
+        with Gate() as gate:
+            stream = held_stream(gate)
+            # In a thread that ends, because without the GIL a thread frees what it has made.
+            thread = threading.Thread(target=run_on, args=(loop_kind, cancel, stream))
+            thread.start()
+            thread.join()
         assert blocked.wait(10)
         run_on(loop_kind, serve)
         gc.collect()
@@ -97,6 +99,7 @@ def test_queues_are_used_again_while_a_destructor_blocks(loop_kind: str) -> None
         assert len(os.listdir("/proc/self/fd")) < before + 10
     finally:
         go_on.set()
+    stream.close()
 
 
 # ----------------------------------------------------------------------------------- what ends them

@@ -361,6 +361,7 @@ LOCKED_HOST_FUNCTION = """
 """
 
 
+@pytest.mark.needs_gil("a host function waits for it")
 @pytest.mark.simulator_only("whether a driver holds a lock round host functions cannot be chosen")
 def test_end_of_a_function_while_the_driver_holds_a_lock_for_a_host_function(
     driver_kind: str,

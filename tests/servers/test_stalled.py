@@ -309,6 +309,7 @@ async def test_slow_work_is_logged_once(driver_kind: str, caplog: pytest.LogCapt
     assert said[0].startswith(NAME)
 
 
+@pytest.mark.needs_gil("a call keeps it")
 def test_held_gil_is_said_on_stderr(driver_kind: str) -> None:
     """With the stacks. The listener is called when Python runs again."""
     ended = run_script(

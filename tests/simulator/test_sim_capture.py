@@ -356,6 +356,7 @@ def all_nodes(graph: Any) -> list[Any]:
     return list(found[:count])
 
 
+@pytest.mark.needs_edge_data
 @pytest.mark.parametrize("mode", MODES)
 def test_capture_into_a_graph_gives_that_graph_back(stream: Any, mode: Any) -> None:
     fired, graph = [], ok(cu.cuGraphCreate(0))
@@ -392,6 +393,7 @@ def test_a_capture_that_fails_takes_its_graph_with_it(stream: Any) -> None:
     assert code(cu.cuGraphDestroy(graph)) == 1
 
 
+@pytest.mark.needs_edge_data
 def test_what_cannot_be_captured_into(stream: Any) -> None:
     graph, other, second = (
         ok(cu.cuGraphCreate(0)),

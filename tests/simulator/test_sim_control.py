@@ -377,6 +377,7 @@ def test_the_drivers_lock(stream: Any) -> None:
     ok(cu.cuStreamSynchronize(stream))
 
 
+@pytest.mark.needs_gil("a call keeps it")
 def test_a_gil_kept_across_a_call_deadlocks_with_the_drivers_lock() -> None:
     program = """
         from aiostream import simulator

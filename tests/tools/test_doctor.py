@@ -239,10 +239,12 @@ def test_doctor_says_whether_the_gil_is_on() -> None:
 
 
 @pytest.mark.skipif(not FREE, reason="an ordinary Python's GIL is always on")
-def test_doctor_finds_the_module_that_switches_the_gil_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("_testsinglephase")  # of Python's own tests
+def test_doctor_finds_the_module_that_switches_the_gil_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("PYTHON_GIL", raising=False)
+    (tmp_path / "needs_it.py").write_text("import sys; sys._is_gil_enabled = lambda: True")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert internals.switches_the_gil_on(["json", "aiostream"]) is None
-    names = ["aiostream", "_testsinglephase", "json"]
-    assert internals.switches_the_gil_on(names) == "_testsinglephase"
+    assert internals.switches_the_gil_on(["aiostream", "needs_it", "json"]) == "needs_it"
     assert as_json("simulator", PYTHON_GIL="1")["gil"]["on"]

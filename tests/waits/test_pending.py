@@ -218,6 +218,7 @@ async def test_stream_of_a_pool_has_its_name(cuda_gate: Gate) -> None:
         await future
 
 
+@pytest.mark.needs_gil("without it, `pending` looks at the tasks of its own loop alone")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 def test_another_thread_sees_the_tasks(loop_kind: str, cuda_gate: Gate) -> None:
     stream = held_stream(cuda_gate, name="held", wait="event")
@@ -237,6 +238,7 @@ def test_another_thread_sees_the_tasks(loop_kind: str, cuda_gate: Gate) -> None:
     assert entry["task"] is not None
 
 
+@pytest.mark.needs_gil("without it, `pending` looks at the tasks of its own loop alone")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
 def test_tasks_of_a_blocked_loop_are_found(loop_kind: str) -> None:
     """Also if a wait was handed back to its task, which the blocked loop has not noticed."""
