@@ -6,6 +6,7 @@ group `dev` there.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ nox.options.sessions = ["tests", "lint", "types"]
 nox.options.error_on_missing_interpreters = True
 
 PROJECT = nox.project.load_toml("pyproject.toml")
+FREE_THREADED = ("python3.14t", "python3.13t")
 
 
 def install(session: nox.Session, *packages: str) -> None:
@@ -72,6 +74,21 @@ def asyncio_alone(session: nox.Session) -> None:
     install(session, ".[test]")
     session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "trio", "uvloop")
     session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(name="free-threaded", python=next(filter(shutil.which, FREE_THREADED), None))
+def free_threaded(session: nox.Session) -> None:
+    """Runs the suite without the GIL, on the first of python3.14t and python3.13t that is there."""
+    command = "import sysconfig; print(sysconfig.get_config_var('Py_GIL_DISABLED'))"
+    if str(session.run("python", "-c", command, silent=True)).strip() != "1":
+        session.error(
+            f"none of {', '.join(FREE_THREADED)} is on PATH: `uv python install 3.14t` installs one"
+        )
+    needs = PROJECT["project"]["optional-dependencies"]["test"]
+    if python_version(session) < (3, 14):  # for which these have no wheels
+        needs = [need for need in needs if not need.startswith(("cuda-core", "fastapi"))]
+    install(session, ".", *needs)
+    session.run("python", "-m", "pytest", *session.posargs, env={"PYTHON_GIL": "0"})
 
 
 @nox.session
