@@ -1,4 +1,4 @@
-"""The smaller examples, each started by its command: tokens, a pipeline, several GPUs."""
+"""The smaller examples, each started by its command: tokens, a pipeline, several GPUs or loops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from aiostream import Device
 from servers import ROOT, Server, environment, free_port, started
-from support import settle, succeed
+from support import run_script, settle, succeed
 
 EXAMPLES = ROOT / "examples"
 
@@ -174,3 +174,67 @@ def test_more_workers_than_gpus_are_refused(driver_kind: str, tmp_path: Path) ->
     """
     printed = succeed(driver_kind, script, WORKERS_LOCKS=str(tmp_path))
     assert printed == "other processes hold all 2 GPUs\n"
+
+
+# ------------------------------------------------------------------------------ several_loops.py
+
+
+@pytest.fixture
+def loops(driver_kind: str) -> Iterator[Server]:
+    port = free_port()
+    options = ("--loops", "3", "--streams", "2", "--port", str(port))
+    with started(EXAMPLES / "several_loops.py", driver_kind, port, *options) as server:
+        yield server
+
+
+def asked(server: Server, path: str, **query: float) -> Any:
+    """The answer on a connection of its own, for which the kernel chooses the loop."""
+    with httpx.Client(base_url=server.client.base_url, timeout=30, trust_env=False) as client:
+        return client.get(path, params=query).json()
+
+
+def test_each_loop_of_one_process_answers_right(loops: Server) -> None:
+    seen: set[int] = set()
+
+    def all_answer(a: int = 2) -> bool:
+        answer = asked(loops, "/infer", a=a, milliseconds=2)
+        assert answer["y"] == [a, 2 * a, 3 * a, 4 * a]
+        seen.add(answer["loop"])
+        return seen == {0, 1, 2}
+
+    assert settle(all_answer)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(all_answer, range(100)))
+    assert loops.stop()[::2] == (0, "")
+
+
+def test_requests_of_all_loops_are_answered_after_sigterm(loops: Server) -> None:
+    begun: dict[int, int] = {}
+
+    def all_have_begun() -> bool:
+        answer = asked(loops, "/ping")
+        begun[answer["loop"]] = answer["requests"]
+        return sum(begun.values()) == 6
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(asked, loops, "/infer", milliseconds=1000) for _ in range(6)]
+        assert settle(all_have_begun)
+        assert loops.stop()[::2] == (0, "")
+        assert [answer.result()["y"] for answer in answers] == [[1, 2, 3, 4]] * 6
+
+
+def test_no_loop_serves_if_one_cannot(driver_kind: str) -> None:
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(EXAMPLES)!r})
+        import several_loops
+
+        def fails_in_one(model, loop, streams):
+            return application(model, loop, streams if loop != 1 else 0)  # a pool of none
+
+        application = several_loops.application
+        several_loops.application = fails_in_one
+        print(several_loops.serve(loops=3, streams=2, port={free_port()}))
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
