@@ -49,7 +49,7 @@ NOT_OURS: dict[str, tuple[str, ...]] = {
     "simulator.md": ("Device.sync",),
 }
 # What the extra `test` brings, and JAX, which nothing here brings.
-OPTIONAL = ("cuda.core", "fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
+OPTIONAL = ("fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
 _SNIPPET = re.compile(
     r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
     r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$"
@@ -171,6 +171,8 @@ def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> Non
     for name in (*OF_THE_RUNTIME, *OPTIONAL):
         if name in {*program.needs, *program.imported} and not has_stand_in:
             pytest.importorskip(name)
+    if "from cuda.core" in program.code:
+        pytest.importorskip("cuda.core")
     if "numba" in program.needs:
         # Some pairs of numba-cuda and numpy can be imported, and yet compile no kernel.
         trial = run_script(
