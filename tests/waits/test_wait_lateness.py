@@ -201,8 +201,11 @@ def has_come_to_rest(thread: int) -> bool:
 @pytest.mark.parametrize(
     ("strategy", "loop_kind"), [*((name, "asyncio") for name in STRATEGIES), ("event", "trio")]
 )
-async def test_watcher_never_wakes_with_nothing_pending(strategy: Any, loop_kind: str) -> None:
-    thread, stream = watcher_thread(), Stream(wait=strategy)
+@pytest.mark.parametrize("limit", [None, 60])
+async def test_watcher_never_wakes_with_nothing_pending(
+    strategy: Any, loop_kind: str, limit: float | None
+) -> None:
+    thread, stream = watcher_thread(), Stream(wait=strategy, stalled_after=limit)
     for _ in range(20):
         spin(stream, 0.002)
         await stream.synchronize_async()

@@ -26,9 +26,9 @@ struct wait_list {
     _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
     struct context *context; /* these two are constant */
     struct shared_history *history;
-    /* Of its stream, for operators; under the lock of the records, as the next two: */
+    _Atomic int64_t limit; /* see wait_list_label; any thread */
+    /* Of its stream, for operators; under the lock of the records, as the next one: */
     char name[STREAM_NAME];
-    int64_t limit; /* see wait_list_label */
     int64_t noted; /* when it was said to be stalled */
     /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
     _Atomic unsigned busy;

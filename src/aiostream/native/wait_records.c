@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "failures.h"
+#include "waker.h"
 
 /* Guards what is made or renamed, and not what each wait uses. Never held across a driver call. The
  * lock of a queue's spares comes after it. */
@@ -202,6 +203,15 @@ static void put(struct wait *wait) {
     pthread_mutex_unlock(&spares->lock);
 }
 
+static _Atomic bool some_limit; /* some wait may have one */
+bool waits_limited(void) { return atomic_load(&some_limit); }
+
+static void note_limit(void) {
+    if (atomic_load(&some_limit)) return;
+    atomic_store(&some_limit, true);
+    waker_wake_if_parked();
+}
+
 int wait_start(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
                struct handle *users_event, struct wait **started) {
     int status = take(queue, list->context, started);
@@ -227,6 +237,7 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     wait->start = now;
     wait->start_slack = 0;
     wait->forecast = atomic_load(&predicting) ? forecast_of(list->history) : forecast_ref(&none);
+    if (list->limit) note_limit();
     return CUDA_SUCCESS;
 }
 
@@ -245,15 +256,12 @@ void wait_recycle(struct wait *wait) {
 
 /* --- what waits --- */
 
-static _Atomic bool some_limit; /* one was set */
-bool waits_limited(void) { return atomic_load(&some_limit); }
-
 void wait_list_label(struct wait_list *list, const char *name, int64_t limit) {
     pthread_mutex_lock(&pool_lock);
     snprintf(list->name, sizeof list->name, "%s", name);
     if (limit >= 0) list->limit = limit;
     pthread_mutex_unlock(&pool_lock);
-    if (limit > 0) atomic_store(&some_limit, true);
+    if (limit > 0) note_limit();
 }
 
 /* Whether `wait`, under the lock of its spares, is one that waits_pending counts. If its holder
@@ -328,6 +336,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
             form = "%s is stalled: no work that is awaited there has ended for %.3g s";
         }
     }
+    if (since || wait->forecast) atomic_store(&some_limit, true);
     if (!since || until - since <= list->limit || (news && *noted >= since)) return false;
     if (news) *noted = until;
     stall->ns = until - since;
@@ -338,6 +347,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
 
 bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
     bool found = false;
+    if (news) atomic_store(&some_limit, false); /* the waits say otherwise, also those to come */
     int64_t now = now_ns();
     pthread_mutex_lock(&pool_lock);
     for (struct wait *wait = records; wait && !found; wait = wait->next_record) {

@@ -48,7 +48,7 @@ int wait_list_health(const struct wait_list *); /* of its context: context_recen
 /* What operators call its stream, and after which time without an end the stream is stalled (0:
  * never; less: as before). The latest counts. Any thread. */
 void wait_list_label(struct wait_list *, const char *name, int64_t limit);
-bool waits_limited(void); /* whether a limit was ever set */
+bool waits_limited(void); /* whether some wait may have a limit */
 /* Whether the work of a stream or a loop is stalled now, or this thread, which has been in a call
  * of the driver for `held`. With `news`, something that it has not said since. Any thread. */
 bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *);

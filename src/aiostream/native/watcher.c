@@ -98,7 +98,7 @@ static void *watch(void *unused) {
                 next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
             }
             waker_set_parked(true);
-            if (contexts_pending() == 0)
+            if (contexts_pending() == 0 && !waits_limited())
                 sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
             /* only its time was up */
