@@ -19,8 +19,7 @@ struct queue *as_queue(int index) {
 /* queue_open(owner): appends the number to a list and returns the descriptor. It is one step,
  * because a KeyboardInterrupt before the caller has stored the number would leave the queue without
  * an owner. */
-static PyObject *native_queue_open(PyObject *self, PyObject *owner) {
-    (void)self;
+static PyObject *native_queue_open(PyObject *Py_UNUSED(self), PyObject *owner) {
     if (refuse_in_child()) return NULL;
     if (!PyList_Check(owner))
         return PyErr_Format(PyExc_TypeError, "a list is needed, which will own the queue");
@@ -32,8 +31,7 @@ static PyObject *native_queue_open(PyObject *self, PyObject *owner) {
     return NULL;
 }
 
-static PyObject *native_queue_close(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_queue_close(PyObject *Py_UNUSED(self), PyObject *args) {
     int index;
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
     struct queue *queue = as_queue(index);
@@ -45,8 +43,7 @@ static PyObject *native_queue_close(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_queue_wake(PyObject *Py_UNUSED(self), PyObject *args) {
     int index;
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
     struct queue *queue = as_queue(index);
@@ -55,8 +52,7 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_context_register(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_context_register(PyObject *Py_UNUSED(self), PyObject *args) {
     unsigned long long handle, identity, stream;
     PyObject *made;
     if (!PyArg_ParseTuple(args, "KKKO!", &handle, &identity, &stream, &PyList_Type, &made))
@@ -91,23 +87,20 @@ bool append_number(PyObject *list, PyObject *number) {
     return failed == 0;
 }
 
-static PyObject *native_counters(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_counters(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < COUNTERS; i++)
         if (!append_number(list, PyLong_FromLongLong(atomic_load(&counters[i])))) Py_CLEAR(list);
     return list;
 }
 
-static PyObject *native_awaits_firing(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_awaits_firing(PyObject *Py_UNUSED(self), PyObject *args) {
     unsigned long long ticket;
     if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
     return PyBool_FromLong(point_awaits_firing(ticket));
 }
 
-static PyObject *native_pending(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_pending(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     long long captured = points_captured(), in_streams = points_in_streams();
     return Py_BuildValue("LLL", (long long)points_pending(), captured, in_streams);
 }
@@ -115,8 +108,7 @@ static PyObject *native_pending(PyObject *self, PyObject *unused) {
 /* Opens or shuts a gate: a stream waits for the word. The store is a release, because the work
  * behind the gate must see what this thread has written before. A plain store of Python's may
  * overtake earlier ones on aarch64. */
-static PyObject *native_store_word(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_store_word(PyObject *Py_UNUSED(self), PyObject *args) {
     unsigned long long address;
     unsigned value;
     if (!PyArg_ParseTuple(args, "KI", &address, &value)) return NULL;

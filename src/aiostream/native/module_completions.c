@@ -320,8 +320,8 @@ static void Completion_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-PyObject *Completion_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    (void)args, (void)kwargs;
+PyObject *Completion_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
+                         PyObject *Py_UNUSED(kwargs)) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     return allocate(type, 0);
 }
@@ -356,8 +356,7 @@ void completion_begin(CompletionObject *self) {
     atomic_fetch_add(&counters[FUTURES_CREATED], 1);
 }
 
-static PyObject *Completion_begin(PyObject *object, PyObject *unused) {
-    (void)unused;
+static PyObject *Completion_begin(PyObject *object, PyObject *Py_UNUSED(unused)) {
     completion_begin((CompletionObject *)object);
     Py_RETURN_NONE;
 }
@@ -389,8 +388,7 @@ static PyObject *Completion_fail(PyObject *object, PyObject *args) {
 }
 
 /* It may be called again, and when it has ended. */
-static PyObject *Completion_cancel(PyObject *object, PyObject *unused) {
-    (void)unused;
+static PyObject *Completion_cancel(PyObject *object, PyObject *Py_UNUSED(unused)) {
     CompletionObject *self = (CompletionObject *)object;
     Py_INCREF(object); /* the future may have the last reference */
     completion_end(self, CANCELLED);
@@ -401,8 +399,7 @@ static PyObject *Completion_cancel(PyObject *object, PyObject *unused) {
 }
 
 /* unreserve(): gives the reservation back, if nothing was recorded. */
-static PyObject *Completion_unreserve(PyObject *object, PyObject *unused) {
-    (void)unused;
+static PyObject *Completion_unreserve(PyObject *object, PyObject *Py_UNUSED(unused)) {
     completion_unreserve((CompletionObject *)object);
     Py_RETURN_NONE;
 }
@@ -416,20 +413,17 @@ static PyObject *is_in_state(PyObject *self, void *state) {
     return PyBool_FromLong(((CompletionObject *)self)->state == (enum state)(uintptr_t)state);
 }
 
-static PyObject *is_recorded(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *is_recorded(PyObject *self, void *Py_UNUSED(unused)) {
     return PyBool_FromLong(((CompletionObject *)self)->recorded);
 }
 
-static PyObject *get_seconds(PyObject *object, void *unused) {
-    (void)unused;
+static PyObject *get_seconds(PyObject *object, void *Py_UNUSED(unused)) {
     CompletionObject *self = (CompletionObject *)object;
     if (self->wait) Py_RETURN_NONE;
     return PyFloat_FromDouble((double)(now_ns() - self->began) / 1e9);
 }
 
-static PyObject *is_ordered(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
     return PyBool_FromLong(((CompletionObject *)self)->order != NULL);
 }
 
@@ -496,8 +490,7 @@ static PyType_Spec own_future_spec = {"aiostream._native.OwnFuture", sizeof(PyOb
 
 /* set_observer(function): what is called with each future that ends because the GPU has passed its
  * point, or has failed. None: nothing is. */
-static PyObject *native_set_observer(PyObject *module, PyObject *function) {
-    (void)module;
+static PyObject *native_set_observer(PyObject *Py_UNUSED(module), PyObject *function) {
     static _Atomic(PyObject *) latest; /* so that there is one reference to a function set again */
     if (function != Py_None && atomic_exchange(&latest, function) != function) Py_INCREF(function);
     atomic_store(&observer, function == Py_None ? NULL : function);

@@ -7,8 +7,7 @@
 
 /* own(ticket, future): the future gets the answer of the wait that has this ticket. In the loop's
  * thread, which would deliver the ticket. */
-static PyObject *native_own(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *native_own(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long ticket;
     PyObject *future;
     if (!PyArg_ParseTuple(args, "KO", &ticket, &future)) return NULL;
@@ -17,8 +16,7 @@ static PyObject *native_own(PyObject *module, PyObject *args) {
 }
 
 /* orphan(ticket): no task waits for it any more. */
-static PyObject *native_orphan(PyObject *module, PyObject *object) {
-    (void)module;
+static PyObject *native_orphan(PyObject *Py_UNUSED(module), PyObject *object) {
     uint64_t ticket = PyLong_AsUnsignedLongLongMask(object);
     if (is_child()) Py_RETURN_NONE;
     /* First, because from then on the janitor may deliver it. */
@@ -34,8 +32,7 @@ static int do_arm(struct handle *stream, void *argument) {
 
 /* arm(handle, context, kind, owner, sync_mode, function, data): enqueues a host function or
  * callback of a user, which belongs to no loop. 0, a driver code, or a refusal. */
-static PyObject *native_arm(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *object, *owner;
     int context_id, kind, sync_mode;
     unsigned long long function, data;
@@ -67,8 +64,7 @@ static PyObject *native_arm(PyObject *module, PyObject *args) {
 /* arm_alarm(queue, context, owner, tickets): appends a ticket to the list of its owner, which gets
  * the code when the context fails. It is one step, because a KeyboardInterrupt before the caller
  * has stored the ticket would leave it armed, and its queue could never be used again. */
-static PyObject *native_arm_alarm(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *native_arm_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
     int queue_number, context_id;
     PyObject *owner, *tickets;
     if (!PyArg_ParseTuple(args, "iiOO!", &queue_number, &context_id, &owner, &PyList_Type,
@@ -88,8 +84,7 @@ static PyObject *native_arm_alarm(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_fire_alarm(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *native_fire_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long ticket;
     if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
     if (!is_child()) point_fire_alarm(ticket);
@@ -108,8 +103,7 @@ static int do_watch(struct handle *stream, void *argument) {
 
 /* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
  * and the owner hears of its end. Whether that was possible. */
-static PyObject *native_watch(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *handle, *list, *owner;
     int queue_number, number, status;
     if (!PyArg_ParseTuple(args, "OOiiO", &handle, &list, &queue_number, &number, &owner))
@@ -140,8 +134,7 @@ static void append_owner(void *list, uint64_t ticket) {
 }
 
 /* owners(): of all points, for the ledger and for tests. */
-static PyObject *native_owners(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
+static PyObject *native_owners(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
     if (list) points_visit_owned(append_owner, list);
     if (list && PyErr_Occurred()) Py_CLEAR(list);
@@ -152,8 +145,7 @@ static PyObject *native_owners(PyObject *module, PyObject *unused) {
  * seconds since it began, and the longest that were expected, or 0; its queue; the address of its
  * record, and what its ticket stands for (not of the slow ones, whose caller must not be the last
  * to hold it). A slow one has taken a second, and 20 times as long as expected. */
-static PyObject *native_waiting(PyObject *module, PyObject *only_slow) {
-    (void)module;
+static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *only_slow) {
     struct waiting each;
     PyObject *list = PyList_New(0);
     for (struct wait *wait = NULL; list && waits_next(&wait, &each);) {
@@ -271,8 +263,7 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
 
 /* drain(queue, orphaned): settles all that has arrived. In a forked child it does nothing: the
  * descriptor is the parent's, and to read it would take a wake-up away from it. */
-static PyObject *native_drain(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
     int index, orphaned;
     if (!PyArg_ParseTuple(args, "ip", &index, &orphaned)) return NULL;
     if (is_child()) Py_RETURN_NONE;

@@ -118,8 +118,7 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
 }
 
 /* leak(keepalive): nothing will prove that the GPU does not use it. */
-static PyObject *native_leak(PyObject *module, PyObject *keepalive) {
-    (void)module;
+static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
     CompletionObject leaking = {.keepalive = Py_NewRef(keepalive)};
     completion_leak(&leaking);
     Py_RETURN_NONE;
@@ -136,8 +135,8 @@ static PyObject *native_leak(PyObject *module, PyObject *keepalive) {
  *
  * None: done. True: the same, and the future is done. The Completion: done, and it has no wait
  * list. A number: it was refused before `call` ran. A tuple with a number: after that. */
-static PyObject *native_enqueue(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    (void)module;
+static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *args,
+                                Py_ssize_t count) {
     if (count != 11) return PyErr_Format(PyExc_TypeError, "eleven arguments are needed");
     struct handle *stream = as_handle(args[0]);
     struct reserving reserving = {0};

@@ -11,8 +11,7 @@
 
 /* refusal_take(): (call, code) of a destruction that the driver has refused and for which no caller
  * got the error, or None. */
-static PyObject *native_refusal_take(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_refusal_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     enum handle_kind kind;
     int code = is_child() ? 0 : handle_take_refusal(&kind);
     if (!code) Py_RETURN_NONE;
@@ -25,8 +24,7 @@ static void wake_janitor(void) {
 }
 
 /* failure_note(code, call) */
-static PyObject *native_failure_note(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_failure_note(PyObject *Py_UNUSED(self), PyObject *args) {
     int code;
     const char *call;
     if (!PyArg_ParseTuple(args, "is", &code, &call)) return NULL;
@@ -35,22 +33,19 @@ static PyObject *native_failure_note(PyObject *self, PyObject *args) {
 }
 
 /* failure_take(): (code, call) of a code that the process has met for the first time, or None. */
-static PyObject *native_failure_take(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_failure_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     const char *call;
     int code = is_child() ? 0 : failure_take(&call);
     if (!code) Py_RETURN_NONE;
     return Py_BuildValue("is", code, call);
 }
 
-static PyObject *native_failures_forget(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_failures_forget(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     if (!is_child()) failures_forget();
     Py_RETURN_NONE;
 }
 
-static PyObject *native_failures_watch(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_failures_watch(PyObject *Py_UNUSED(self), PyObject *args) {
     int more;
     if (!PyArg_ParseTuple(args, "i", &more)) return NULL;
     failures_watch(more);
@@ -59,8 +54,7 @@ static PyObject *native_failures_watch(PyObject *self, PyObject *args) {
 }
 
 /* exit_arm(status, grace_ns, signal, stalled) */
-static PyObject *native_exit_arm(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_exit_arm(PyObject *Py_UNUSED(self), PyObject *args) {
     int status, signal, stalled;
     long long grace_ns;
     if (!PyArg_ParseTuple(args, "iLip", &status, &grace_ns, &signal, &stalled) || refuse_in_child())
@@ -69,14 +63,12 @@ static PyObject *native_exit_arm(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_exit_disarm(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_exit_disarm(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     if (!is_child()) exit_disarm(); /* in a child the lock may be held without an end */
     Py_RETURN_NONE;
 }
 
-static PyObject *native_health(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_health(PyObject *Py_UNUSED(self), PyObject *args) {
     int index, status, recent = false;
     if (!PyArg_ParseTuple(args, "i|p", &index, &recent) || refuse_in_child()) return NULL;
     struct context *context = as_context(index);
@@ -87,8 +79,7 @@ static PyObject *native_health(PyObject *self, PyObject *args) {
     return PyLong_FromLong(status);
 }
 
-static PyObject *native_context_is_gone(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_context_is_gone(PyObject *Py_UNUSED(self), PyObject *args) {
     unsigned long long context, identity;
     bool gone;
     if (!PyArg_ParseTuple(args, "KK", &context, &identity)) return NULL;
@@ -98,8 +89,7 @@ static PyObject *native_context_is_gone(PyObject *self, PyObject *args) {
     return PyBool_FromLong(gone);
 }
 
-static PyObject *native_failed_call(PyObject *self, PyObject *status) {
-    (void)self;
+static PyObject *native_failed_call(PyObject *Py_UNUSED(self), PyObject *status) {
     long code = PyLong_AsLong(status);
     if (code == -1 && PyErr_Occurred()) return NULL;
     const char *call = failed_call((int)code);
@@ -113,8 +103,7 @@ static PyObject *as_text(const char *text) {
 }
 
 /* stall(news): (text, name, seconds) of what is stalled now, or of what is new, or None. */
-static PyObject *native_stall(PyObject *self, PyObject *is_news) {
-    (void)self;
+static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *is_news) {
     struct stall stall;
     bool found = !is_child() &&
                  (is_news == Py_True ? stall_take(&stall)
@@ -124,8 +113,7 @@ static PyObject *native_stall(PyObject *self, PyObject *is_news) {
 }
 
 /* look_for_stalls(thread, seconds): that thread has been in a call of the driver for so long. */
-static PyObject *native_look_for_stalls(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_look_for_stalls(PyObject *Py_UNUSED(self), PyObject *args) {
     const char *thread;
     double seconds;
     if (!PyArg_ParseTuple(args, "sd", &thread, &seconds)) return NULL;
@@ -135,8 +123,7 @@ static PyObject *native_look_for_stalls(PyObject *self, PyObject *args) {
 }
 
 /* stall_stacks(): faulthandler has registered its handler for that signal. */
-static PyObject *native_stall_stacks(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_stall_stacks(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct sigaction action;
     if (sigaction(SIGRTMAX - 1, NULL, &action) == 0)
         atomic_store(&stacks_writer, action.sa_handler);

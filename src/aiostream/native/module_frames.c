@@ -37,8 +37,7 @@ static void add_lines(PyObject *list) {
  * in Python. */
 static PyObject *questions;
 
-static PyObject *native_set_questions(PyObject *self, PyObject *chains) {
-    (void)self;
+static PyObject *native_set_questions(PyObject *Py_UNUSED(self), PyObject *chains) {
     Py_XDECREF(questions);
     questions = Py_NewRef(chains);
     Py_RETURN_NONE;

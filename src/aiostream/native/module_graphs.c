@@ -40,13 +40,11 @@ static PyObject *use_from_python(PyObject *args, int (*call)(void *, void *)) {
     return PyLong_FromLong(result);
 }
 
-static PyObject *native_graph_launch(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_graph_launch(PyObject *Py_UNUSED(self), PyObject *args) {
     return use_from_python(args, driver.graph_launch);
 }
 
-static PyObject *native_graph_upload(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_graph_upload(PyObject *Py_UNUSED(self), PyObject *args) {
     return use_from_python(args, driver.graph_upload);
 }
 
@@ -68,8 +66,7 @@ static int do_update(struct handle *executable, void *argument) {
     return status;
 }
 
-static PyObject *native_graph_update(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_graph_update(PyObject *Py_UNUSED(self), PyObject *args) {
     PyObject *executable, *graph;
     if (!PyArg_ParseTuple(args, "OO", &executable, &graph)) return NULL;
     struct handle *handle = as_handle(executable);

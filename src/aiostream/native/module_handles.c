@@ -12,8 +12,7 @@ typedef struct {
 
 static PyTypeObject *handle_type;
 
-static PyObject *native_drop_abandoned(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_drop_abandoned(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     if (is_child()) Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS
     handles_drop_abandoned();
@@ -54,8 +53,7 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 }
 
 /* A pool does this for each request, so it asks the driver nothing. */
-static PyObject *Handle_borrow(PyObject *object, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_borrow(PyObject *object, PyObject *Py_UNUSED(unused)) {
     PyTypeObject *type = Py_TYPE(object);
     HandleObject *self = (HandleObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return NULL;
@@ -161,8 +159,7 @@ void unpin_here(struct handle *handle) {
     unpin_from_python(handle);
 }
 
-static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_unpin(PyObject *self, PyObject *Py_UNUSED(unused)) {
     unpin_here(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
 }
@@ -173,15 +170,13 @@ static PyObject *Handle_hold(PyObject *self, PyObject *held) {
     return pinned < 0 ? NULL : PyBool_FromLong(pinned);
 }
 
-static PyObject *Handle_let_go(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_let_go(PyObject *self, PyObject *Py_UNUSED(unused)) {
     if (is_child()) Py_RETURN_NONE;
     unpin_from_python(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
 }
 
-static PyObject *Handle_close(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
     if (refuse_in_child()) return NULL;
     int status;
     Py_BEGIN_ALLOW_THREADS
@@ -190,8 +185,7 @@ static PyObject *Handle_close(PyObject *self, PyObject *unused) {
     return PyLong_FromLong(status);
 }
 
-static PyObject *Handle_drop(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_drop(PyObject *self, PyObject *Py_UNUSED(unused)) {
     if (is_child()) Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS
     handle_drop(((HandleObject *)self)->handle);
@@ -199,26 +193,22 @@ static PyObject *Handle_drop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-static PyObject *Handle_share(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_share(PyObject *self, PyObject *Py_UNUSED(unused)) {
     return PyBool_FromLong(handle_share(((HandleObject *)self)->handle));
 }
 
-static PyObject *Handle_mark_destroyed(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_mark_destroyed(PyObject *self, PyObject *Py_UNUSED(unused)) {
     if (refuse_in_child()) return NULL;
     handle_mark_destroyed(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
 }
 
-static PyObject *Handle_hide(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_hide(PyObject *self, PyObject *Py_UNUSED(unused)) {
     handle_hide(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
 }
 
-static PyObject *Handle_release(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_release(PyObject *self, PyObject *Py_UNUSED(unused)) {
     struct handle *handle = ((HandleObject *)self)->handle;
     if (refuse_in_child()) return NULL;
     if (is_pinned_here(handle)) {
@@ -241,28 +231,23 @@ static PyObject *Handle_release(PyObject *self, PyObject *unused) {
     Py_RETURN_TRUE;
 }
 
-static PyObject *Handle_value(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *Handle_value(PyObject *self, void *Py_UNUSED(unused)) {
     return PyLong_FromUnsignedLongLong((uintptr_t)handle_value(((HandleObject *)self)->handle));
 }
 
-static PyObject *Handle_is_open(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *Handle_is_open(PyObject *self, void *Py_UNUSED(unused)) {
     return PyBool_FromLong(handle_is_open(((HandleObject *)self)->handle));
 }
 
-static PyObject *Handle_is_shared(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *Handle_is_shared(PyObject *self, void *Py_UNUSED(unused)) {
     return PyBool_FromLong(handle_is_shared(((HandleObject *)self)->handle));
 }
 
-static PyObject *Handle_is_captured(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *Handle_is_captured(PyObject *self, void *Py_UNUSED(unused)) {
     return PyBool_FromLong(event_is_captured(((HandleObject *)self)->handle));
 }
 
-static PyObject *Handle_is_used(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *Handle_is_used(PyObject *self, void *Py_UNUSED(unused)) {
     return PyBool_FromLong(handle_is_used(((HandleObject *)self)->handle));
 }
 
@@ -371,45 +356,36 @@ static PyObject *operate_from_python(PyObject *object, handle_operation operatio
     return PyLong_FromLong(result);
 }
 
-static int do_stream_query(struct handle *handle, void *unused) {
-    (void)unused;
+static int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
     int refusal = capture_refusal(handle_value(handle));
     return refusal ? refusal : driver.stream_query(handle_value(handle));
 }
-static int do_stream_synchronize(struct handle *handle, void *unused) {
-    (void)unused;
+static int do_stream_synchronize(struct handle *handle, void *Py_UNUSED(unused)) {
     int refusal = capture_refusal(handle_value(handle));
     return refusal ? refusal : driver.stream_synchronize(handle_value(handle));
 }
-int do_capture_refusal(struct handle *handle, void *unused) {
-    (void)unused;
+int do_capture_refusal(struct handle *handle, void *Py_UNUSED(unused)) {
     return capture_refusal(handle_value(handle));
 }
-static int do_event_query(struct handle *handle, void *unused) {
-    (void)unused;
+static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
     return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
                                      : driver.event_query(handle_value(handle));
 }
-static int do_event_synchronize(struct handle *handle, void *unused) {
-    (void)unused;
+static int do_event_synchronize(struct handle *handle, void *Py_UNUSED(unused)) {
     return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
                                      : driver.event_synchronize(handle_value(handle));
 }
 
-static PyObject *native_stream_query(PyObject *self, PyObject *handle) {
-    (void)self;
+static PyObject *native_stream_query(PyObject *Py_UNUSED(self), PyObject *handle) {
     return operate_from_python(handle, do_stream_query, NULL);
 }
-static PyObject *native_stream_synchronize(PyObject *self, PyObject *handle) {
-    (void)self;
+static PyObject *native_stream_synchronize(PyObject *Py_UNUSED(self), PyObject *handle) {
     return operate_from_python(handle, do_stream_synchronize, NULL);
 }
-static PyObject *native_capture_refusal(PyObject *self, PyObject *handle) {
-    (void)self;
+static PyObject *native_capture_refusal(PyObject *Py_UNUSED(self), PyObject *handle) {
     return operate_from_python(handle, do_capture_refusal, NULL);
 }
-static PyObject *native_gone_refusal(PyObject *self, PyObject *object) {
-    (void)self;
+static PyObject *native_gone_refusal(PyObject *Py_UNUSED(self), PyObject *object) {
     struct handle *handle = as_handle(object);
     if (!handle) return NULL;
     int result;
@@ -418,12 +394,10 @@ static PyObject *native_gone_refusal(PyObject *self, PyObject *object) {
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(result);
 }
-static PyObject *native_event_query(PyObject *self, PyObject *handle) {
-    (void)self;
+static PyObject *native_event_query(PyObject *Py_UNUSED(self), PyObject *handle) {
     return operate_from_python(handle, do_event_query, NULL);
 }
-static PyObject *native_event_synchronize(PyObject *self, PyObject *handle) {
-    (void)self;
+static PyObject *native_event_synchronize(PyObject *Py_UNUSED(self), PyObject *handle) {
     return operate_from_python(handle, do_event_synchronize, NULL);
 }
 
@@ -465,8 +439,7 @@ static int replace_event(PyObject *reference, struct handle *old, struct handle 
 /* event_record(reference, stream, flags): records an event. If that needs a fresh one, it is made
  * with the flags. It is one step, because with steps of Python in between, another thread's wait
  * could begin after the check, and a KeyboardInterrupt could lose the fresh event. */
-static PyObject *native_event_record(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) {
     PyObject *reference, *stream;
     struct recording recording = {0};
     if (!PyArg_ParseTuple(args, "OOI", &reference, &stream, &recording.flags)) return NULL;
@@ -487,8 +460,8 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
 /* call_in_context(handle, function, results): calls a function with the context of a pinned stream
  * current, and appends its result to a list. It is one step, because a KeyboardInterrupt between
  * two steps of Python could leave the context current, or lose the result. */
-static PyObject *native_call_in_context(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
+static PyObject *native_call_in_context(PyObject *Py_UNUSED(self), PyObject *const *args,
+                                        Py_ssize_t count) {
     struct handle *handle = count == 3 ? as_handle(args[0]) : NULL;
     if (!handle || refuse_in_child()) {
         if (PyErr_Occurred()) return NULL;

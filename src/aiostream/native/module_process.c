@@ -71,8 +71,7 @@ static void python_dispatch(uint64_t ticket, int status) {
     gate_leave();
 }
 
-static PyObject *native_gate_close(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_gate_close(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     for (bool empty = false; !empty;) {
         Py_BEGIN_ALLOW_THREADS
         pthread_mutex_lock(&gate_lock);
@@ -115,8 +114,7 @@ static PyObject *driver_calls_for_python(void) {
     return rows;
 }
 
-static PyObject *native_bind(PyObject *self, PyObject *addresses) {
-    (void)self;
+static PyObject *native_bind(PyObject *Py_UNUSED(self), PyObject *addresses) {
     struct driver_calls bound;
     for (size_t i = 0; i < DRIVER_ROWS; i++) {
         PyObject *key = PyUnicode_FromString(driver_rows[i].name);
@@ -136,8 +134,7 @@ static PyObject *native_bind(PyObject *self, PyObject *addresses) {
  * down. */
 static void end_watcher(void) { watcher_stop_within(EXIT_PATIENCE_NS); }
 
-static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_watcher_start(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     static bool ends; /* the lock of _runtime/process.py is held */
     if (refuse_in_child()) return NULL;
     int error = watcher_start();
@@ -151,8 +148,7 @@ static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_watcher_stop(PyObject *self, PyObject *fails_pending) {
-    (void)self;
+static PyObject *native_watcher_stop(PyObject *Py_UNUSED(self), PyObject *fails_pending) {
     bool ran;
     Py_BEGIN_ALLOW_THREADS
     ran = watcher_stop();
@@ -161,23 +157,20 @@ static PyObject *native_watcher_stop(PyObject *self, PyObject *fails_pending) {
     return PyBool_FromLong(ran);
 }
 
-static PyObject *native_watcher_held(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_watcher_held(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     return PyFloat_FromDouble((double)watcher_held_ns() / 1e9);
 }
 
 /* open_orphans(): the descriptor of queue 0. The first call makes the queue, so a start that failed
  * can be repeated. */
-static PyObject *native_open_orphans(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_open_orphans(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     if (refuse_in_child()) return NULL;
     struct queue *queue = queue_orphans();
     return queue ? PyLong_FromLong(queue_descriptor(queue)) : PyErr_SetFromErrno(PyExc_OSError);
 }
 
 /* sys.unraisablehook takes an object that Python code cannot make. */
-static PyObject *native_write_unraisable(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_write_unraisable(PyObject *Py_UNUSED(self), PyObject *args) {
     PyObject *error, *where;
     if (!PyArg_ParseTuple(args, "OO", &error, &where)) return NULL;
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error),
@@ -186,14 +179,12 @@ static PyObject *native_write_unraisable(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_set_forked(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_set_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     forked = true;
     Py_RETURN_NONE;
 }
 
-static PyObject *native_is_forked(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_is_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     return PyBool_FromLong(atomic_load(&forked));
 }
 

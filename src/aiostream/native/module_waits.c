@@ -63,8 +63,7 @@ static PyObject *as_answer(const struct wait_result *result) {
 }
 
 /* poll(): the answer; the Wait itself if it is not over. */
-static PyObject *Wait_poll(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Wait_poll(PyObject *self, PyObject *Py_UNUSED(unused)) {
     struct wait_result result;
     if (poll((WaitObject *)self, 0, &result)) return as_answer(&result);
     return PyErr_Occurred() ? NULL : Py_NewRef(self);
@@ -114,8 +113,7 @@ static void drop(WaitObject *self) {
     if (wait && !is_child()) wait_drop(wait);
 }
 
-static PyObject *Wait_drop(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Wait_drop(PyObject *self, PyObject *Py_UNUSED(unused)) {
     drop((WaitObject *)self);
     Py_RETURN_NONE;
 }
@@ -243,8 +241,7 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     return PyErr_NoMemory();
 }
 
-static PyObject *WaitList_order(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *WaitList_order(PyObject *self, void *Py_UNUSED(unused)) {
     return Py_NewRef(((WaitListObject *)self)->order);
 }
 
@@ -335,8 +332,8 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
 
 /* begin_event_wait(handle, queue, strategy, context, history): waits for what the handle's event
  * has recorded now. */
-static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
+static PyObject *native_begin_event_wait(PyObject *Py_UNUSED(self), PyObject *const *args,
+                                         Py_ssize_t count) {
     if (count != 5)
         return PyErr_Format(PyExc_TypeError,
                             "a handle, a queue, a strategy, a context and a history are needed");
@@ -375,15 +372,14 @@ static PyType_Slot wait_list_slots[] = {
 static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0,
                                      Py_TPFLAGS_DEFAULT, wait_list_slots};
 
-static PyObject *native_spend_turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
+static PyObject *native_spend_turn(PyObject *Py_UNUSED(self), PyObject *const *args,
+                                   Py_ssize_t count) {
     if (count != 2) return PyErr_Format(PyExc_TypeError, "a queue and a task are needed");
     struct queue *queue = as_queue((int)PyLong_AsLong(args[0]));
     return queue ? PyLong_FromLong(queue_spend_turn(queue, args[1])) : NULL;
 }
 
-static PyObject *native_new_turn(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_new_turn(PyObject *Py_UNUSED(self), PyObject *args) {
     int index;
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
     struct queue *queue = as_queue(index);
@@ -393,8 +389,7 @@ static PyObject *native_new_turn(PyObject *self, PyObject *args) {
 }
 
 /* wake_by(queue, time): its loop drains it then, or before. A time of the clock, in ns. */
-static PyObject *native_wake_by(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_wake_by(PyObject *Py_UNUSED(self), PyObject *args) {
     int index;
     long long time;
     struct queue *queue = PyArg_ParseTuple(args, "iL", &index, &time) ? as_queue(index) : NULL;
@@ -402,21 +397,18 @@ static PyObject *native_wake_by(PyObject *self, PyObject *args) {
     return queue ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *native_predict(PyObject *self, PyObject *enabled) {
-    (void)self;
+static PyObject *native_predict(PyObject *Py_UNUSED(self), PyObject *enabled) {
     waits_predict(PyObject_IsTrue(enabled));
     Py_RETURN_NONE;
 }
 
-static PyObject *native_limit_timer(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *native_limit_timer(PyObject *Py_UNUSED(self), PyObject *args) {
     int most;
     if (!PyArg_ParseTuple(args, "i", &most)) return NULL;
     return PyLong_FromLong(waits_limit_timer(most));
 }
 
-static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct waiting each;
     int64_t now = now_ns(), oldest = now;
     for (struct wait *wait = NULL; waits_next(&wait, &each);)

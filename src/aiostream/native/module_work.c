@@ -26,9 +26,8 @@ enum { MOST_TRIES = 3 };
 
 static PyTypeObject *work_type;
 
-static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *reference, *mode, *call, *keeper;
-    (void)kwargs;
     if (!PyArg_ParseTuple(args, "OOOO", &reference, &mode, &call, &keeper)) return NULL;
     WorkObject *self = (WorkObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return NULL;
@@ -136,8 +135,7 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
 
 /* end(): the GPU has passed the work, or something else keeps the objects. What the call has
  * returned. */
-static PyObject *Work_end(PyObject *object, PyObject *unused) {
-    (void)unused;
+static PyObject *Work_end(PyObject *object, PyObject *Py_UNUSED(unused)) {
     WorkObject *self = (WorkObject *)object;
     PyObject *result = self->result ? self->result : Py_NewRef(Py_None);
     self->result = NULL;
@@ -146,15 +144,13 @@ static PyObject *Work_end(PyObject *object, PyObject *unused) {
     return result;
 }
 
-static PyObject *Work_objects(PyObject *object, void *unused) {
-    (void)unused;
+static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
     WorkObject *self = (WorkObject *)object;
     if (!self->pinned) Py_RETURN_NONE;
     return PyTuple_Pack(2, self->call, self->result ? self->result : Py_None);
 }
 
-static PyObject *Work_thread(PyObject *object, void *unused) {
-    (void)unused;
+static PyObject *Work_thread(PyObject *object, void *Py_UNUSED(unused)) {
     return PyLong_FromUnsignedLong(((WorkObject *)object)->thread);
 }
 
