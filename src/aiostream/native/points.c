@@ -75,8 +75,8 @@ struct slot {
 
 /* guards the growth, and the slots that no loop has had; never held across a driver call */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct slot *) chunks[MAX_CHUNKS];
-static _Atomic uint32_t chunk_count;
+static _Atomic(struct slot *) chunks[MAX_CHUNKS + 1]; /* up to the first NULL */
+static uint32_t chunk_count;
 static struct slot *free_slots;
 enum { SLOTS_AT_ONCE = 16 }; /* so many a loop takes of these; they come back to that loop */
 /* set once, before any Python host function is armed */
@@ -96,19 +96,24 @@ static struct slot *slot_at(uint64_t ticket) {
 
 static uint64_t generation_of(uint64_t ticket) { return ticket >> SLOT_BITS; }
 
+/* The slot after one, and with NULL the first. NULL: there are no more. */
+static struct slot *slot_after(const struct slot *slot) {
+    uint32_t index = slot ? slot->index + 1 : 0;
+    struct slot *chunk = atomic_load(&chunks[index / CHUNK_SLOTS]);
+    return chunk ? &chunk[index % CHUNK_SLOTS] : NULL;
+}
+
 static bool grow(void) { /* table_lock held */
-    uint32_t number = chunk_count;
-    if (number == MAX_CHUNKS) return false;
+    if (chunk_count == MAX_CHUNKS) return false;
     struct slot *chunk = calloc(CHUNK_SLOTS, sizeof *chunk);
     if (!chunk) return false;
     for (int i = CHUNK_SLOTS - 1; i >= 0; i--) {
-        chunk[i].index = number * CHUNK_SLOTS + i;
+        chunk[i].index = chunk_count * CHUNK_SLOTS + i;
         chunk[i].entry.next = (struct queue_entry *)free_slots;
         free_slots = &chunk[i];
     }
     atomic_fetch_add(&counters[POINT_SLOTS], CHUNK_SLOTS);
-    atomic_store(&chunks[number], chunk);
-    atomic_store(&chunk_count, number + 1);
+    atomic_store(&chunks[chunk_count++], chunk);
     return true;
 }
 
@@ -190,23 +195,23 @@ void *point_owner(uint64_t ticket) {
 void *point_disown(uint64_t ticket) { return point_owner(ticket) ? point_own(ticket, NULL) : NULL; }
 
 void points_visit_owned(void (*visit)(void *argument, uint64_t ticket), void *argument) {
-    uint32_t chunk_total = atomic_load(&chunk_count);
-    for (uint32_t i = 0; i < chunk_total; i++) {
-        struct slot *chunk = atomic_load(&chunks[i]);
-        for (int j = 0; j < CHUNK_SLOTS; j++) {
-            uint64_t ticket = atomic_load_explicit(&chunk[j].owned, memory_order_relaxed);
-            if (ticket) visit(argument, ticket);
-        }
+    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
+        uint64_t ticket = atomic_load_explicit(&slot->owned, memory_order_relaxed);
+        if (ticket) visit(argument, ticket);
     }
 }
 
 struct context *point_context(uint64_t ticket) { return slot_at(ticket)->context; }
 
-int64_t point_unread_since(uint64_t ticket) {
+/* 0 if the slot is another ticket's by now */
+static int flags_of(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     uint64_t word = slot ? atomic_load(&slot->word) : 0;
-    bool unread = word >> 8 == generation_of(ticket) && (word & QUEUED);
-    return unread ? queue_unread_since(slot->queue) : 0;
+    return word >> 8 == generation_of(ticket) ? word & 0xff : 0;
+}
+
+int64_t point_unread_since(uint64_t ticket) {
+    return flags_of(ticket) & QUEUED ? queue_unread_since(slot_at(ticket)->queue) : 0;
 }
 
 void point_set_foreign(uint64_t ticket, host_function function, void *data) {
@@ -224,7 +229,7 @@ static bool in_graph(const struct slot *slot) {
 
 /* Changes the flags of the slot of `ticket`: it clears `clear` and sets `set`. It fails and returns
  * false if the slot has another generation, if any flag of `unless` is set, or if a flag of `when`
- * is not. *before gets the flags as they were. */
+ * is not. *before gets the flags as they were, unless it is NULL. */
 static bool transition(struct slot *slot, uint64_t ticket, int when, int unless, int clear, int set,
                        int *before) {
     uint64_t word = atomic_load(&slot->word);
@@ -232,15 +237,14 @@ static bool transition(struct slot *slot, uint64_t ticket, int when, int unless,
         int flags = word & 0xff;
         if (word >> 8 != generation_of(ticket) || (flags & when) != when || (flags & unless))
             return false;
-        *before = flags;
+        if (before) *before = flags;
     } while (!atomic_compare_exchange_weak(&slot->word, &word, (word & ~(uint64_t)clear) | set));
     return true;
 }
 
 void point_unreserve(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
-    int before;
-    if (!slot || !transition(slot, ticket, RESERVED, ARMED, RESERVED, 0, &before)) return;
+    if (!slot || !transition(slot, ticket, RESERVED, ARMED, RESERVED, 0, NULL)) return;
     struct queue *queue = slot->queue;
     slot_release(slot);
     queue_unref(queue);
@@ -251,26 +255,17 @@ void point_unreserve(uint64_t ticket) {
 struct queue *point_orphan(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     struct queue *queue = slot ? slot->queue : NULL; /* of this ticket if the transition succeeds */
-    int before;
     bool orphaned =
-        queue && transition(slot, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED, &before);
+        queue && transition(slot, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED, NULL);
     return orphaned ? queue : NULL;
 }
 
 bool point_awaits_firing(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    if (!slot) return false;
-    uint64_t word = atomic_load(&slot->word);
-    return word >> 8 == generation_of(ticket) && (word & ARMED) &&
-           !(word & (FIRED | QUARANTINED | DISARMED));
+    return (flags_of(ticket) & (ARMED | FIRED | QUARANTINED | DISARMED)) == ARMED;
 }
 
 /* The driver was given the ticket, and the consumer has not seen its end yet. */
-bool point_is_live(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    uint64_t word = slot ? atomic_load(&slot->word) : 0;
-    return slot && word >> 8 == generation_of(ticket) && (word & ARMED) && !(word & DISARMED);
-}
+bool point_is_live(uint64_t ticket) { return (flags_of(ticket) & (ARMED | DISARMED)) == ARMED; }
 
 /* false: the ticket has fired before, or is not live */
 static bool fire(uint64_t ticket, int64_t status) {
@@ -278,7 +273,7 @@ static bool fire(uint64_t ticket, int64_t status) {
     int before;
     /* The watcher and the consumer may move the slot between the two attempts. Then this thread
      * makes both again. */
-    while (slot && point_awaits_firing(ticket)) {
+    while (point_awaits_firing(ticket)) {
         if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED,
                        &before)) {
             /* The watcher has failed the waiter, and the consumer has not looked yet. The consumer
@@ -309,29 +304,36 @@ void point_fire(uint64_t ticket, int64_t status) {
     if (!fire(ticket, status)) atomic_fetch_add(&counters[POINTS_STALE], 1);
 }
 
-static void on_host_function(void *data) { point_fire((uint64_t)(uintptr_t)data, STATUS_UNKNOWN); }
+static uint64_t ticket_of(void *data) { return (uint64_t)(uintptr_t)data; }
+
+static void on_host_function(void *data) { point_fire(ticket_of(data), STATUS_UNKNOWN); }
 
 static void on_callback(void *stream, int status, void *data) {
     (void)stream;
-    point_fire((uint64_t)(uintptr_t)data, failure_noted(status, "cuStreamAddCallback"));
+    point_fire(ticket_of(data), failure_noted(status, "cuStreamAddCallback"));
+}
+
+/* In a graph, at each launch. The ticket stays armed. */
+static void on_graph_host_function(void *data) {
+    uint64_t ticket = ticket_of(data);
+    if (point_awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
 }
 
 static void on_python_host_function(void *data) {
-    uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (point_awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
-    point_fire(ticket, STATUS_UNKNOWN);
+    on_graph_host_function(data);
+    point_fire(ticket_of(data), STATUS_UNKNOWN);
 }
 
 static void on_python_callback(void *stream, int status, void *data) {
     (void)stream;
     failure_noted(status, "cuStreamAddCallback");
-    uint64_t ticket = (uint64_t)(uintptr_t)data;
+    uint64_t ticket = ticket_of(data);
     if (point_awaits_firing(ticket)) dispatch_to_python(ticket, status);
     point_fire(ticket, status);
 }
 
 static void on_foreign(void *data) {
-    uint64_t ticket = (uint64_t)(uintptr_t)data;
+    uint64_t ticket = ticket_of(data);
     if (point_awaits_firing(ticket)) {
         struct slot *slot = slot_at(ticket);
         slot->foreign(slot->foreign_data);
@@ -339,15 +341,9 @@ static void on_foreign(void *data) {
     point_fire(ticket, STATUS_UNKNOWN);
 }
 
-/* In a graph, at each launch. The ticket stays armed. */
-static void on_graph_host_function(void *data) {
-    uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (point_awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
-}
-
 /* The user object's destructor. No graph can call the function any more. The driver calls this on a
  * thread of its choice. */
-static void on_graph_released(void *data) { point_fire((uint64_t)(uintptr_t)data, CUDA_SUCCESS); }
+static void on_graph_released(void *data) { point_fire(ticket_of(data), CUDA_SUCCESS); }
 
 /* --- arming --- */
 
@@ -402,6 +398,27 @@ static void disarm(struct slot *slot, uint64_t ticket) {
     queue_unref(queue);
 }
 
+static void arm(struct slot *slot, uint64_t ticket) {
+    atomic_fetch_add(&counters[POINTS_ARMED], 1);
+    transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
+}
+
+void point_arm_watched(uint64_t ticket) {
+    context_add_pending(point_context(ticket));
+    arm(slot_at(ticket), ticket);
+}
+
+/* From now on a firing does nothing, and what the ticket keeps alive is leaked. */
+static int quarantine(struct slot *slot, uint64_t ticket) {
+    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, NULL))
+        return CUDA_SUCCESS; /* it has fired already, so it was no node */
+    atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
+    atomic_fetch_add(&counters[POINTS_LEAKED], 1);
+    if (!in_graph(slot)) context_drop_pending(slot->context);
+    queue_unref(slot->queue); /* a firing that comes is stale, and touches no queue */
+    return RESULT_QUARANTINED;
+}
+
 enum { NO_DESTRUCTOR_SYNC = 1, MOVE_REFERENCE = 1 };
 
 struct capture {
@@ -424,7 +441,6 @@ static int capture_of(void *stream, struct capture *capture) {
 static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     struct capture capture, after;
     void *object;
-    int before;
     int status = capture_of(stream, &capture);
     /* the capture has just ended, so the caller may try again */
     if (status == CUDA_SUCCESS && capture.status != 1) status = RESULT_CAPTURING;
@@ -438,8 +454,7 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
         return status;
     }
     slot->kind = slot->kind == KIND_FOREIGN ? KIND_GRAPH_FOREIGN : KIND_GRAPH_PYTHON;
-    atomic_fetch_add(&counters[POINTS_ARMED], 1);
-    transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+    arm(slot, ticket);
     status = failed_in("cuGraphRetainUserObject",
                        driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE));
     if (status != CUDA_SUCCESS) {
@@ -457,12 +472,7 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     /* Another thread has ended the capture. What was enqueued may be plain work of the stream,
      * which no graph keeps. So the ticket is never used again, a firing does nothing, and what the
      * ticket keeps alive is leaked. */
-    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before))
-        return CUDA_SUCCESS;
-    atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
-    atomic_fetch_add(&counters[POINTS_LEAKED], 1);
-    queue_unref(slot->queue);
-    return RESULT_QUARANTINED;
+    return quarantine(slot, ticket);
 }
 
 static bool may_be_captured(const struct slot *slot) {
@@ -473,7 +483,6 @@ static bool may_be_captured(const struct slot *slot) {
  * ticket is gone, or is about to be. */
 int point_arm(uint64_t ticket, void *stream) {
     struct slot *slot = slot_at(ticket);
-    int before;
     int refusal = capture_refusal(stream);
     if (refusal == RESULT_CAPTURING && may_be_captured(slot))
         return point_capture(slot, ticket, stream);
@@ -482,8 +491,7 @@ int point_arm(uint64_t ticket, void *stream) {
         return refusal;
     }
     context_add_pending(slot->context);
-    atomic_fetch_add(&counters[POINTS_ARMED], 1);
-    transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+    arm(slot, ticket);
     int status = enqueue(slot, ticket, stream);
     if (status != CUDA_SUCCESS) {
         disarm(slot, ticket);
@@ -493,22 +501,7 @@ int point_arm(uint64_t ticket, void *stream) {
     /* A capture is on now. The host function may have become a node, which runs once for each
      * launch of the graph, or never. Or it went in just before the capture, and fires once. The
      * driver does not say which, so the ticket is never used again. */
-    if (transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before)) {
-        atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
-        atomic_fetch_add(&counters[POINTS_LEAKED], 1);
-        context_drop_pending(slot->context);
-        queue_unref(slot->queue); /* a firing that comes is stale, and touches no queue */
-        return RESULT_QUARANTINED;
-    }
-    return CUDA_SUCCESS; /* it has fired already, so it was no node */
-}
-
-void point_arm_watched(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    int before;
-    context_add_pending(slot->context);
-    atomic_fetch_add(&counters[POINTS_ARMED], 1);
-    transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+    return quarantine(slot, ticket);
 }
 
 uint64_t point_watch(struct queue *queue, struct context *context) {
@@ -519,10 +512,9 @@ uint64_t point_watch(struct queue *queue, struct context *context) {
 
 uint64_t point_arm_alarm(struct queue *queue, struct context *context) {
     uint64_t ticket = point_reserve(queue, context, KIND_ALARM);
-    int before;
     if (!ticket) return 0;
     if (context) context_add_pending(context); /* so that the watcher reads its health */
-    transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+    transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
     return ticket;
 }
 
@@ -580,40 +572,34 @@ bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
 /* Fails every waiter of a context. The points stay armed, because a stream callback still comes,
  * and a host function might. */
 void points_fail(struct context *context, int status) {
-    uint32_t chunk_total = atomic_load(&chunk_count);
-    for (uint32_t i = 0; i < chunk_total; i++) {
-        struct slot *chunk = atomic_load(&chunks[i]);
-        for (int j = 0; j < CHUNK_SLOTS; j++) {
-            struct slot *slot = &chunk[j];
-            uint64_t word = atomic_load(&slot->word);
-            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) ||
-                slot->context != context)
-                continue;
-            /* no task waits for it, and its destructor still comes */
-            if (in_graph(slot)) continue;
-            /* the driver has no ticket of it, so the watcher fires it with the status */
-            if (slot->kind == KIND_WATCHED) continue;
-            uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
-            if (!is_counted(slot)) {
-                fire(ticket, status);
-                continue;
-            }
-            int before;
-            atomic_store(&slot->fail_status, status);
-            if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED,
-                            &before))
-                continue;
-            atomic_fetch_add(&counters[POINTS_LEAKED], 1);
-            context_drop_pending(context);
-            /* After the push, the point's reference belongs to its consumer or to a late firing.
-             * So this thread takes one of its own. Without it, the queue could become another
-             * loop's before queue_push has looked at it again, and would lose what arrives for
-             * that loop. */
-            struct queue *queue = slot->queue;
-            queue_ref(queue);
-            queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
-            queue_unref(queue);
+    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
+        int before;
+        uint64_t word = atomic_load(&slot->word);
+        if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context)
+            continue;
+        /* no task waits for it, and its destructor still comes */
+        if (in_graph(slot)) continue;
+        /* the driver has no ticket of it, so the watcher fires it with the status */
+        if (slot->kind == KIND_WATCHED) continue;
+        uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
+        if (!is_counted(slot)) {
+            fire(ticket, status);
+            continue;
         }
+        atomic_store(&slot->fail_status, status);
+        if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED,
+                        &before))
+            continue;
+        atomic_fetch_add(&counters[POINTS_LEAKED], 1);
+        context_drop_pending(context);
+        /* After the push, the point's reference belongs to its consumer or to a late firing.
+         * So this thread takes one of its own. Without it, the queue could become another
+         * loop's before queue_push has looked at it again, and would lose what arrives for
+         * that loop. */
+        struct queue *queue = slot->queue;
+        queue_ref(queue);
+        queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
+        queue_unref(queue);
     }
 }
 
@@ -623,14 +609,10 @@ static bool in_stream(const struct slot *slot) {
 
 static int64_t count_pending(bool (*is_meant)(const struct slot *)) {
     int64_t pending = 0;
-    uint32_t chunk_total = atomic_load(&chunk_count);
-    for (uint32_t i = 0; i < chunk_total; i++) {
-        struct slot *chunk = atomic_load(&chunks[i]);
-        for (int j = 0; j < CHUNK_SLOTS; j++) {
-            uint64_t word = atomic_load(&chunk[j].word);
-            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
-            if (is_meant(&chunk[j])) pending++;
-        }
+    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
+        uint64_t word = atomic_load(&slot->word);
+        if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
+        if (is_meant(slot)) pending++;
     }
     return pending;
 }
