@@ -68,6 +68,13 @@ int capture_refusal(void *stream) {
     return capturing ? RESULT_CAPTURING - (capturing - 1) : 0;
 }
 
+int context_push(void *context) { return failed_in("cuCtxPushCurrent", driver.ctx_push(context)); }
+
+void context_pop(void) {
+    void *popped;
+    driver.ctx_pop(&popped);
+}
+
 uint64_t context_identity(void *context) {
     uint64_t identity = 0;
     return driver.ctx_get_id(context, &identity) == CUDA_SUCCESS ? identity : 0;

@@ -89,6 +89,9 @@ int failed_in(const char *call, int status); /* returns the status */
 /* the call that was noted with this status, or NULL; forgets it */
 const char *failed_call(int status);
 
+int context_push(void *context); /* makes it current: 0, or the driver's code */
+void context_pop(void);
+
 /* Starts a thread that takes no signals. 0, or an errno. */
 int thread_start(pthread_t *, void *(*run)(void *));
 /* waits for the condition, 30 ms at most */

@@ -158,8 +158,7 @@ void failure_note(int code, const char *call) {
     if (first) unreported |= 1u << place;
     if (failure_is_of_process(code)) end_for_code(place);
     pthread_mutex_unlock(&failure_lock);
-    void (*listener)(void) = atomic_load(&failure_listener);
-    if (first && listener) listener();
+    if (first) failures_call_listener();
 }
 
 int failure_take(const char **call) {
@@ -183,6 +182,10 @@ void failures_forget(void) {
 }
 
 void failures_set_listener(void (*listener)(void)) { atomic_store(&failure_listener, listener); }
+void failures_call_listener(void) {
+    void (*listener)(void) = atomic_load(&failure_listener);
+    if (listener) listener();
+}
 void failures_watch(int more) { atomic_fetch_add(&watching, more); }
 bool failures_watched(void) { return atomic_load(&watching) > 0; }
 
@@ -198,8 +201,7 @@ void stall_note(const struct stall *stall) {
     news = *stall;
     say_at = now_ns() + TAKEN_WITHIN_NS;
     pthread_mutex_unlock(&failure_lock);
-    void (*listener)(void) = atomic_load(&failure_listener);
-    if (listener) listener();
+    failures_call_listener();
 }
 
 bool stall_take(struct stall *stall) {

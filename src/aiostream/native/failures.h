@@ -19,7 +19,6 @@ bool stall_take(struct stall *); /* false: no news */
 /* Whether no thread has taken the news. If that lasts, Python is blocked, and stderr gets the news
  * and the stacks of all threads, by the handler of that signal. No thread raises it. */
 bool stall_is_new(int64_t now);
-enum { STACKS_SIGNAL = 62 };
 extern void (*_Atomic stacks_writer)(int);
 
 enum { MAX_FATAL_CODES = 32 };
@@ -45,8 +44,10 @@ bool failure_is_of_process(int code);
 int failure_take(const char **call);
 /* For tests: the simulator has healed its contexts, so each code counts as not met. */
 void failures_forget(void);
-/* Sets the function that is called once for each code, in the thread that met it. */
+/* Sets the function that is called once for each code, in the thread that met it, and for all else
+ * that waits for the janitor. */
 void failures_set_listener(void (*listener)(void));
+void failures_call_listener(void);
 
 /* How many want to know of failures while nothing is pending. If any does, the watcher reads the
  * health now and then. */

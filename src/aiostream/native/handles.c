@@ -99,41 +99,19 @@ bool handle_is_open(const struct handle *handle) {
     return !handle->parent || handle_is_open(handle->parent);
 }
 
-static bool enter(void *context) { return context && driver.ctx_push(context) == CUDA_SUCCESS; }
-
-static void leave(bool entered) {
-    void *popped;
-    if (entered) driver.ctx_pop(&popped);
-}
-
 bool handle_is_gone(const struct handle *handle) {
     return context_is_gone(handle->context, handle->identity);
 }
 
-int handle_enter_context(const struct handle *handle, bool *entered) {
-    *entered = false;
-    if (!handle->needs_context) return CUDA_SUCCESS;
-    int status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle->context));
-    *entered = status == CUDA_SUCCESS;
-    return status;
-}
-
-void handle_leave_context(bool entered) { leave(entered); }
+bool handle_needs_context(const struct handle *handle) { return handle->needs_context; }
 
 static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy",
                                           "cuGraphExecDestroy"};
 
 static int call_destructor(struct handle *handle) {
-    switch (handle->kind) {
-    case HANDLE_STREAM:
-        return driver.stream_destroy(handle->value);
-    case HANDLE_EVENT:
-        return driver.event_destroy(handle->value);
-    case HANDLE_GRAPH:
-        return driver.graph_destroy(handle->value);
-    default:
-        return driver.graph_exec_destroy(handle->value);
-    }
+    int (*const destructors[])(void *) = {driver.stream_destroy, driver.event_destroy,
+                                          driver.graph_destroy, driver.graph_exec_destroy};
+    return destructors[handle->kind](handle->value);
 }
 
 static int destroy(struct handle *handle, bool shared) {
@@ -144,13 +122,13 @@ static int destroy(struct handle *handle, bool shared) {
     }
     int status = CUDA_SUCCESS;
     if (!handle_is_gone(handle)) { /* otherwise the object went with its context */
-        bool entered = enter(handle->context);
+        bool entered = handle->context && driver.ctx_push(handle->context) == CUDA_SUCCESS;
         /* RELAXED, because destroying an executable graph gives memory back, which would end
          * another thread's capture */
         int mode = relaxed_enter();
         status = failure_noted(call_destructor(handle), DESTRUCTORS[handle->kind]);
         relaxed_leave(mode);
-        leave(entered);
+        if (entered) context_pop();
     }
     /* After a fatal code the object went with its context. */
     bool is_left = status != CUDA_SUCCESS && !failure_is_fatal(status);
@@ -163,9 +141,6 @@ static int destroy(struct handle *handle, bool shared) {
 enum { HANDLE_KINDS = HANDLE_GRAPH_EXEC + 1 };
 /* the latest refusal of each kind that handle_take_refusal has yet to give; any thread */
 static _Atomic int refusals[HANDLE_KINDS];
-static void (*_Atomic refusal_listener)(void);
-
-void handles_set_listener(void (*listener)(void)) { atomic_store(&refusal_listener, listener); }
 
 const char *handle_destructor(enum handle_kind kind) { return DESTRUCTORS[kind]; }
 
@@ -179,10 +154,9 @@ int handle_take_refusal(enum handle_kind *kind) {
 }
 
 static void note_refusal(const struct handle *handle, int status) {
-    void (*listener)(void) = atomic_load(&refusal_listener);
     if (status == CUDA_SUCCESS || failure_is_fatal(status)) return;
     atomic_store(&refusals[handle->kind], status);
-    if (listener) listener();
+    failures_call_listener();
 }
 
 /* The thread that turns "closing, no uses" into "destroyed" destroys the object. No other one
@@ -304,6 +278,7 @@ static _Atomic(struct handle *) abandoned, let_go;
 void handle_abandon(struct handle *handle) {
     handle->next_abandoned = atomic_load(&abandoned);
     while (!atomic_compare_exchange_weak(&abandoned, &handle->next_abandoned, handle)) continue;
+    failures_call_listener();
 }
 
 void handles_drop_abandoned(void) {
@@ -339,11 +314,10 @@ bool handle_is_part_of(const struct handle *pinned, const struct handle *handle)
 /* --- events --- */
 
 int event_make(void *context, unsigned flags, void **event) {
-    void *popped;
-    int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context));
+    int status = context_push(context);
     if (status != CUDA_SUCCESS) return status;
     status = failed_in("cuEventCreate", driver.event_create(event, flags));
-    driver.ctx_pop(&popped);
+    context_pop();
     return status;
 }
 
@@ -364,8 +338,7 @@ void event_wait_let_go(struct handle *event) {
     }
     event->next_let_go = atomic_load(&let_go);
     while (!atomic_compare_exchange_weak(&let_go, &event->next_let_go, event)) continue;
-    void (*listener)(void) = atomic_load(&refusal_listener);
-    if (listener) listener();
+    failures_call_listener();
 }
 
 int64_t *event_pending_in(struct handle *event) { return &event->pending_in; }

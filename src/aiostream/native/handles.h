@@ -44,21 +44,18 @@ bool handle_release(struct handle *); /* all of these steps; blocks */
 /* Whether to pin `pinned` also pins `handle`: it is that handle, or was borrowed from it. */
 bool handle_is_part_of(const struct handle *pinned, const struct handle *handle);
 /* A destruction that the driver has refused, where no caller got the error: its kind (enum
- * handle_kind) and code. 0: none. */
+ * handle_kind) and code. 0: none. The listener of failures.h is called when there is one. */
 int handle_take_refusal(enum handle_kind *);
 const char *handle_destructor(enum handle_kind); /* the driver's function */
-/* Sets the function that is called after each such refusal, in the thread that met it. */
-void handles_set_listener(void (*listener)(void));
 bool handle_is_owned(const struct handle *);
 /* Takes over the Python object's reference to an open handle. A finalizer may not call the driver,
- * so handles_drop_abandoned drops all of these. Each in any thread, at any time. */
+ * so it calls the listener of failures.h, and handles_drop_abandoned drops all of these. Each in
+ * any thread, at any time. */
 void handle_abandon(struct handle *);
 void handles_drop_abandoned(void);
 bool handle_is_open(const struct handle *);
 bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
-/* Makes the context current if the driver needs one. It must not be gone. */
-int handle_enter_context(const struct handle *, bool *entered);
-void handle_leave_context(bool entered);
+bool handle_needs_context(const struct handle *); /* current in each driver call with it */
 
 /* --- events --- */
 

@@ -31,10 +31,8 @@ static PyObject *native_queue_open(PyObject *Py_UNUSED(self), PyObject *owner) {
     return NULL;
 }
 
-static PyObject *native_queue_close(PyObject *Py_UNUSED(self), PyObject *args) {
-    int index;
-    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
-    struct queue *queue = as_queue(index);
+static PyObject *native_queue_close(PyObject *Py_UNUSED(self), PyObject *index) {
+    struct queue *queue = as_queue((int)PyLong_AsLong(index));
     if (!queue) return NULL;
     /* another thread of the parent may have held a lock at the fork */
     if (is_child()) Py_RETURN_NONE;
@@ -43,10 +41,8 @@ static PyObject *native_queue_close(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_queue_wake(PyObject *Py_UNUSED(self), PyObject *args) {
-    int index;
-    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
-    struct queue *queue = as_queue(index);
+static PyObject *native_queue_wake(PyObject *Py_UNUSED(self), PyObject *index) {
+    struct queue *queue = as_queue((int)PyLong_AsLong(index));
     if (!queue) return NULL;
     queue_wake(queue);
     Py_RETURN_NONE;
@@ -94,10 +90,8 @@ static PyObject *native_counters(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
     return list;
 }
 
-static PyObject *native_awaits_firing(PyObject *Py_UNUSED(self), PyObject *args) {
-    unsigned long long ticket;
-    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    return PyBool_FromLong(point_awaits_firing(ticket));
+static PyObject *native_awaits_firing(PyObject *Py_UNUSED(self), PyObject *ticket) {
+    return PyBool_FromLong(point_awaits_firing(PyLong_AsUnsignedLongLongMask(ticket)));
 }
 
 static PyObject *native_pending(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
@@ -119,13 +113,12 @@ static PyObject *native_store_word(PyObject *Py_UNUSED(self), PyObject *args) {
 static PyMethodDef functions[] = {
     {"queue_open", native_queue_open, METH_O,
      "A completion queue: appends its number to the list that owns it; its descriptor."},
-    {"queue_close", native_queue_close, METH_VARARGS,
+    {"queue_close", native_queue_close, METH_O,
      "What is on it and what still comes goes to the orphans' queue."},
-    {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
+    {"queue_wake", native_queue_wake, METH_O, "Makes the queue's descriptor readable."},
     {"context_register", native_context_register, METH_VARARGS,
      "Its number. The list is emptied if the watcher took the idle stream, which it does once."},
-    {"awaits_firing", native_awaits_firing, METH_VARARGS,
-     "Whether a ticket is armed and has not fired."},
+    {"awaits_firing", native_awaits_firing, METH_O, "Whether a ticket is armed and has not fired."},
     {"counters", native_counters, METH_NOARGS, "All counters, in the order of COUNTERS."},
     {"pending", native_pending, METH_NOARGS,
      "The points that are armed now, counted one by one. Of these, the host functions that live in "
@@ -150,6 +143,23 @@ static const struct {
 #include "counters.h"
 };
 
+void free_object(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+int add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec) {
+    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(spec);
+    return *type ? PyModule_AddType(module, *type) : -1;
+}
+
+int add_object(PyObject *module, const char *name, PyObject *object) {
+    int status = PyModule_AddObjectRef(module, name, object);
+    Py_XDECREF(object);
+    return status;
+}
+
 static const char *counter_name(int number) {
     static const char *const names[] = {
 #define COUNTER(name) #name,
@@ -168,9 +178,7 @@ static int add_names(PyObject *module, const char *attribute, const char *(*name
         PyObject *name = PyUnicode_FromString(name_of(i));
         if (!name || PyTuple_SetItem(tuple, i, name) < 0) Py_CLEAR(tuple);
     }
-    int status = tuple ? PyModule_AddObjectRef(module, attribute, tuple) : -1;
-    Py_XDECREF(tuple);
-    return status;
+    return add_object(module, attribute, tuple);
 }
 
 static int module_exec(PyObject *module) {
@@ -184,13 +192,11 @@ static int module_exec(PyObject *module) {
             "(multiprocessing's 'spawn' method).");
         return -1;
     }
-    if (add_handle_type(module) < 0) return -1;
-    if (add_completion_types(module) < 0 || add_wait_types(module) < 0 ||
-        add_work_type(module) < 0 || add_failure_functions(module) < 0 ||
-        add_frame_functions(module) < 0 || add_process_functions(module) < 0)
-        return -1;
-    if (PyModule_AddFunctions(module, graph_functions) < 0) return -1;
-    if (add_names(module, "COUNTERS", counter_name, COUNTERS) < 0 ||
+    if (add_handle_type(module) < 0 || add_completion_types(module) < 0 ||
+        add_wait_types(module) < 0 || add_work_type(module) < 0 ||
+        add_failure_functions(module) < 0 || add_frame_functions(module) < 0 ||
+        add_process_functions(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0 ||
+        add_names(module, "COUNTERS", counter_name, COUNTERS) < 0 ||
         add_names(module, "WAIT_STRATEGIES", strategy_name, strategy_count) < 0)
         return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)

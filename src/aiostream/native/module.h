@@ -51,6 +51,9 @@ int operate_as_is(struct handle *, handle_operation, void *argument);
 int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
 /* keeps the GIL, unless this destroys the driver's object */
 void unpin_from_python(struct handle *);
+/* Makes a stream's context current for a call of Python: 0, or a driver code. */
+int push_from_python(struct handle *);
+void pop_from_python(void);
 /* Pins a handle in this thread, for the length of one step. */
 bool pin_here(struct handle *);
 void unpin_here(struct handle *);
@@ -63,6 +66,12 @@ PyObject *new_order(void);
 /* on a driver's thread, with the GIL */
 void run_host_function(uint64_t ticket, int status);
 
+/* What a type's tp_dealloc does last. */
+void free_object(PyObject *);
+/* Adds a type that it has made, and makes it if the module is imported first. */
+int add_type(PyObject *module, PyTypeObject **, PyType_Spec *);
+/* Adds an object and releases it. NULL: an exception is set. */
+int add_object(PyObject *module, const char *name, PyObject *);
 /* Each adds types or functions to the module. -1: an exception is set. */
 int add_handle_type(PyObject *module);
 int add_completion_types(PyObject *module);

@@ -308,22 +308,13 @@ static int Completion_traverse(PyObject *object, visitproc visit, void *arg) {
 }
 
 static void Completion_dealloc(PyObject *object) {
-    PyTypeObject *type = Py_TYPE(object);
     CompletionObject *self = (CompletionObject *)object;
     PyObject_GC_UnTrack(object);
     completion_unreserve(self);
     leave_order(self);
     Completion_clear(object);
     Py_CLEAR(self->name);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
-}
-
-PyObject *Completion_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
-                         PyObject *Py_UNUSED(kwargs)) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    return allocate(type, 0);
+    free_object(object);
 }
 
 void completion_fill(CompletionObject *self, PyObject *future, PyObject *name,
@@ -455,7 +446,7 @@ static PyGetSetDef completion_properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot completion_slots[] = {
-    {Py_tp_new, Completion_new},
+    {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, Completion_init},
     {Py_tp_dealloc, Completion_dealloc},
     {Py_tp_traverse, Completion_traverse},
@@ -476,10 +467,7 @@ static PyType_Slot order_slots[] = {
 static PyType_Spec order_spec = {"aiostream._native.Order", sizeof(OrderObject), 0,
                                  Py_TPFLAGS_DEFAULT, order_slots};
 
-PyObject *new_order(void) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(order_type, Py_tp_alloc);
-    return allocate(order_type, 0);
-}
+PyObject *new_order(void) { return PyType_GenericAlloc(order_type, 0); }
 
 static PyType_Slot own_future_slots[] = {
     {Py_tp_doc, "The base of the library's own futures, whose setters are private."},
@@ -526,18 +514,10 @@ static bool make_names(void) {
 
 int add_completion_types(PyObject *module) {
     if (!make_names()) return -1;
-    if (!completion_type) completion_type = (PyTypeObject *)PyType_FromSpec(&completion_spec);
-    if (!completion_type ||
-        PyModule_AddObjectRef(module, "Completion", (PyObject *)completion_type) < 0)
-        return -1;
-    if (!order_type) order_type = (PyTypeObject *)PyType_FromSpec(&order_spec);
-    if (!order_type || PyModule_AddObjectRef(module, "Order", (PyObject *)order_type) < 0)
-        return -1;
-    if (!own_future_type) own_future_type = (PyTypeObject *)PyType_FromSpec(&own_future_spec);
-    if (!own_future_type ||
-        PyModule_AddObjectRef(module, "OwnFuture", (PyObject *)own_future_type) < 0)
-        return -1;
-    if (PyModule_AddFunctions(module, completion_functions) < 0 ||
+    if (add_type(module, &completion_type, &completion_spec) < 0 ||
+        add_type(module, &order_type, &order_spec) < 0 ||
+        add_type(module, &own_future_type, &own_future_spec) < 0 ||
+        PyModule_AddFunctions(module, completion_functions) < 0 ||
         PyModule_AddFunctions(module, enqueue_functions) < 0)
         return -1;
     return PyModule_AddFunctions(module, drain_functions);

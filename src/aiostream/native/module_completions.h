@@ -47,7 +47,6 @@ bool is_order(PyObject *);
 /* calls the observer with a future that has ended; -1: it has raised */
 int observe(PyObject *future);
 
-PyObject *Completion_new(PyTypeObject *, PyObject *args, PyObject *kwargs);
 void completion_fill(CompletionObject *, PyObject *future, PyObject *name, PyObject *keepalive);
 /* counts the future as pending, if it is new */
 void completion_begin(CompletionObject *);

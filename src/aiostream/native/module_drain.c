@@ -84,10 +84,8 @@ static PyObject *native_arm_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_fire_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long ticket;
-    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    if (!is_child()) point_fire_alarm(ticket);
+static PyObject *native_fire_alarm(PyObject *Py_UNUSED(module), PyObject *ticket) {
+    if (!is_child()) point_fire_alarm(PyLong_AsUnsignedLongLongMask(ticket));
     Py_RETURN_NONE;
 }
 
@@ -305,8 +303,7 @@ PyMethodDef drain_functions[] = {
      "Enqueues a user's host function; 0, a driver code, or a negative refusal."},
     {"arm_alarm", native_arm_alarm, METH_VARARGS,
      "Appends to a list a ticket that fires with the code when the context fails; -1: of none."},
-    {"fire_alarm", native_fire_alarm, METH_VARARGS,
-     "Fires such a ticket with 0, unless it has fired."},
+    {"fire_alarm", native_fire_alarm, METH_O, "Fires such a ticket with 0, unless it has fired."},
     {"watch", native_watch, METH_VARARGS,
      "Has the watcher report the end of a stream's work to an owner. False: not possible."},
     {"owners", native_owners, METH_NOARGS, "What the tickets of all points stand for."},

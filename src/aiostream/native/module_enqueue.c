@@ -39,8 +39,7 @@ static int reserve(struct reserving *reserving, struct handle *stream) {
                                : context_recent_health(reserving->context);
     if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
     else status = operate_pinned(stream, do_reserve, reserving);
-    if (status == CUDA_SUCCESS && reserving->enters)
-        status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(stream)));
+    if (status == CUDA_SUCCESS && reserving->enters) status = context_push(handle_context(stream));
     Py_END_ALLOW_THREADS
     return status;
 }
@@ -68,10 +67,7 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves, bo
     int status;
     own(self->ticket, (PyObject *)self, 0);
     Py_BEGIN_ALLOW_THREADS
-    if (leaves) {
-        void *popped;
-        driver.ctx_pop(&popped);
-    }
+    if (leaves) context_pop();
     status = recording.wait ? operate_pinned_as_is(stream, do_record, &recording)
                             : operate_pinned(stream, do_record, &recording);
     Py_END_ALLOW_THREADS
@@ -106,10 +102,7 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
         *at_once = *at_once && result;
         *refusal = record(self, stream, call != NULL, at_once);
     } else {
-        void *popped;
-        Py_BEGIN_ALLOW_THREADS
-        driver.ctx_pop(&popped);
-        Py_END_ALLOW_THREADS
+        pop_from_python();
         Py_CLEAR(self->result);
     }
     if (result) return 0;
@@ -155,7 +148,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
         if (!reserving.strategy) return NULL;
     }
     if (!is_order(order)) return PyErr_Format(PyExc_TypeError, "an Order is needed");
-    PyObject *object = Completion_new(completion_type, NULL, NULL);
+    PyObject *object = PyType_GenericAlloc(completion_type, 0);
     if (!object) return NULL;
     CompletionObject *self = reserving.completion = (CompletionObject *)object;
     completion_fill(self, args[5], args[9], args[7]);
@@ -236,11 +229,7 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     if (!stream) return NULL;
     if (!self->ticket || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
-    int refusal;
-    Py_BEGIN_ALLOW_THREADS
-    failed_forget();
-    refusal = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(stream)));
-    Py_END_ALLOW_THREADS
+    int refusal = push_from_python(stream);
     if (refusal) return PyLong_FromLong(refusal);
     bool at_once = false; /* another thread settles the future */
     if (carry_out(self, stream, call, &refusal, &at_once) < 0) return NULL;

@@ -159,13 +159,11 @@ static PyMethodDef failure_functions[] = {
 
 int add_failure_functions(PyObject *module) {
     failures_set_listener(wake_janitor);
-    handles_set_listener(wake_janitor);
     PyObject *codes = PyList_New(0);
     for (int i = 0; codes && fatal_codes[i].code; i++)
         if (!append_number(codes, PyLong_FromLong(fatal_codes[i].code))) Py_CLEAR(codes);
     PyObject *constant = codes ? PyList_AsTuple(codes) : NULL;
     Py_XDECREF(codes);
-    int failed = constant ? PyModule_AddObjectRef(module, "FATAL_CODES", constant) : -1;
-    Py_XDECREF(constant);
-    return failed < 0 ? -1 : PyModule_AddFunctions(module, failure_functions);
+    if (add_object(module, "FATAL_CODES", constant) < 0) return -1;
+    return PyModule_AddFunctions(module, failure_functions);
 }

@@ -79,19 +79,13 @@ static PyMethodDef frame_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int add_address(PyObject *module, const char *name, void *address) {
-    PyObject *number = PyLong_FromVoidPtr(address);
-    int failed = number ? PyModule_AddObjectRef(module, name, number) : -1;
-    Py_XDECREF(number);
-    return failed;
-}
-
 int add_frame_functions(PyObject *module) {
     void *found = dlsym(RTLD_DEFAULT, "PyThreadState_GetUnchecked");
     if (!found) found = dlsym(RTLD_DEFAULT, "_PyThreadState_UncheckedGet");
     *(void **)&holder_of_the_gil = found;
-    if (add_address(module, "IS_PYTHON_THREAD", (void *)is_python_thread) < 0 ||
-        add_address(module, "FRAMES_HERE", (void *)frames_here) < 0)
+    PyObject *is_thread = PyLong_FromVoidPtr((void *)is_python_thread);
+    if (add_object(module, "IS_PYTHON_THREAD", is_thread) < 0 ||
+        add_object(module, "FRAMES_HERE", PyLong_FromVoidPtr((void *)frames_here)) < 0)
         return -1;
     return PyModule_AddFunctions(module, frame_functions);
 }

@@ -15,13 +15,12 @@ static int do_use(struct handle *stream, void *argument) {
     int refusal = capture_refusal(handle_value(stream));
     if (refusal) return refusal;
     if (!handle_pin(use->executable)) return RESULT_CLOSED;
-    void *popped, *context = handle_context(stream);
     int status = handle_is_gone(use->executable)
                      ? CUDA_CONTEXT_IS_DESTROYED /* as of operate, for the second handle */
-                     : failed_in("cuCtxPushCurrent", driver.ctx_push(context));
+                     : context_push(handle_context(stream));
     if (status == CUDA_SUCCESS) {
         status = use->call(handle_value(use->executable), handle_value(stream));
-        driver.ctx_pop(&popped);
+        context_pop();
     }
     handle_unpin(use->executable);
     return status;

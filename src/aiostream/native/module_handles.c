@@ -28,8 +28,7 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKKpp|O", names, &kind, &value, &context,
                                      &owned, &needs_context, &made))
         return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    HandleObject *self = (HandleObject *)allocate(type, 0);
+    HandleObject *self = (HandleObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Py_BEGIN_ALLOW_THREADS /* it asks the driver for the context's id */
     self->handle = handle_new(kind, (void *)(uintptr_t)value, (void *)(uintptr_t)context, owned,
@@ -54,8 +53,7 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 /* A pool does this for each request, so it asks the driver nothing. */
 static PyObject *Handle_borrow(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    PyTypeObject *type = Py_TYPE(object);
-    HandleObject *self = (HandleObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    HandleObject *self = (HandleObject *)PyType_GenericAlloc(Py_TYPE(object), 0);
     if (!self) return NULL;
     self->parent = Py_NewRef(object);
     self->handle = handle_borrow(((HandleObject *)object)->handle);
@@ -64,20 +62,14 @@ static PyObject *Handle_borrow(PyObject *object, PyObject *Py_UNUSED(unused)) {
     return PyErr_NoMemory();
 }
 
-static void abandon(struct handle *handle) {
-    handle_abandon(handle);
-    queue_wake(queue_orphans());
-}
-
 /* An owner's object closes its handle before the handle dies. If this one is open, an interrupt
  * came before an object had got it, or it was an event's and replaced. */
 static void Handle_dealloc(PyObject *object) {
     HandleObject *self = (HandleObject *)object;
-    PyTypeObject *type = Py_TYPE(object);
     struct handle *handle = self->handle;
     if (handle && handle_is_owned(handle) && handle_is_open(handle) && !is_child()) {
         if (self->made_here) {
-            abandon(handle);
+            handle_abandon(handle);
             handle = NULL;
         } else if (handle_release_begin(handle)) { /* it stays theirs who passed it to from_raw */
             handle_release_end(handle);
@@ -85,9 +77,7 @@ static void Handle_dealloc(PyObject *object) {
     }
     if (handle) handle_unref(handle);
     Py_XDECREF(self->parent);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 /* What this thread has pinned and not yet unpinned, which is last first. If it waited for the end
@@ -120,20 +110,21 @@ static void note_unpinned(const struct handle *handle) {
 /* Python may raise a KeyboardInterrupt as soon as a method has returned. So a pin is noted in a
  * list before that, and the caller's `finally` knows of it. A pin that is lost would keep the
  * handle for the life of the process, and block release(). */
-static int pin_noted(struct handle *handle, PyObject *held) {
-    if (!handle_pin(handle)) return 0;
-    if (PyList_Append(held, Py_True) == 0) return 1;
-    handle_unpin(handle);
-    return -1;
-}
-
-static PyObject *Handle_pin(PyObject *self, PyObject *held) {
+static PyObject *pin_noted(PyObject *self, PyObject *held, bool here) {
     struct handle *handle = ((HandleObject *)self)->handle;
     if (refuse_in_child()) return NULL;
-    int pinned = pin_noted(handle, held);
-    if (pinned < 0) return NULL;
-    if (pinned) note_pinned(handle);
-    return PyBool_FromLong(pinned);
+    if (!handle_pin(handle)) Py_RETURN_FALSE;
+    if (PyList_Append(held, Py_True) < 0) {
+        handle_unpin(handle);
+        return NULL;
+    }
+    if (here) note_pinned(handle);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *Handle_pin(PyObject *self, PyObject *held) { return pin_noted(self, held, true); }
+static PyObject *Handle_hold(PyObject *self, PyObject *held) {
+    return pin_noted(self, held, false);
 }
 
 /* Keeps the GIL unless this destroys the object. While another thread computes in Python, each time
@@ -162,12 +153,6 @@ void unpin_here(struct handle *handle) {
 static PyObject *Handle_unpin(PyObject *self, PyObject *Py_UNUSED(unused)) {
     unpin_here(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
-}
-
-static PyObject *Handle_hold(PyObject *self, PyObject *held) {
-    if (refuse_in_child()) return NULL;
-    int pinned = pin_noted(((HandleObject *)self)->handle, held);
-    return pinned < 0 ? NULL : PyBool_FromLong(pinned);
 }
 
 static PyObject *Handle_let_go(PyObject *self, PyObject *Py_UNUSED(unused)) {
@@ -235,20 +220,10 @@ static PyObject *Handle_value(PyObject *self, void *Py_UNUSED(unused)) {
     return PyLong_FromUnsignedLongLong((uintptr_t)handle_value(((HandleObject *)self)->handle));
 }
 
-static PyObject *Handle_is_open(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(handle_is_open(((HandleObject *)self)->handle));
-}
-
-static PyObject *Handle_is_shared(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(handle_is_shared(((HandleObject *)self)->handle));
-}
-
-static PyObject *Handle_is_captured(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(event_is_captured(((HandleObject *)self)->handle));
-}
-
-static PyObject *Handle_is_used(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(handle_is_used(((HandleObject *)self)->handle));
+/* The answer of a function of handles.h, which is the closure. */
+static PyObject *is_so(PyObject *self, void *function) {
+    bool (*asked)(const struct handle *) = (bool (*)(const struct handle *))function;
+    return PyBool_FromLong(asked(((HandleObject *)self)->handle));
 }
 
 static PyMethodDef handle_methods[] = {
@@ -275,13 +250,14 @@ static PyMethodDef handle_methods[] = {
 };
 static PyGetSetDef handle_properties[] = {
     {"value", Handle_value, NULL, "The driver's handle, as an integer.", NULL},
-    {"is_open", Handle_is_open, NULL, "Whether new uses are accepted.", NULL},
-    {"is_used", Handle_is_used, NULL,
-     "Whether a call is using it, or a thread of enqueue_in_thread.", NULL},
-    {"is_captured", Handle_is_captured, NULL,
-     "Whether it is an event that was recorded on a capturing stream.", NULL},
-    {"is_shared", Handle_is_shared, NULL,
-     "Whether another library has it too: then it is retired and not destroyed.", NULL},
+    {"is_open", is_so, NULL, "Whether new uses are accepted.", (void *)handle_is_open},
+    {"is_used", is_so, NULL, "Whether a call is using it, or a thread of enqueue_in_thread.",
+     (void *)handle_is_used},
+    {"is_captured", is_so, NULL, "Whether it is an event that was recorded on a capturing stream.",
+     (void *)event_is_captured},
+    {"is_shared", is_so, NULL,
+     "Whether another library has it too: then it is retired and not destroyed.",
+     (void *)handle_is_shared},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot handle_slots[] = {
@@ -310,31 +286,27 @@ struct handle *as_handle(PyObject *object) {
 /* Asks first whether the context is there. Other code may have destroyed or reset it, and the
  * driver crashes the process, or finds a new stream at the old address. Each operation asks anew,
  * because no answer holds for longer: the reset may come from the next line of the same thread. */
-static int operate_in_context(struct handle *handle, handle_operation operation, void *argument) {
-    bool entered;
+int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
     failed_forget();
     if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
-    int refusal = handle_enter_context(handle, &entered);
-    if (refusal) return refusal;
-    int result = operation(handle, argument);
-    handle_leave_context(entered);
+    bool enters = handle_needs_context(handle);
+    int result = enters ? context_push(handle_context(handle)) : CUDA_SUCCESS;
+    if (result) return result;
+    result = operation(handle, argument);
+    if (enters) context_pop();
     return result;
 }
 
 int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
     int mode = relaxed_enter();
-    int result = operate_in_context(handle, operation, argument);
+    int result = operate_pinned_as_is(handle, operation, argument);
     relaxed_leave(mode);
     return result;
 }
 
-int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
-    return operate_in_context(handle, operation, argument);
-}
-
 int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
     if (!handle_pin(handle)) return RESULT_CLOSED;
-    int result = operate_in_context(handle, operation, argument);
+    int result = operate_pinned_as_is(handle, operation, argument);
     handle_unpin(handle);
     return result;
 }
@@ -346,12 +318,12 @@ int operate(struct handle *handle, handle_operation operation, void *argument) {
     return result;
 }
 
-static PyObject *operate_from_python(PyObject *object, handle_operation operation, void *argument) {
+static PyObject *operate_from_python(PyObject *object, handle_operation operation) {
     struct handle *handle = as_handle(object);
     if (!handle) return NULL;
     int result;
     Py_BEGIN_ALLOW_THREADS
-    result = operate(handle, operation, argument);
+    result = operate(handle, operation, NULL);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(result);
 }
@@ -377,13 +349,13 @@ static int do_event_synchronize(struct handle *handle, void *Py_UNUSED(unused)) 
 }
 
 static PyObject *native_stream_query(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_stream_query, NULL);
+    return operate_from_python(handle, do_stream_query);
 }
 static PyObject *native_stream_synchronize(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_stream_synchronize, NULL);
+    return operate_from_python(handle, do_stream_synchronize);
 }
 static PyObject *native_capture_refusal(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_capture_refusal, NULL);
+    return operate_from_python(handle, do_capture_refusal);
 }
 static PyObject *native_gone_refusal(PyObject *Py_UNUSED(self), PyObject *object) {
     struct handle *handle = as_handle(object);
@@ -395,10 +367,10 @@ static PyObject *native_gone_refusal(PyObject *Py_UNUSED(self), PyObject *object
     return PyLong_FromLong(result);
 }
 static PyObject *native_event_query(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_event_query, NULL);
+    return operate_from_python(handle, do_event_query);
 }
 static PyObject *native_event_synchronize(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_event_synchronize, NULL);
+    return operate_from_python(handle, do_event_synchronize);
 }
 
 struct recording {
@@ -417,10 +389,9 @@ static int do_event_record(struct handle *stream, void *argument) {
 /* Gives a Reference the handle of a fresh event. Its old Handle goes with the last thread that
  * uses it, and the driver's event with the last wait. */
 static int replace_event(PyObject *reference, struct handle *old, struct handle *fresh) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(handle_type, Py_tp_alloc);
-    HandleObject *made = (HandleObject *)allocate(handle_type, 0);
+    HandleObject *made = (HandleObject *)PyType_GenericAlloc(handle_type, 0);
     if (!made) {
-        abandon(fresh);
+        handle_abandon(fresh);
         return -1;
     }
     made->handle = fresh;
@@ -457,6 +428,22 @@ static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) 
     return failed ? NULL : PyLong_FromLong(result);
 }
 
+int push_from_python(struct handle *stream) {
+    int status;
+    Py_BEGIN_ALLOW_THREADS /* see Work.begin */
+    failed_forget();
+    status = context_push(handle_context(stream));
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+void pop_from_python(void) {
+    if (is_child()) return;
+    Py_BEGIN_ALLOW_THREADS
+    context_pop();
+    Py_END_ALLOW_THREADS
+}
+
 /* call_in_context(handle, function, results): calls a function with the context of a pinned stream
  * current, and appends its result to a list. It is one step, because a KeyboardInterrupt between
  * two steps of Python could leave the context current, or lose the result. */
@@ -467,21 +454,12 @@ static PyObject *native_call_in_context(PyObject *Py_UNUSED(self), PyObject *con
         if (PyErr_Occurred()) return NULL;
         return PyErr_Format(PyExc_TypeError, "three arguments are needed");
     }
-    int status;
-    Py_BEGIN_ALLOW_THREADS /* see Work.begin */
-    failed_forget();
-    status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(handle)));
-    Py_END_ALLOW_THREADS
+    int status = push_from_python(handle);
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     PyObject *result = PyObject_CallNoArgs(args[1]);
     bool kept = result && PyList_Append(args[2], result) == 0;
     Py_XDECREF(result);
-    if (!is_child()) {
-        void *popped;
-        Py_BEGIN_ALLOW_THREADS
-        driver.ctx_pop(&popped);
-        Py_END_ALLOW_THREADS
-    }
+    pop_from_python();
     return kept ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
@@ -505,8 +483,6 @@ static PyMethodDef handle_functions[] = {
 };
 
 int add_handle_type(PyObject *module) {
-    if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
-    if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0)
-        return -1;
+    if (add_type(module, &handle_type, &handle_spec) < 0) return -1;
     return PyModule_AddFunctions(module, handle_functions);
 }

@@ -209,8 +209,6 @@ static PyMethodDef process_functions[] = {
 
 int add_process_functions(PyObject *module) {
     points_set_dispatcher(python_dispatch);
-    PyObject *rows = driver_calls_for_python();
-    int status = rows ? PyModule_AddObjectRef(module, "DRIVER_CALLS", rows) : -1;
-    Py_XDECREF(rows);
-    return status < 0 ? status : PyModule_AddFunctions(module, process_functions);
+    if (add_object(module, "DRIVER_CALLS", driver_calls_for_python()) < 0) return -1;
+    return PyModule_AddFunctions(module, process_functions);
 }

@@ -166,8 +166,7 @@ static PyTypeObject *history_type;
 static PyObject *History_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "", names)) return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    HistoryObject *self = (HistoryObject *)allocate(type, 0);
+    HistoryObject *self = (HistoryObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->history = shared_history_new();
     if (self->history) return (PyObject *)self;
@@ -177,11 +176,8 @@ static PyObject *History_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 
 static void History_dealloc(PyObject *object) {
     HistoryObject *self = (HistoryObject *)object;
-    PyTypeObject *type = Py_TYPE(object);
     if (self->history) shared_history_unref(self->history);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static struct shared_history *as_history(PyObject *object) {
@@ -231,8 +227,7 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     struct context *context = as_context(number);
     struct shared_history *history = context ? as_history(object) : NULL;
     if (!history) return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    WaitListObject *self = (WaitListObject *)allocate(type, 0);
+    WaitListObject *self = (WaitListObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->order = new_order();
     self->list = self->order ? wait_list_new(context, history) : NULL;
@@ -263,12 +258,9 @@ struct wait_list *as_wait_list(PyObject *object) {
 
 static void WaitList_dealloc(PyObject *object) {
     WaitListObject *self = (WaitListObject *)object;
-    PyTypeObject *type = Py_TYPE(object);
     if (self->list) wait_list_unref(self->list);
     Py_XDECREF(self->order);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyObject *from_result(const struct wait_result *result, struct queue *queue) {
@@ -379,10 +371,8 @@ static PyObject *native_spend_turn(PyObject *Py_UNUSED(self), PyObject *const *a
     return queue ? PyLong_FromLong(queue_spend_turn(queue, args[1])) : NULL;
 }
 
-static PyObject *native_new_turn(PyObject *Py_UNUSED(self), PyObject *args) {
-    int index;
-    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
-    struct queue *queue = as_queue(index);
+static PyObject *native_new_turn(PyObject *Py_UNUSED(self), PyObject *index) {
+    struct queue *queue = as_queue((int)PyLong_AsLong(index));
     if (!queue) return NULL;
     queue_new_turn(queue);
     Py_RETURN_NONE;
@@ -417,15 +407,10 @@ static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UN
 }
 
 int add_wait_types(PyObject *module) {
-    if (!wait_list_type) wait_list_type = (PyTypeObject *)PyType_FromSpec(&wait_list_spec);
-    if (!wait_list_type ||
-        PyModule_AddObjectRef(module, "WaitList", (PyObject *)wait_list_type) < 0)
+    if (add_type(module, &wait_list_type, &wait_list_spec) < 0 ||
+        add_type(module, &history_type, &history_spec) < 0 ||
+        add_type(module, &wait_type, &wait_spec) < 0)
         return -1;
-    if (!history_type) history_type = (PyTypeObject *)PyType_FromSpec(&history_spec);
-    if (!history_type || PyModule_AddObjectRef(module, "History", (PyObject *)history_type) < 0)
-        return -1;
-    if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
-    if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
     return PyModule_AddFunctions(module, wait_functions);
 }
 
@@ -434,7 +419,7 @@ static PyMethodDef wait_functions[] = {
      "Begins a wait for an event."},
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
      "A wait of a task was ready: TURN_ flags."},
-    {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
+    {"new_turn", native_new_turn, METH_O, "A new turn of the queue's loop has begun."},
     {"wake_by", native_wake_by, METH_VARARGS, "Has the queue's loop drain it at a time."},
     {"predict", native_predict, METH_O,
      "Whether the policy uses what waits have learnt; for benchmarks and tests."},

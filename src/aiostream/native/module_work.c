@@ -29,7 +29,7 @@ static PyTypeObject *work_type;
 static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *reference, *mode, *call, *keeper;
     if (!PyArg_ParseTuple(args, "OOOO", &reference, &mode, &call, &keeper)) return NULL;
-    WorkObject *self = (WorkObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    WorkObject *self = (WorkObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->reference = Py_NewRef(reference);
     self->mode = Py_NewRef(mode);
@@ -49,9 +49,7 @@ static void let_go(WorkObject *self) {
 static void give_away(WorkObject *self) {
     PyObject *kind, *value, *traceback;
     PyErr_Fetch(&kind, &value, &traceback);
-    PyObject *object = self->tries < MOST_TRIES
-                           ? ((allocfunc)PyType_GetSlot(work_type, Py_tp_alloc))(work_type, 0)
-                           : NULL;
+    PyObject *object = self->tries < MOST_TRIES ? PyType_GenericAlloc(work_type, 0) : NULL;
     WorkObject *heir = (WorkObject *)object;
     if (heir) {
         PyObject fresh = heir->ob_base;
@@ -76,13 +74,11 @@ static void give_away(WorkObject *self) {
 
 static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
-    PyTypeObject *type = Py_TYPE(object);
     if (self->pinned && !is_child()) give_away(self);
     PyObject *fields[] = {self->reference, self->mode,   self->keeper, self->call,
                           self->result,    self->handle, self->held};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 /* Pins the stream and makes its context current, if it is healthy. 0, or why not. */
@@ -92,7 +88,7 @@ static int enter(struct handle *handle, const struct wait_list *list) {
     if (status) return status;
     if (!handle_pin(handle)) return RESULT_CLOSED;
     status = operate_pinned_as_is(handle, do_capture_refusal, NULL);
-    if (!status) status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(handle)));
+    if (!status) status = context_push(handle_context(handle));
     if (status) handle_unpin(handle);
     return status;
 }
@@ -124,12 +120,7 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     self->thread = PyThread_get_thread_ident();
     self->pinned = true;
     self->result = PyObject_CallNoArgs(self->call);
-    if (!is_child()) {
-        void *popped;
-        Py_BEGIN_ALLOW_THREADS
-        driver.ctx_pop(&popped);
-        Py_END_ALLOW_THREADS
-    }
+    pop_from_python();
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
@@ -182,7 +173,4 @@ static PyType_Slot work_slots[] = {
 static PyType_Spec work_spec = {"aiostream._native.Work", sizeof(WorkObject), 0, Py_TPFLAGS_DEFAULT,
                                 work_slots};
 
-int add_work_type(PyObject *module) {
-    if (!work_type) work_type = (PyTypeObject *)PyType_FromSpec(&work_spec);
-    return work_type ? PyModule_AddObjectRef(module, "Work", (PyObject *)work_type) : -1;
-}
+int add_work_type(PyObject *module) { return add_type(module, &work_type, &work_spec); }
