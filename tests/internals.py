@@ -22,7 +22,7 @@ from aiostream._handles import reference as _reference
 from aiostream._objects import captures
 from aiostream._observers import blocked, trace_files
 from aiostream._runtime import completion as _completion
-from aiostream._runtime import loops, observing, points, process, stuck
+from aiostream._runtime import loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio, unwatched
 from aiostream._servers import pool_waiters
@@ -285,7 +285,7 @@ QUEUE_STEPS = {
 """
 ALARM_STEPS = {
     function.__code__
-    for kind in (points.Alarm, pool_waiters.Waiters, pool_waiters.Watch)
+    for kind in (pool_waiters.Waiters, pool_waiters.Watch)
     for function in vars(kind).values()
     if hasattr(function, "__code__")
 }
@@ -294,24 +294,24 @@ ALARM_STEPS = {
 
 # ----------------------------------------------------------------------------------------- counters
 
-POINTS_ARMED: int = _native.POINTS_ARMED
+POINTS_ARMED = _native.COUNTERS.index("POINTS_ARMED")
 """Index in `native_counters()`: host functions and callbacks that were enqueued."""
-WAITS_WATCHED: int = _native.WAITS_WATCHED
+WAITS_WATCHED = _native.COUNTERS.index("WAITS_WATCHED")
 """Index in `native_counters()`: how often a wait was left to the watcher."""
-WAITS_HANDED_BACK: int = _native.WAITS_HANDED_BACK
+WAITS_HANDED_BACK = _native.COUNTERS.index("WAITS_HANDED_BACK")
 """Index in `native_counters()`: how often the watcher has handed a wait back to its task."""
-WAITS_BY_TIMER: int = _native.WAITS_BY_TIMER
+WAITS_BY_TIMER = _native.COUNTERS.index("WAITS_BY_TIMER")
 """Index in `native_counters()`: how often a wait was left to a timer of its loop."""
-EVENT_POLLS: int = _native.EVENT_POLLS
+EVENT_POLLS = _native.COUNTERS.index("EVENT_POLLS")
 """Index in `native_counters()`: polls of events by the watcher."""
-POINTS_STALE: int = _native.POINTS_STALE
+POINTS_STALE = _native.COUNTERS.index("POINTS_STALE")
 """Index in `native_counters()`: firings of points that were no longer armed."""
 
-POINT_SLOTS: int = _native.POINT_SLOTS
+POINT_SLOTS = _native.COUNTERS.index("POINT_SLOTS")
 """Index in `native_counters()`: slots of points that were made. They are recycled, not freed."""
-WAIT_RECORDS: int = _native.WAIT_RECORDS
+WAIT_RECORDS = _native.COUNTERS.index("WAIT_RECORDS")
 """Index in `native_counters()`: records of waits, each with its event. They are recycled."""
-HISTORIES: int = _native.HISTORIES
+HISTORIES = _native.COUNTERS.index("HISTORIES")
 """Index in `native_counters()`: prediction histories that exist now."""
 
 
@@ -533,7 +533,8 @@ def pending_completion(future: Any) -> _native.Completion:
 def arrive(completion: _native.Completion) -> None:
     """Has the point of such a completion arrive at the loop that runs here."""
     tickets: list[int] = []
-    _native.arm_alarm(loops.current_bridge().queue, points.NO_CONTEXT, completion, tickets)
+    context_id = device.Device(0).primary_context._ensure_monitored()
+    _native.arm_alarm(loops.current_bridge().queue, context_id, completion, tickets)
     _native.fire_alarm(tickets[0])
 
 
@@ -655,9 +656,9 @@ def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[
     monkeypatch.setattr(driver, "driver_version", function)
 
 
-def alarms() -> list[points.Alarm]:
+def alarms() -> list[pool_waiters.Watch]:
     """Returns the alarms of all tasks that wait for a pool's stream."""
-    return [owner for owner in _native.owners() if isinstance(owner, points.Alarm)]
+    return [owner for owner in _native.owners() if isinstance(owner, pool_waiters.Watch)]
 
 
 def ordered_completions() -> int:

@@ -17,19 +17,9 @@ TURN_BEGAN: int
 RESULT_QUARANTINED: int
 RESULT_AWAITED: int
 RESULT_CAPTURING: int
-POINTS_ARMED: int
-POINTS_STALE: int
-WAITS_HANDED_BACK: int
-WAITS_BY_TIMER: int
-WAITS_WATCHED: int
-EVENT_POLLS: int
-POINT_SLOTS: int
-WAIT_RECORDS: int
-HISTORIES: int
 RESULT_NO_MEMORY: int
 
-# The names in the order of counters(); each is also a constant, its place there. Only those that
-# Python uses by name stand above.
+# The names in the order of counters().
 COUNTERS: tuple[str, ...]
 # The names of the strategies in native/policy.c, each at its number.
 WAIT_STRATEGIES: tuple[str, ...]
@@ -157,6 +147,14 @@ FRAMES_HERE: int
 
 def set_questions(chains: tuple[tuple[Callable[..., object], ...], ...], /) -> None: ...
 def exit_disarm() -> None: ...
+
+# A point's owner has two methods, which a drain calls. Each may be called again, because a
+# KeyboardInterrupt may cut it short, and the point then arrives once more.
+# - `complete(code, orphaned)` releases what was kept alive: the driver has passed the point.
+#   `code` is 0, or the error of the driver. `orphaned`: the loop is gone, or the point belongs to
+#   none, and this is the janitor's thread.
+# - `abandon(code, orphaned)` keeps everything: the context has failed. The driver may or may not
+#   come to the point.
 def arm_alarm(queue: int, context_id: int, owner: object, tickets: list[int], /) -> None: ...
 def fire_alarm(ticket: int, /) -> None: ...
 def own(ticket: int, future: object, /) -> None: ...

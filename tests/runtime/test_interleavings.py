@@ -142,7 +142,7 @@ MISTAKES = {
     ),
     "the eventfd is read after the take": Mistake(
         "queues",
-        replacing(TAKE, f"{TAKE}    if (read(queue->eventfd, &ignored, sizeof ignored)) {{}}\n"),
+        replacing(TAKE, f"{TAKE}    descriptor_read(queue->eventfd);\n"),
         "two firings, drained",
         "a wake-up was lost",
     ),

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from aiostream import _native
 from aiostream._handles.reference import Reference
-from aiostream._runtime import loops, points
+from aiostream._runtime import loops
 from aiostream._runtime.completion import set_exception, set_result
 from aiostream._servers.pool_slots import Slot
 
@@ -111,22 +112,46 @@ class Waiters:
                 pass
 
 
-class Watch(points.Alarm):
+class Watch:
     """Notifies a pool if a context fails, or a stream is dropped, while tasks wait for a stream.
 
     Without it they could wait forever, because the tasks that hold the streams may themselves be
     waiting for something else, or may be gone.
+
+    It is a ticket that any thread may fire, and that its loop may arm again. While it is armed, the
+    watcher reads the context's health for it, and it is kept, with its loop's queue. So its maker
+    notes it before it arms it.
     """
 
-    __slots__ = ("pool",)
+    __slots__ = ("_context_id", "_pool", "_queue", "_tickets")
 
     def __init__(self, pool: PoolCore, bridge: loops.Bridge, reference: Reference) -> None:
-        super().__init__(bridge.queue, reference.context._ensure_monitored())
-        self.pool = weakref.ref(pool)
+        self._pool = weakref.ref(pool)
+        self._queue, self._context_id = bridge.queue, reference.context._ensure_monitored()
+        # The current ticket is the last. Native code appends it, because a KeyboardInterrupt
+        # between the call and an assignment would lose an armed ticket. The loop's thread writes,
+        # and any thread reads a copy.
+        self._tickets: list[int] = []
+
+    def arm(self) -> None:
+        """Makes a new ticket, unless the current one has yet to fire.
+
+        Call it in the loop's thread. After a KeyboardInterrupt, call it again.
+        """
+        tickets = self._tickets
+        if not tickets or not _native.awaits_firing(tickets[-1]):
+            _native.arm_alarm(self._queue, self._context_id, self, tickets)
+        del tickets[:-1]
+
+    # Bound here, because at the interpreter's end the module's names may be gone.
+    def fire(self, fire_alarm: Callable[[int], None] = _native.fire_alarm) -> None:
+        """Has the loop call `complete` with 0. May run in a finalizer. Nothing if it has fired."""
+        for ticket in list(self._tickets):
+            fire_alarm(ticket)
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The context has failed. Or `code` is 0: a stream was dropped, or this watch has ended."""
-        pool = self.pool()
+        pool = self._pool()
         # Orphaned: the loop is gone. This is the janitor's thread, which must not touch the pool.
         if pool is None or orphaned or not pool._waiters.has(self):
             return
@@ -138,3 +163,6 @@ class Watch(points.Alarm):
             pool._notice_dropped()
         else:  # an interrupt has kept the last task that waited from it
             pool._waiters.end_watches()
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """Is never called, because an alarm always fires."""

@@ -2,8 +2,10 @@
  * stream capture? */
 #include "base.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 struct driver_calls driver;
 _Atomic int64_t counters[COUNTERS];
@@ -56,6 +58,17 @@ void wait_briefly(pthread_cond_t *condition, pthread_mutex_t *mutex) {
     until.tv_nsec += 30000000;
     if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
     pthread_cond_timedwait(condition, mutex, &until);
+}
+
+void descriptor_wake(int descriptor) {
+    uint64_t one = 1;
+    /* EAGAIN means that the counter is full, so the reader is awake. EINTR is retried. */
+    while (write(descriptor, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+void descriptor_read(int descriptor) {
+    uint64_t ignored;
+    while (read(descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) continue;
 }
 
 int capture_refusal(void *stream) {

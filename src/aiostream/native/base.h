@@ -96,6 +96,9 @@ void context_pop(void);
 int thread_start(pthread_t *, void *(*run)(void *));
 /* waits for the condition, 30 ms at most */
 void wait_briefly(pthread_cond_t *, pthread_mutex_t *);
+/* Makes the reader of an eventfd wake up, and reads one, or a timer. */
+void descriptor_wake(int descriptor);
+void descriptor_read(int descriptor);
 int capture_refusal(void *stream); /* 0, RESULT_CAPTURING.., or the driver's error */
 
 #endif

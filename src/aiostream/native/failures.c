@@ -70,8 +70,7 @@ static void *end_after_grace(void *unused) {
     (void)unused;
     struct timespec left = {.tv_sec = grace_left_ns / 1000000000,
                             .tv_nsec = grace_left_ns % 1000000000};
-    while (nanosleep(&left, &left) < 0) {
-    }
+    while (nanosleep(&left, &left) < 0) continue;
     _exit(final_status);
 }
 

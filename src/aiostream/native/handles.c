@@ -142,12 +142,10 @@ enum { HANDLE_KINDS = HANDLE_GRAPH_EXEC + 1 };
 /* the latest refusal of each kind that handle_take_refusal has yet to give; any thread */
 static _Atomic int refusals[HANDLE_KINDS];
 
-const char *handle_destructor(enum handle_kind kind) { return DESTRUCTORS[kind]; }
-
-int handle_take_refusal(enum handle_kind *kind) {
+int handle_take_refusal(const char **call) {
     for (int i = 0; i < HANDLE_KINDS; i++) {
         int status = atomic_exchange(&refusals[i], 0);
-        *kind = i;
+        *call = DESTRUCTORS[i];
         if (status) return status;
     }
     return 0;
@@ -300,8 +298,7 @@ void handles_drop_abandoned(void) {
 
 bool handle_release(struct handle *handle) {
     if (!handle_release_begin(handle)) return false;
-    while (!handle_release_await(handle)) {
-    }
+    while (!handle_release_await(handle)) continue;
     handle_release_end(handle);
     return true;
 }

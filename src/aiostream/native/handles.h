@@ -43,10 +43,9 @@ void handle_release_cancel(struct handle *);
 bool handle_release(struct handle *); /* all of these steps; blocks */
 /* Whether to pin `pinned` also pins `handle`: it is that handle, or was borrowed from it. */
 bool handle_is_part_of(const struct handle *pinned, const struct handle *handle);
-/* A destruction that the driver has refused, where no caller got the error: its kind (enum
- * handle_kind) and code. 0: none. The listener of failures.h is called when there is one. */
-int handle_take_refusal(enum handle_kind *);
-const char *handle_destructor(enum handle_kind); /* the driver's function */
+/* The code and call of a destruction that the driver has refused, where no caller got the error. 0:
+ * none. The listener of failures.h is called when there is one. */
+int handle_take_refusal(const char **call);
 bool handle_is_owned(const struct handle *);
 /* Takes over the Python object's reference to an open handle. A finalizer may not call the driver,
  * so it calls the listener of failures.h, and handles_drop_abandoned drops all of these. Each in

@@ -139,8 +139,6 @@ static const struct {
     CONSTANT(TURN_YIELD),           CONSTANT(TURN_BEGAN),         CONSTANT(RESULT_CLOSED),
     CONSTANT(RESULT_NO_MEMORY),     CONSTANT(RESULT_QUARANTINED), CONSTANT(RESULT_AWAITED),
     CONSTANT(RESULT_CAPTURING),     CONSTANT(FIRST_TICKET),
-#define COUNTER(name) {#name, name},
-#include "counters.h"
 };
 
 void free_object(PyObject *object) {

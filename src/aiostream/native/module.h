@@ -21,7 +21,9 @@
  * - A Wait belongs to its task, a Work to the frame that has made it, and the turns and polled
  * waits of a queue to its loop. So one thread alone uses each. */
 #ifndef Py_BEGIN_CRITICAL_SECTION
-#define Py_BEGIN_CRITICAL_SECTION(object) {
+#define Py_BEGIN_CRITICAL_SECTION(object)                                                          \
+    {                                                                                              \
+        (void)(object);
 #define Py_END_CRITICAL_SECTION() }
 #endif
 

@@ -102,7 +102,6 @@ static CompletionObject *earlier_of(const CompletionObject *self) {
 
 static PyObject *get(PyObject *self, PyObject *const *field) {
     PyObject *value;
-    (void)self; /* with the GIL */
     Py_BEGIN_CRITICAL_SECTION(self);
     value = Py_XNewRef(*field);
     Py_END_CRITICAL_SECTION();
@@ -111,7 +110,6 @@ static PyObject *get(PyObject *self, PyObject *const *field) {
 
 static PyObject *take(CompletionObject *self, PyObject **field) {
     PyObject *value;
-    (void)self;
     Py_BEGIN_CRITICAL_SECTION(self);
     value = *field;
     *field = NULL;

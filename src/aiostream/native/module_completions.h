@@ -77,21 +77,13 @@ static inline PyObject *object_of(void *owner) {
 
 /* Only these follow the owner of a slot. Another thread may take it out at any time, so a reference
  * is taken under the lock, and given back behind it. */
-static inline void lock_owner(uint64_t ticket) {
 #ifdef Py_GIL_DISABLED
-    point_lock_owner(ticket);
+#define lock_owner(ticket) point_lock_owner(ticket)
+#define unlock_owner(ticket) point_unlock_owner(ticket)
 #else
-    (void)ticket;
+#define lock_owner(ticket)
+#define unlock_owner(ticket)
 #endif
-}
-
-static inline void unlock_owner(uint64_t ticket) {
-#ifdef Py_GIL_DISABLED
-    point_unlock_owner(ticket);
-#else
-    (void)ticket;
-#endif
-}
 
 static inline void own(uint64_t ticket, PyObject *object, int bit) {
     Py_INCREF(object);

@@ -72,8 +72,8 @@ static PyObject *native_arm_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
         refuse_in_child())
         return NULL;
     struct queue *queue = as_queue(queue_number);
-    struct context *context = queue && context_id >= 0 ? as_context(context_id) : NULL;
-    if (!queue || (context_id >= 0 && !context)) return NULL;
+    struct context *context = queue ? as_context(context_id) : NULL;
+    if (!context) return NULL;
     uint64_t ticket = point_arm_alarm(queue, context);
     if (!ticket) return PyErr_NoMemory();
     if (!append_number(tickets, PyLong_FromUnsignedLongLong(ticket))) {
@@ -302,7 +302,7 @@ PyMethodDef drain_functions[] = {
     {"arm", native_arm, METH_VARARGS,
      "Enqueues a user's host function; 0, a driver code, or a negative refusal."},
     {"arm_alarm", native_arm_alarm, METH_VARARGS,
-     "Appends to a list a ticket that fires with the code when the context fails; -1: of none."},
+     "Appends to a list a ticket that fires with the code when the context fails."},
     {"fire_alarm", native_fire_alarm, METH_O, "Fires such a ticket with 0, unless it has fired."},
     {"watch", native_watch, METH_VARARGS,
      "Has the watcher report the end of a stream's work to an owner. False: not possible."},

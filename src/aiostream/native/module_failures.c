@@ -12,10 +12,10 @@
 /* refusal_take(): (call, code) of a destruction that the driver has refused and for which no caller
  * got the error, or None. */
 static PyObject *native_refusal_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    enum handle_kind kind;
-    int code = is_child() ? 0 : handle_take_refusal(&kind);
+    const char *call;
+    int code = is_child() ? 0 : handle_take_refusal(&call);
     if (!code) Py_RETURN_NONE;
-    return Py_BuildValue("si", handle_destructor(kind), code);
+    return Py_BuildValue("si", call, code);
 }
 
 static void wake_janitor(void) {

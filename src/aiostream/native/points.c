@@ -54,7 +54,7 @@ struct slot {
         /* Written by reserve, constant until the slot is free again. A stale firing may read it at
          * any time, but uses it only if its transition succeeds. */
         queue;
-    _Atomic(struct context *) context; /* the same as queue; NULL: an alarm of no context */
+    _Atomic(struct context *) context; /* the same as queue */
     /* These three are written before the slot is armed, and read by its own firing. For
      * KIND_FOREIGN only. */
     host_function foreign;
@@ -289,7 +289,7 @@ static bool fire(uint64_t ticket, int64_t status) {
             atomic_store(&slot->fire_status, status);
             if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-            else if (!in_graph(slot) && slot->context) context_drop_pending(slot->context);
+            else if (!in_graph(slot)) context_drop_pending(slot->context);
             queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
             queue_unref(queue);
             return true;
@@ -513,7 +513,7 @@ uint64_t point_watch(struct queue *queue, struct context *context) {
 uint64_t point_arm_alarm(struct queue *queue, struct context *context) {
     uint64_t ticket = point_reserve(queue, context, KIND_ALARM);
     if (!ticket) return 0;
-    if (context) context_add_pending(context); /* so that the watcher reads its health */
+    context_add_pending(context); /* so that the watcher reads its health */
     transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
     return ticket;
 }

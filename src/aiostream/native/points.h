@@ -70,8 +70,7 @@ void point_arm_watched(uint64_t ticket);
 /* Reserves and arms in one; the watcher will fire it. 0: no memory. */
 uint64_t point_watch(struct queue *, struct context *);
 void point_fire(uint64_t ticket, int64_t status);
-/* A ticket that fires if the context fails. NULL: of no context, so the watcher has no work with
- * it. 0: no memory. */
+/* A ticket that fires if the context fails. 0: no memory. */
 uint64_t point_arm_alarm(struct queue *, struct context *);
 /* fires the ticket with 0, if it has not fired */
 void point_fire_alarm(uint64_t ticket);

@@ -106,9 +106,7 @@ struct queue *queue_open(void) {
     if (queue) queue->identity = ++identities;
     pthread_mutex_unlock(&table_lock);
     if (!queue) return NULL;
-    uint64_t ignored;
-    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {
-    }
+    descriptor_read(queue->eventfd);
     memset(&queue->turn, 0, sizeof queue->turn);
     queue->polled = (struct polled_waits){0};
     queue->lag = 0; /* the former owner's lag says nothing of this one */
@@ -135,12 +133,7 @@ struct queue *queue_at(int index) {
     return index < 0 || index >= MAX_QUEUES ? NULL : queues[index];
 }
 
-void queue_wake(struct queue *queue) {
-    uint64_t one = 1;
-    /* EAGAIN means that the counter is full, so the consumer is awake. EINTR is retried. */
-    while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {
-    }
-}
+void queue_wake(struct queue *queue) { descriptor_wake(queue->eventfd); }
 
 /* if a task has blocked the loop for long, that turn says little of the next */
 static const int64_t LAG_MOST_NS = 5000000;
@@ -256,9 +249,7 @@ static struct queue_entry *reversed(struct queue_entry *entry) {
 }
 
 struct queue_entry *queue_take(struct queue *queue) {
-    uint64_t ignored;
-    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {
-    }
+    descriptor_read(queue->eventfd);
     /* A pusher that read `wakeup_suppressed` before this store has already pushed (both are
      * sequentially consistent). */
     atomic_store(&queue->wakeup_suppressed, false);

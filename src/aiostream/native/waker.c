@@ -29,11 +29,7 @@ int waker_open(void) {
     return wake_descriptor < 0 || timer_descriptor < 0 ? errno : 0;
 }
 
-void waker_wake(void) {
-    uint64_t one = 1;
-    while (write(wake_descriptor, &one, sizeof one) < 0 && errno == EINTR) {
-    }
-}
+void waker_wake(void) { descriptor_wake(wake_descriptor); }
 
 /* asleep_until only becomes earlier while the watcher sleeps. A thread that has set a later time
  * than another one sees that when it looks again, and sets the earlier one. So no lock is needed.
@@ -114,15 +110,10 @@ void waker_sleep_until(int64_t time, bool (*must_wake)(void)) {
         struct timespec timeout = {.tv_sec = delay / 1000000000, .tv_nsec = delay % 1000000000};
         int ready = ppoll(descriptors, 2, time == NEVER ? NULL : &timeout, NULL);
         int64_t until = atomic_exchange(&asleep_until, 0), woken = now_ns();
-        uint64_t ignored;
-        if (ready > 0 && descriptors[0].revents)
-            while (read(wake_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {
-            }
+        if (ready > 0 && descriptors[0].revents) descriptor_read(wake_descriptor);
         else if (ready >= 0 && until != NEVER && woken >= until)
             learn_lateness(until - now, woken - until);
-        if (ready > 0 && descriptors[1].revents)
-            while (read(timer_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {
-            }
+        if (ready > 0 && descriptors[1].revents) descriptor_read(timer_descriptor);
     }
     atomic_store(&asleep_until, 0);
 }
