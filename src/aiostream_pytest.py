@@ -74,15 +74,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses the driver, and switches the checks on, if the option asks for that."""
-    config.addinivalue_line(
-        "markers", "cuda_leaks(n): the test leaves n points leaked, as by losing a context"
-    )
-    config.addinivalue_line(
-        "markers", "cuda_ledger_off(reason): what the test leaves behind is not checked"
-    )
-    config.addinivalue_line(
-        "markers", "cuda_blocking(reason): the test may block its loop with driver calls"
-    )
+    for marker in (
+        "cuda_leaks(n): the test leaves n points leaked, as by losing a context",
+        "cuda_ledger_off(reason): what the test leaves behind is not checked",
+        "cuda_blocking(reason): the test may block its loop with driver calls",
+    ):
+        config.addinivalue_line("markers", marker)
     driver = config.getoption("--aiostream")
     devices = config.getoption("--aiostream-devices")
     if devices is not None and driver != "simulator":

@@ -35,9 +35,6 @@ def _parser(version: str) -> argparse.ArgumentParser:
         "the simulator. The first line says which.",
     )
     demo.add_argument(
-        "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
-    )
-    demo.add_argument(
         "--html",
         metavar="FILE",
         type=_html_file,
@@ -58,6 +55,10 @@ def _parser(version: str) -> argparse.ArgumentParser:
         help="compare four ways to await the GPU",
         description=bench.DESCRIPTION,
     )
+    for each in (demo, compare):
+        each.add_argument(
+            "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
+        )
     bench.add_arguments(compare)
     for each in (demo, doctor, compare):
         each.add_argument("--simulator", action="store_true", help="use no GPU, but the simulator")

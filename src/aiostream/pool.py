@@ -515,18 +515,12 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self._find_lost()
         # Tasks that hold a stream go on. `release` finds the pool closed, and destroys it then.
         self._refuse()
-        # If an interrupt comes between two of the closes, the rest is in no list. So the next call
-        # finds it (`_find_lost`).
-        kept = [*self._idle, *self._busy.take_all()]
-        self._idle.clear()
-        first: CudaError | None = None
-        for slot in kept:
-            try:
-                slot.stream.close()
-            except CudaError as error:
-                first = first or error
-        if first is not None:
-            raise first
+        # It closes all of them, whatever one of the closes raises, and the first one last. What an
+        # interrupt keeps from it is in no list, and the next call finds it (`_find_lost`).
+        with contextlib.ExitStack() as closing:
+            for slot in (*self._idle, *self._busy.take_all()):
+                closing.callback(slot.stream.close)
+            self._idle.clear()
 
     async def aclose(self) -> None:
         """Waits for the work of all streams that no task holds, and then does what `close` does.

@@ -241,20 +241,9 @@ class _Record(Observation):
                 at = max(earliest, at if latest is None else min(latest, at))
                 earliest = at
             times.append(at)
-        return Await(
-            self.call,
-            self.name,
-            self.task,
-            self.loop,
-            self.launched,
-            times[0],
-            times[1],
-            self.noticed_at,
-            self.resumed,
-            self.outcome,
-            tuple(self.stages),
-            self.error,
-        )
+        who = self.call, self.name, self.task, self.loop
+        after = self.noticed_at, self.resumed, self.outcome
+        return Await(*who, self.launched, *times, *after, tuple(self.stages), self.error)
 
 
 class Recording:

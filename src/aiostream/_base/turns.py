@@ -31,15 +31,12 @@ class _Asked:
 
     @property
     def name(self) -> str | None:
-        if _answers(self._lowlevel.current_task):
-            return "trio"
         # A callback of trio's has no task, so trio is asked for its token. But if trio runs as a
         # guest, the host's callbacks and tasks have that token too, and they belong to asyncio.
-        return (
-            "trio"
-            if _running_loop() is None and _answers(self._lowlevel.current_trio_token)
-            else None
+        is_trio = _answers(self._lowlevel.current_task) or (
+            _running_loop() is None and _answers(self._lowlevel.current_trio_token)
         )
+        return "trio" if is_trio else None
 
 
 # Its `name` is "trio" in each thread in which a run of trio is at work. If trio runs as a guest, it

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -34,23 +35,17 @@ class _End(Enum):
     ENDED_ELSEWHERE = auto()  # other code has ended it, or is ending it
 
 
+@dataclass(slots=True, eq=False)
 class _Record:
     """What is noted of one capture until its end."""
 
-    def __init__(
-        self,
-        identity: int | None,
-        origin: _Origin | None,
-        graph: Graph | None,
-        recapture: Any = None,
-    ) -> None:
-        # Constant once the record is in `_in_progress`. To `lent` any thread may append.
-        self.identity = identity  # the driver's number of the capture
-        self.origin = origin  # the stream on which it began, if this library began it
-        self.graph = graph  # into which it goes, pinned; None if it makes a new one
-        self.recapture = recapture  # None, or what the driver may call during the capture
-        self.lent: list[_native.Handle] = []  # of the graph that is the driver's until the end
-        self.seen_on: _Origin | None = None  # the stream that capture_info() was asked for
+    # Constant once the record is in `_in_progress`. To `lent` any thread may append.
+    identity: int | None  # the driver's number of the capture
+    origin: _Origin | None  # the stream on which it began, if this library began it
+    graph: Graph | None  # into which it goes, pinned; None if it makes a new one
+    recapture: Any = None  # None, or what the driver may call during the capture
+    lent: list[_native.Handle] = field(default_factory=list)  # of a graph of the driver's own
+    seen_on: _Origin | None = None  # the stream that capture_info() was asked for
 
     def end(self, how: _End) -> None:
         # Called once, by the thread that took the record out of `_in_progress` (see `_forget`).

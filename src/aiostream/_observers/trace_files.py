@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aiostream.trace import Await
 
+# What both files have of an await: its names, and its times.
+_NAMES = ("call", "stream", "task", "loop", "outcome")
+_TIMES = ("launched", "gpu_began", "gpu_ended", "noticed", "resumed")
 _GPU_PROCESS = 1  # Perfetto's process of all streams; the loops have the numbers from 2 on
 _DATA = '"the data of the trace"'  # in the template
 
@@ -173,7 +176,7 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 def _arguments(trace: Trace, each: Await) -> dict[str, Any]:
     times = {
         f"{name}_us": _micro(trace, value)
-        for name in ("launched", "gpu_began", "gpu_ended", "noticed", "resumed")
+        for name in _TIMES
         if (value := getattr(each, name)) is not None
     }
     more = {} if each.error is None else {"error": each.error}
@@ -205,16 +208,8 @@ def html(trace: Trace) -> str:
 
     rows = [
         [
-            number(each.call),
-            number(each.stream),
-            number(each.task),
-            number(each.loop),
-            number(each.outcome),
-            micro(each.launched),
-            micro(each.gpu_began),
-            micro(each.gpu_ended),
-            micro(each.noticed),
-            micro(each.resumed),
+            *(number(getattr(each, name)) for name in _NAMES),
+            *(micro(getattr(each, name)) for name in _TIMES),
             [[stage == "polls", micro(began)] for stage, began in _stages(each)],
             *([] if each.error is None else [each.error]),
         ]

@@ -12,8 +12,8 @@ from typing import Any, cast
 from aiostream import _native
 from aiostream._base import driver
 from aiostream._handles.reference import share_history
+from aiostream._objects import captures
 from aiostream._runtime import loops, process
-from aiostream._servers import pool_returns
 from aiostream._servers.pool_returns import Busy, Return
 from aiostream._servers.pool_slots import Idle, IdleOnDevices, Loan, Slot
 from aiostream._servers.pool_waiters import Waiters
@@ -195,8 +195,7 @@ class PoolCore:
         """The same for tasks that wait: if the streams still work, the loop looks again."""
         if self._dropped:
             self._take_dropped()
-        if self._busy.has_unwatched:
-            self._look_again_soon()
+        self._look_again_soon()
 
     def _is_collected(self, stream: object) -> bool:
         """Whether the pool counts a stream as dropped that a task still has.
@@ -241,7 +240,8 @@ class PoolCore:
             return
         code = _native.stream_query(slot.stream._handle)
         if code <= _native.RESULT_CAPTURING:
-            code = pool_returns.query_after_capture(slot)
+            captures.end_left(slot.stream._reference)  # one that this library began
+            code = _native.stream_query(slot.stream._handle)
         if code == 0 or self._closed:
             self._put_back(slot)
         elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
@@ -262,17 +262,18 @@ class PoolCore:
             self._look_at(slot)
 
     def _look_again_soon(self) -> None:
-        """Has the loop look again if tasks wait, or if a thread uses a stream.
+        """Has the loop look at unwatched streams if tasks wait, or if a thread uses a stream.
 
         Else the next `acquire` looks. A thread ends soon, and then the pool's numbers would be
         wrong until that call.
         """
         tasks_wait = bool(self._waiters.futures)
         # A task must not wait for a look that is on its way for the numbers.
-        if self._looking is not None and (self._looks_for_tasks or not tasks_wait):
+        on_its_way = self._looking is not None and (self._looks_for_tasks or not tasks_wait)
+        if on_its_way or not self._busy.has_unwatched or not (tasks_wait or self._thread_left):
             return
         bridge = self._open_bridge()
-        if not (tasks_wait or self._thread_left) or bridge is None or self._bridge is None:
+        if bridge is None or self._bridge is None:
             return
         token = object()
         look = partial(_look_again_for, weakref.ref(self), self._bridge, token)
@@ -294,8 +295,7 @@ class PoolCore:
             self._put_back(slot)
             return
         self._look_at(slot)  # the context has failed, or the driver refused the query
-        if self._busy.has_unwatched:
-            self._look_again_soon()
+        self._look_again_soon()
 
     # --------------------------------------------------------------------------------------- errors
 
@@ -432,5 +432,4 @@ def _look_again_for(
         pool._looking = None
         if not pool._closed:
             pool._look_again()
-            if pool._busy.has_unwatched:
-                pool._look_again_soon()
+            pool._look_again_soon()

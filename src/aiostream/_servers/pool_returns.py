@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from aiostream import _native
 from aiostream._handles.reference import new_wait_list
-from aiostream._objects import captures
 from aiostream._runtime import loops
 from aiostream._servers.pool_slots import Slot
 from aiostream._waits import waiting
@@ -142,9 +141,3 @@ class Return:
     def abandon(self, code: int, orphaned: bool) -> None:
         """The context has failed."""
         self.complete(code, orphaned)
-
-
-def query_after_capture(slot: Slot) -> int:
-    """Ends a capture that this library began on a stream which came back, and queries it."""
-    captures.end_left(slot.stream._reference)
-    return _native.stream_query(slot.stream._handle)

@@ -101,12 +101,6 @@ class _Size(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     parser.add_argument(
-        "--loop",
-        choices=("asyncio", "uvloop", "trio"),
-        default="asyncio",
-        help="the event loop (default: asyncio)",
-    )
-    parser.add_argument(
         "--json",
         action="store_true",
         help="print one JSON object: for each length the seconds late and the cores of CPU, and "

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from aiostream import _native
 from aiostream._base import checks, driver, hints
-from aiostream._handles.reference import Reference, in_libraries, order_of, wait_list_of
+from aiostream._handles.reference import (
+    Reference,
+    in_libraries,
+    order_of,
+    refuse_capture,
+    wait_list_of,
+)
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion, SettledFuture
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -303,14 +309,9 @@ def require_healthy(reference: Reference, recent: bool) -> None:
         StreamCaptureError: The stream is capturing.
         ContextFailedError: The context has failed.
     """
-    driver.raise_for(
-        _native.health(reference.context._ensure_monitored(), recent),
-        "cuStreamQuery",
-        reference.name,
-    )
-    driver.raise_for(
-        _native.capture_refusal(reference.handle), "cuStreamIsCapturing", reference.name
-    )
+    health = _native.health(reference.context._ensure_monitored(), recent)
+    driver.raise_for(health, "cuStreamQuery", reference.name)
+    refuse_capture(reference, "cuStreamIsCapturing")
 
 
 def enqueue(
