@@ -165,8 +165,7 @@ def set_observer(function: Callable[[Any], object] | None, /) -> None: ...
 def watch(stream: Handle, wait_list: WaitList, queue: int, mode: int, owner: object, /) -> bool: ...
 def enqueue(
     stream: Handle,
-    wait_list: WaitList | None,
-    context_id: int,
+    where: WaitList | int,
     queue: int,
     number: int,
     future: object,

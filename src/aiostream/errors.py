@@ -8,7 +8,7 @@ in this process. Where no caller can get an exception (a host function, a finali
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from aiostream import _native
 
@@ -68,11 +68,7 @@ class CudaError(RuntimeError):
         self.hint = hint
         self.meaning = meaning
 
-    def __reduce__(
-        self,
-    ) -> tuple[
-        Callable[..., CudaError], tuple[type[CudaError], tuple[object, ...]], dict[str, object]
-    ]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles its text, attributes and notes, so that it can leave the process."""
         return _restored, (type(self), self.args), dict(self.__dict__)
 

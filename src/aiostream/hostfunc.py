@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from aiostream.enums import HostFunctionSync
 _FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HostFunction:
     """A user's function on its way through the stream.
 
@@ -34,15 +36,10 @@ class HostFunction:
     graph. The janitor drops them after the ticket has arrived, when no call can come any more.
     """
 
-    __slots__ = ("arguments", "function", "stream", "takes_status")
-
-    def __init__(
-        self, function: Any, arguments: tuple[Any, ...], takes_status: bool, stream: str
-    ) -> None:
-        self.function: Any = function
-        self.arguments: tuple[Any, ...] = arguments
-        self.takes_status: bool = takes_status
-        self.stream: str = stream
+    function: Any
+    arguments: tuple[Any, ...]
+    takes_status: bool
+    stream: str
 
     def run(self, code: int) -> None:
         """Calls the function. Its exception goes to `sys.unraisablehook`, and the stream goes on.
@@ -61,7 +58,7 @@ class HostFunction:
         except BaseException as error:
             # SystemExit too, because only the driver's own code is above this frame. An exception
             # that left it could be raised to no caller.
-            process.report_unraisable(error, self.function)
+            _native.write_unraisable(error, self.function)
         finally:
             stuck.end()
 

@@ -241,9 +241,10 @@ class _Record(Observation):
                 at = max(earliest, at if latest is None else min(latest, at))
                 earliest = at
             times.append(at)
+        began, ended = times
         who = self.call, self.name, self.task, self.loop
         after = self.noticed_at, self.resumed, self.outcome
-        return Await(*who, self.launched, *times, *after, tuple(self.stages), self.error)
+        return Await(*who, self.launched, began, ended, *after, tuple(self.stages), self.error)
 
 
 class Recording:

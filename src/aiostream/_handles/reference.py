@@ -17,6 +17,7 @@ from aiostream.device import Context, Device, DeviceLike
 
 LEGACY = 1
 PER_THREAD = 2
+_NAMES = {0: "the legacy stream", LEGACY: "the legacy stream", PER_THREAD: "the per-thread stream"}
 _HANDLE_STREAM = _native.HANDLE_STREAM
 CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -105,12 +106,7 @@ def current_or_default_context(device: DeviceLike | None = None) -> Context:
 
 def name_of(handle: int, context: Context, label: str | None = None) -> str:
     """Returns what errors call a stream. `label` is the name that the user gave it."""
-    special = {
-        0: "the legacy stream",
-        LEGACY: "the legacy stream",
-        PER_THREAD: "the per-thread stream",
-    }.get(handle)
-    called = f"stream {label!r}" if label else special or f"stream {handle:#x}"
+    called = f"stream {label!r}" if label else _NAMES.get(handle, f"stream {handle:#x}")
     return f"{called} on {context._place()}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from aiostream import _native, errors
@@ -105,6 +106,13 @@ def _policy(number: int) -> SynchronizationPolicy | None:
     return None if number == _NEVER_SET else SynchronizationPolicy(number)
 
 
+def _as_enum(name: str, kind: type[IntEnum]) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        return getattr(driver.bindings(), name)(int(checks.member(kind, value, "the value")))
+
+    return convert
+
+
 _NEVER_SET = -1
 
 
@@ -117,11 +125,7 @@ class _Form(NamedTuple):
 _FORMS = {
     StreamAttribute.ACCESS_POLICY_WINDOW: _Form("accessPolicyWindow", _window, _raw_window),
     StreamAttribute.SYNCHRONIZATION_POLICY: _Form(
-        "syncPolicy",
-        _policy,
-        lambda value: driver.bindings().CUsynchronizationPolicy(
-            int(checks.member(SynchronizationPolicy, value, "the value"))
-        ),
+        "syncPolicy", _policy, _as_enum("CUsynchronizationPolicy", SynchronizationPolicy)
     ),
     StreamAttribute.PRIORITY: _Form("priority", int, checks.priority),
     StreamAttribute.MEM_SYNC_DOMAIN_MAP: _Form(
@@ -130,11 +134,7 @@ _FORMS = {
         _raw_map,
     ),
     StreamAttribute.MEM_SYNC_DOMAIN: _Form(
-        "memSyncDomain",
-        MemSyncDomain,
-        lambda value: driver.bindings().CUlaunchMemSyncDomain(
-            int(checks.member(MemSyncDomain, value, "the value"))
-        ),
+        "memSyncDomain", MemSyncDomain, _as_enum("CUlaunchMemSyncDomain", MemSyncDomain)
     ),
 }
 

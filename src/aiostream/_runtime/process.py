@@ -107,7 +107,7 @@ def survive(error: BaseException, name: str) -> None:
     """
     # There may be no memory for these either. Without the pause the thread could take a whole core.
     try:
-        report_unraisable(error, f"the thread aiostream-{name}")
+        _native.write_unraisable(error, f"the thread aiostream-{name}")
     except BaseException:
         pass
     try:
@@ -163,7 +163,7 @@ def _serve_orphans() -> bool:
         call, code = refusal
         error = driver.error(code, call)
         log_error("a handle leaked, because the driver did not destroy it: %s", error)
-        report_unraisable(
+        _native.write_unraisable(
             error,
             "the last user of a closed handle, which the driver did not destroy",
         )
@@ -184,15 +184,7 @@ def _report_from(where: object, function: Callable[[], Any]) -> None:
     try:
         function()
     except BaseException as error:
-        report_unraisable(error, where)
-
-
-def report_unraisable(error: BaseException, where: object) -> None:
-    """Gives an exception to `sys.unraisablehook`, if no caller can get it.
-
-    Threads: any.
-    """
-    _native.write_unraisable(error, where)
+        _native.write_unraisable(error, where)
 
 
 def log_error(message: str, *values: object) -> None:

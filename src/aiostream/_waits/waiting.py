@@ -347,7 +347,6 @@ def enqueue(
         answer = _native.enqueue(
             reference.handle,
             wait_list,
-            0,
             bridge.queue,
             mode,
             future,
@@ -396,7 +395,6 @@ def _complete(
         future_made(future)
     answer = _native.enqueue(
         reference.handle,
-        None,
         reference.context._ensure_monitored(),
         bridge.queue,
         kind,
@@ -439,7 +437,6 @@ def keep_until_passed(reference: Reference, keepalive: Any) -> None:
     _native.enqueue(
         reference.handle,
         wait_list_of(reference),
-        0,
         process.ORPHANS,
         BY_WATCHER,
         None,

@@ -117,11 +117,11 @@ static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
     Py_RETURN_NONE;
 }
 
-/* enqueue(handle, wait_list, context, queue, number, future, call, keepalive, order, name,
- * at_once): a future of what `call` enqueues on a stream, or of the stream's present end if `call`
- * is None. `number` is that of a strategy, or a KIND_ if there is no wait list. `call` runs in the
- * stream's context. Everything that can be refused is reserved before. If the future is None, the
- * caller has pinned the stream, and objects are kept alive until the GPU has passed its present
+/* enqueue(handle, where, queue, number, future, call, keepalive, order, name, at_once): a future of
+ * what `call` enqueues on a stream, or of the stream's present end if `call` is None. `where` is a
+ * wait list, and `number` that of a strategy. Or they are a context, and a KIND_. `call` runs in
+ * the stream's context. Everything that can be refused is reserved before. If the future is None,
+ * the caller has pinned the stream, and objects are kept alive until the GPU has passed its present
  * end.
  *
  * `at_once` says that the future may be done when this returns.
@@ -130,16 +130,16 @@ static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
  * list. A number: it was refused before `call` ran. A tuple with a number: after that. */
 static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *args,
                                 Py_ssize_t count) {
-    if (count != 11) return PyErr_Format(PyExc_TypeError, "eleven arguments are needed");
+    if (count != 10) return PyErr_Format(PyExc_TypeError, "ten arguments are needed");
     struct handle *stream = as_handle(args[0]);
     struct reserving reserving = {0};
-    PyObject *call = args[6] == Py_None ? NULL : args[6], *order = args[8];
+    PyObject *call = args[5] == Py_None ? NULL : args[5], *order = args[7];
     if (!stream) return NULL;
-    struct queue *queue = as_queue((int)PyLong_AsLong(args[3]));
+    struct queue *queue = as_queue((int)PyLong_AsLong(args[2]));
     if (!queue) return NULL;
-    long number = PyLong_AsLong(args[4]);
-    if (args[1] == Py_None) {
-        reserving.context = as_context((int)PyLong_AsLong(args[2]));
+    long number = PyLong_AsLong(args[3]);
+    if (PyLong_CheckExact(args[1])) {
+        reserving.context = as_context((int)PyLong_AsLong(args[1]));
         reserving.kind = (enum point_kind)number;
         if (!reserving.context) return NULL;
     } else {
@@ -151,7 +151,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     PyObject *object = PyType_GenericAlloc(completion_type, 0);
     if (!object) return NULL;
     CompletionObject *self = reserving.completion = (CompletionObject *)object;
-    completion_fill(self, args[5], args[9], args[7]);
+    completion_fill(self, args[4], args[8], args[6]);
     if (!reserving.list)
         self->call = reserving.kind == KIND_CALLBACK ? "cuStreamAddCallback" : "cuLaunchHostFunc";
     self->queue = queue;
@@ -173,7 +173,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
         answer = PyLong_FromLong(refusal);
         goto unpin;
     }
-    bool at_once = args[10] == Py_True && self->wait;
+    bool at_once = args[9] == Py_True && self->wait;
     int raised = carry_out(self, stream, call, &refusal, &at_once);
     if (refusal) { /* the driver would refuse again */
         if (self->state == PENDING) completion_end(self, CANCELLED);
@@ -191,7 +191,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
         else completion_give_up(self), completion_end(self, CANCELLED);
     } else {
         if (!self->wait) answer = Py_NewRef(object);
-        else if (PyObject_SetAttr(args[5], names.point, object) == 0) answer = Py_NewRef(Py_None);
+        else if (PyObject_SetAttr(args[4], names.point, object) == 0) answer = Py_NewRef(Py_None);
     }
 unpin:
     if (pins) unpin_here(stream);

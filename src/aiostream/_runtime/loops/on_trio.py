@@ -428,4 +428,4 @@ def _run_callback(
         context.run(callback, future)
     except BaseException as error:
         # SystemExit too. If it left a callback, trio would end the run with an internal error.
-        process.report_unraisable(error, callback)
+        _native.write_unraisable(error, callback)

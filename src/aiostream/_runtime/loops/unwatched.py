@@ -12,6 +12,7 @@ import threading
 import weakref
 from typing import Any
 
+from aiostream import _native
 from aiostream._runtime import process
 from aiostream._runtime.loops.bridge import Bridge
 
@@ -103,7 +104,7 @@ class Unwatched:
                 return
         except BaseException as error:
             # As in `_have_drained`. The loop is not looked after again until the next request.
-            process.report_unraisable(error, "aiostream's janitor")
+            _native.write_unraisable(error, "aiostream's janitor")
             self._asked.discard(descriptor)
             return
         self._asked.discard(descriptor)
@@ -124,7 +125,7 @@ class Unwatched:
             # The loop is an application's own class and may raise anything. An error must not end
             # this pass, because the other loops would hang. It is reported once, not each retry.
             if descriptor not in self._failed:
-                process.report_unraisable(error, "aiostream's janitor")
+                _native.write_unraisable(error, "aiostream's janitor")
             self._failed.add(descriptor)
             return
         self._failed.discard(descriptor)
