@@ -321,8 +321,7 @@ class CaptureMethods:
             CudaError: The driver refused.
         """
         stream, name = self._reference, "cuStreamBeginRecaptureToGraph"
-        if not driver.supports(name):
-            raise driver.too_old(name, stream.name)
+        driver.require(name, stream.name)
         cuda = driver.bindings()
         existing = Graph.borrow(graph)
         native = _as_native_callback(callback, existing)

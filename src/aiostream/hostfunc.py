@@ -203,8 +203,7 @@ class HostFunctionMethods:
         mode, reference = -1, self._reference
         if sync_mode is not None:
             mode = int(checks.member(HostFunctionSync, sync_mode, "sync_mode"))
-            if not driver.supports("cuLaunchHostFunc_v2"):
-                raise driver.too_old("cuLaunchHostFunc_v2", reference.name)
+            driver.require("cuLaunchHostFunc_v2", reference.name)
         if not isinstance(fn, _FunctionPointer):
             _launch_python(reference, fn, args, kwargs, _native.KIND_PYTHON_HOST, mode)
         elif kwargs:

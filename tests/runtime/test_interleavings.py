@@ -172,7 +172,7 @@ MISTAKES = {
     ),
     "nobody wakes who awaits a handle": Mistake(
         "handles",
-        replacing("word | RELEASED | AWAITED", "word | RELEASED"),
+        replacing("NOT_OPEN, RELEASED | AWAITED", "NOT_OPEN, RELEASED"),
         "given away",
         "nothing wakes them",
     ),

@@ -421,9 +421,10 @@ def not_there(name: str, stream: str | None, why: str) -> errors.NotSupportedErr
     return errors.NotSupportedError(801, name_of(801), name, stream, hint)
 
 
-def supports(name: str) -> bool:
-    """Whether this driver is new enough for a function of `MINIMUM`."""
-    return driver_version() >= MINIMUM[name]
+def require(name: str, stream: str) -> None:
+    """Raises a `NotSupportedError` if this driver is too old for a function of `MINIMUM`."""
+    if driver_version() < MINIMUM[name]:
+        raise too_old(name, stream)
 
 
 def too_old(name: str, stream: str | None) -> errors.NotSupportedError:

@@ -228,8 +228,7 @@ class MemoryMethods:
         """
         stream, name = self._reference, "cuStreamGetDevResource"
         kind = checks.member(DevResourceType, kind, "kind")
-        if not driver.supports(name):
-            raise driver.too_old(name, stream.name)
+        driver.require(name, stream.name)
         refuse_capture(stream, name)
         raw = call_on(stream, name, driver.bindings().CUdevResourceType(int(kind)))
         return DevResource(kind, int(raw.sm.smCount) if kind is DevResourceType.SM else 0, raw)

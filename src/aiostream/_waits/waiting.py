@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from aiostream import _native
 from aiostream._base import checks, driver, hints
-from aiostream._handles.reference import (
-    Reference,
-    in_libraries,
-    order_of,
-    refuse_capture,
-    wait_list_of,
-)
+from aiostream._handles.reference import Reference, in_libraries, order_of, wait_list_of
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion, SettledFuture
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -311,7 +305,8 @@ def require_healthy(reference: Reference, recent: bool) -> None:
     """
     health = _native.health(reference.context._ensure_monitored(), recent)
     driver.raise_for(health, "cuStreamQuery", reference.name)
-    refuse_capture(reference, "cuStreamIsCapturing")
+    captured = _native.capture_refusal(reference.handle)
+    driver.raise_for(captured, "cuStreamIsCapturing", reference.name)
 
 
 def enqueue(

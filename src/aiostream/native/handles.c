@@ -13,8 +13,8 @@
 #include "failures.h"
 
 static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33,
-                      DESTROYED = 1ull << 34,
-                      /* another library has it, so the library never destroys it */
+                      DESTROYED = 1ull << 34, NOT_OPEN = 7ull << 32, /* any of the three */
+    /* another library has it, so the library never destroys it */
     AWAITED = 1ull << 35, SHARED = 1ull << 36;
 
 struct handle {
@@ -94,8 +94,7 @@ void *handle_value(const struct handle *handle) { return handle->value; }
 void *handle_context(const struct handle *handle) { return handle->context; }
 
 bool handle_is_open(const struct handle *handle) {
-    if (atomic_load(&((struct handle *)handle)->word) & (CLOSING | RELEASED | DESTROYED))
-        return false;
+    if (atomic_load(&((struct handle *)handle)->word) & NOT_OPEN) return false;
     return !handle->parent || handle_is_open(handle->parent);
 }
 
@@ -174,21 +173,21 @@ bool handle_is_shared(const struct handle *handle) {
     return (atomic_load(&((struct handle *)handle)->word) & (SHARED | RELEASED)) == SHARED;
 }
 
-bool handle_share(struct handle *handle) {
+/* Sets flags and adds uses. False: the handle has a flag of `unless`. */
+static bool change(struct handle *handle, uint64_t unless, uint64_t flags, uint64_t uses) {
     uint64_t word = atomic_load(&handle->word);
     do
-        if (word & (CLOSING | RELEASED | DESTROYED)) return false;
-    while (!atomic_compare_exchange_weak(&handle->word, &word, word | SHARED));
+        if (word & unless) return false;
+    while (!atomic_compare_exchange_weak(&handle->word, &word, (word | flags) + uses));
+    return true;
+}
+
+bool handle_share(struct handle *handle) {
+    if (!change(handle, NOT_OPEN, SHARED, 0)) return false;
     return !handle->parent || handle_share(handle->parent);
 }
 
-static bool pin_own(struct handle *handle) {
-    uint64_t word = atomic_load(&handle->word);
-    do
-        if (word & (CLOSING | RELEASED | DESTROYED)) return false;
-    while (!atomic_compare_exchange_weak(&handle->word, &word, word + 1));
-    return true;
-}
+static bool pin_own(struct handle *handle) { return change(handle, NOT_OPEN, 0, 1); }
 
 static void unpin_own(struct handle *handle) {
     uint64_t word = atomic_fetch_sub(&handle->word, 1) - 1;
@@ -226,30 +225,18 @@ struct handle *handle_unpin_at_once(struct handle *handle) {
 }
 
 int handle_close(struct handle *handle) {
-    uint64_t word = atomic_load(&handle->word);
-    do
-        if (word & (CLOSING | RELEASED | DESTROYED)) return CUDA_SUCCESS;
-    while (!atomic_compare_exchange_weak(&handle->word, &word, word | CLOSING));
-    return destroy_if_last(handle);
+    return change(handle, NOT_OPEN, CLOSING, 0) ? destroy_if_last(handle) : CUDA_SUCCESS;
 }
 
 void handle_drop(struct handle *handle) { note_refusal(handle, handle_close(handle)); }
 
 /* This includes a handle that was closed before and left to its last user. */
 void handle_mark_destroyed(struct handle *handle) {
-    uint64_t word = atomic_load(&handle->word);
-    do
-        if (word & (RELEASED | DESTROYED)) return;
-    while (!atomic_compare_exchange_weak(&handle->word, &word, word | DESTROYED));
-    count_end(handle, HANDLES_DESTROYED);
+    if (change(handle, RELEASED | DESTROYED, DESTROYED, 0)) count_end(handle, HANDLES_DESTROYED);
 }
 
 bool handle_release_begin(struct handle *handle) {
-    uint64_t word = atomic_load(&handle->word);
-    do
-        if (word & (CLOSING | RELEASED | DESTROYED)) return false;
-    while (!atomic_compare_exchange_weak(&handle->word, &word, word | RELEASED | AWAITED));
-    return true;
+    return change(handle, NOT_OPEN, RELEASED | AWAITED, 0);
 }
 
 bool handle_release_await(struct handle *handle) {

@@ -96,11 +96,8 @@ static PyObject *Wait_next(PyObject *object) {
         self->yielded = true;
         Py_RETURN_NONE;
     }
-    if (!poll(self, 0, &result)) {
-        if (PyErr_Occurred()) return NULL;
-        Py_RETURN_NONE;
-    }
-    return end_iteration(&result);
+    if (poll(self, 0, &result)) return end_iteration(&result);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *Wait_await(PyObject *self) { return Py_NewRef(self); }
