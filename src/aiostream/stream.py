@@ -25,7 +25,7 @@ from aiostream._waits import waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
-from aiostream.errors import CudaError, StreamCaptureError, StreamClosedError, closed
+from aiostream.errors import StreamCaptureError, StreamClosedError, closed
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.hostfunc import HostFunctionMethods
@@ -406,9 +406,7 @@ class Stream(
             # Another thread may close the stream during the wait, which keeps it pinned.
             self.synchronize(timeout)
         except BaseException as error:
-            self._close_quietly()
-            if isinstance(error, StreamCaptureError) and self._owned:
-                raise self._closed_capturing(error) from None
+            self._close_after(error)
             raise
         self.close()
 
@@ -433,9 +431,7 @@ class Stream(
         except StreamClosedError:  # by another thread just now
             return
         except BaseException as error:
-            self._close_quietly()
-            if isinstance(error, StreamCaptureError) and self._owned:
-                raise self._closed_capturing(error) from None
+            self._close_after(error)
             raise
         self.close()
 
@@ -686,13 +682,18 @@ class Stream(
             return observed_future(call, Stream._future, self, call, kind)
         return cast("CompletionFuture[None]", waiting.complete(self._reference, kind).future)
 
-    def _closed_capturing(self, error: CudaError) -> CudaError:
-        """In place of the error of a wait, which says that the capture goes on."""
-        hint = (
-            "The stream was capturing. It is closed now, and its capture gives no graph: end a "
-            "capture before you close its stream"
-        )
-        return driver.error(error.code, error.call, self._name, hint)
+    def _close_after(self, error: BaseException) -> None:
+        """Closes the stream because a wait has raised.
+
+        If it was capturing, that error says that the capture goes on. So this raises another one.
+        """
+        self._close_quietly()
+        if isinstance(error, StreamCaptureError) and self._owned:
+            hint = (
+                "The stream was capturing. It is closed now, and its capture gives no graph: end a "
+                "capture before you close its stream"
+            )
+            raise driver.error(error.code, error.call, self._name, hint) from None
 
     def _pinned(self) -> contextlib.AbstractContextManager[int]:
         return reference.pinned(self._reference)

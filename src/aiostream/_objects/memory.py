@@ -79,10 +79,16 @@ def _check(value: Any, bits: int) -> None:
         raise ValueError(f"{value} is not an unsigned number of {bits} bits")
 
 
-def _one(stream: Reference, name: str, operation: WaitValue | WriteValue, flags: int) -> None:
+def _flags_of(operation: WaitValue | WriteValue) -> int:
+    kind = WaitValueFlags if isinstance(operation, WaitValue) else WriteValueFlags
+    return int(checks.member(kind, operation.flags, "flags"))
+
+
+def _one(stream: Reference, name: str, operation: WaitValue | WriteValue) -> None:
+    flags = _flags_of(operation)
     _check(operation.value, operation.bits)
     pointer = driver.bindings().CUdeviceptr(_address(operation.pointer))
-    call_on(stream, name, pointer, operation.value, flags)
+    call_on(stream, f"{name}{operation.bits}", pointer, operation.value, flags)
 
 
 def _as_driver_operation(operation: Any) -> Any:
@@ -100,9 +106,7 @@ def _as_driver_operation(operation: Any) -> Any:
             part.value = cuda.cuuint32_t(operation.value)
         else:
             part.value64 = cuda.cuuint64_t(operation.value)
-        part.flags = int(
-            checks.member(WaitValueFlags if waits else WriteValueFlags, operation.flags, "flags")
-        )
+        part.flags = _flags_of(operation)
     elif isinstance(operation, FlushRemoteWrites):
         raw.flushRemoteWrites.operation = cuda.CUstreamBatchMemOpType(_FLUSH)
         raw.flushRemoteWrites.flags = 0
@@ -175,9 +179,7 @@ class MemoryMethods:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        kind = int(checks.member(WaitValueFlags, flags, "flags"))
-        operation = WaitValue(pointer, value, flags, bits)
-        _one(self._reference, f"cuStreamWaitValue{bits}", operation, kind)
+        _one(self._reference, "cuStreamWaitValue", WaitValue(pointer, value, flags, bits))
 
     def write_value(
         self,
@@ -191,9 +193,7 @@ class MemoryMethods:
 
         The arguments and errors are those of `wait_value`.
         """
-        kind = int(checks.member(WriteValueFlags, flags, "flags"))
-        operation = WriteValue(pointer, value, flags, bits)
-        _one(self._reference, f"cuStreamWriteValue{bits}", operation, kind)
+        _one(self._reference, "cuStreamWriteValue", WriteValue(pointer, value, flags, bits))
 
     def batch_mem_op(self, operations: Iterable[Any]) -> None:
         """Enqueues several operations on memory in one call, in their order (`cuStreamBatchMemOp`).
