@@ -46,7 +46,7 @@ static void arm_one(struct queue *queue) {
         atomic_fetch_add(&abandoned, 1);
         return;
     }
-    if (kind == KIND_FOREIGN) point_set_foreign(ticket, foreign, &foreign_run);
+    if (kind == KIND_FOREIGN) point_set_call(ticket, foreign, &foreign_run, -1);
     uintptr_t stream = streams[chance(6)];
     /* Seldom and in one loop, because their slots are never used again, nor are the queues of those
      * that failed. */

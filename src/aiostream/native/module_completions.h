@@ -98,7 +98,7 @@ static inline void *disown_if(uint64_t ticket, int bits) {
     lock_owner(ticket);
     void *owner = point_owner(ticket);
     if (((uintptr_t)owner & bits) != (uintptr_t)bits) owner = NULL;
-    if (owner) point_disown(ticket);
+    if (owner) point_own(ticket, NULL);
     unlock_owner(ticket);
     return owner;
 }

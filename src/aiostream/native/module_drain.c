@@ -49,8 +49,8 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!ticket) return PyErr_NoMemory();
     /* All of this comes before the ticket is armed, because the driver's thread reads it without a
      * lock as soon as the GPU is there. The arming orders the two. */
-    point_set_foreign(ticket, (host_function)(uintptr_t)function, (void *)(uintptr_t)data);
-    point_set_sync_mode(ticket, sync_mode);
+    host_function called = (host_function)(uintptr_t)function;
+    point_set_call(ticket, called, (void *)(uintptr_t)data, sync_mode);
     own(ticket, owner, 0);
     int result;
     Py_BEGIN_ALLOW_THREADS

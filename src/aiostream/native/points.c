@@ -192,8 +192,6 @@ void *point_owner(uint64_t ticket) {
                                                                                       : NULL;
 }
 
-void *point_disown(uint64_t ticket) { return point_owner(ticket) ? point_own(ticket, NULL) : NULL; }
-
 void points_visit_owned(void (*visit)(void *argument, uint64_t ticket), void *argument) {
     for (struct slot *slot = NULL; (slot = slot_after(slot));) {
         uint64_t ticket = atomic_load_explicit(&slot->owned, memory_order_relaxed);
@@ -214,13 +212,12 @@ int64_t point_unread_since(uint64_t ticket) {
     return flags_of(ticket) & QUEUED ? queue_unread_since(slot_at(ticket)->queue) : 0;
 }
 
-void point_set_foreign(uint64_t ticket, host_function function, void *data) {
+void point_set_call(uint64_t ticket, host_function function, void *data, int sync_mode) {
     struct slot *slot = slot_at(ticket);
     slot->foreign = function;
     slot->foreign_data = data;
+    slot->sync_mode = sync_mode;
 }
-
-void point_set_sync_mode(uint64_t ticket, int mode) { slot_at(ticket)->sync_mode = mode; }
 
 static bool is_counted(const struct slot *slot) { return slot->kind != KIND_ALARM; }
 static bool in_graph(const struct slot *slot) {

@@ -38,21 +38,20 @@ bool queue_drain(struct queue *, emit_function, void *argument);
 uint64_t point_reserve(struct queue *, struct context *, enum point_kind);
 /* What the ticket stands for. The owners of points call these under Python's GIL, or without one
  * under the lock of the slot. They set the owner before the point is armed, or in the thread that
- * drains its queue. The consumer takes it back once the point was passed. Own and disown return
- * what was there: NULL, or an owner whose ticket has ended. */
+ * drains its queue. The consumer takes it back once the point was passed. point_own returns what
+ * was there: NULL, or an owner whose ticket has ended. */
 void point_lock_owner(uint64_t ticket); /* for a few steps without a call of Python */
 void point_unlock_owner(uint64_t ticket);
 void *point_own(uint64_t ticket, void *owner);
 void *point_owner(uint64_t ticket); /* NULL: it has none, or has ended */
-void *point_disown(uint64_t ticket);
 /* calls it with the ticket of each slot that has an owner */
 void points_visit_owned(void (*visit)(void *argument, uint64_t ticket), void *argument);
 struct context *point_context(uint64_t ticket);
 /* since when its queue waits for the loop; 0: its consumer has it, or that is not known */
 int64_t point_unread_since(uint64_t ticket);
-void point_set_foreign(uint64_t ticket, host_function, void *data);
-/* the mode of cuLaunchHostFunc_v2, which the driver must have */
-void point_set_sync_mode(uint64_t ticket, int mode);
+/* What a user's point calls, and the mode of cuLaunchHostFunc_v2, which the driver must have. -1:
+ * without a mode, by cuLaunchHostFunc. */
+void point_set_call(uint64_t ticket, host_function, void *data, int sync_mode);
 void point_unreserve(uint64_t ticket); /* gives back a ticket that was reserved and never armed */
 int point_arm(uint64_t ticket, void *stream);
 /* What comes for the ticket goes to the orphans' queue. The queue that it would have gone to, or

@@ -70,8 +70,6 @@ struct shared_history *shared_history_new(void) {
     return shared;
 }
 
-void shared_history_ref(struct shared_history *shared) { atomic_fetch_add(&shared->refs, 1); }
-
 void shared_history_unref(struct shared_history *shared) {
     if (atomic_fetch_sub(&shared->refs, 1) != 1) return;
     forecast_unref(shared->forecast);
@@ -139,7 +137,7 @@ struct wait_list *wait_list_new(struct context *context, struct shared_history *
     list->refs = 1;
     list->context = context;
     list->history = history;
-    shared_history_ref(history);
+    atomic_fetch_add(&history->refs, 1);
     return list;
 }
 

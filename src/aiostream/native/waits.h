@@ -31,7 +31,6 @@ struct wait_result {
 /* what the waits on one stream, or on the streams of one pool, have learnt; counted */
 struct shared_history;
 struct shared_history *shared_history_new(void);
-void shared_history_ref(struct shared_history *);
 void shared_history_unref(struct shared_history *);
 /* A Python function was asked at `now` whether a wait is over that began at `start`, and its latest
  * no was at `false_at`. When to ask again: see policy_next_question. INT64_MAX: it is over. No
