@@ -306,7 +306,6 @@ EVENT_POLLS = _native.COUNTERS.index("EVENT_POLLS")
 """Index in `native_counters()`: polls of events by the watcher."""
 POINTS_STALE = _native.COUNTERS.index("POINTS_STALE")
 """Index in `native_counters()`: firings of points that were no longer armed."""
-
 POINT_SLOTS = _native.COUNTERS.index("POINT_SLOTS")
 """Index in `native_counters()`: slots of points that were made. They are recycled, not freed."""
 WAIT_RECORDS = _native.COUNTERS.index("WAIT_RECORDS")
