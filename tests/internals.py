@@ -559,7 +559,7 @@ def reference_to(stream: Any) -> Any:
 
 def pinned(owned: Any) -> Any:
     """Keeps the handle of a stream or graph in use until the block ends, as driver calls do."""
-    return owned._pinned()
+    return _reference.pinned(owned._reference) if isinstance(owned, Stream) else owned._pinned()
 
 
 RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY

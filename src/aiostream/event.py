@@ -73,12 +73,9 @@ class Event(WithBlock, waiting.AwaitedBlock):
         *,
         device: DeviceLike | None = None,
     ) -> None:
-        for name, chosen in (
-            ("timing", timing),
-            ("blocking_sync", blocking_sync),
-            ("interprocess", interprocess),
-        ):
-            checks.flag(name, chosen)
+        checks.flag("timing", timing)
+        checks.flag("blocking_sync", blocking_sync)
+        checks.flag("interprocess", interprocess)
         if timing and interprocess:
             raise ValueError(
                 "an interprocess event cannot record times: leave out timing or interprocess"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Coroutine
@@ -694,6 +693,3 @@ class Stream(
                 "capture before you close its stream"
             )
             raise driver.error(error.code, error.call, self._name, hint) from None
-
-    def _pinned(self) -> contextlib.AbstractContextManager[int]:
-        return reference.pinned(self._reference)

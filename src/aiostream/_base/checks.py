@@ -246,16 +246,13 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 
 
 # The modules that call the functions which users give to `run`, `enqueue_async` and their like.
-_CALLERS = tuple(
-    f"aiostream.{name}"
-    for name in (
-        "_handles.reference",
-        "_objects.runs",
-        "_objects.threads",
-        "_waits.waiting",
-        "trace",
-    )
-)
+_CALLERS = {
+    "aiostream._handles.reference",
+    "aiostream._objects.runs",
+    "aiostream._objects.threads",
+    "aiostream._waits.waiting",
+    "aiostream.trace",
+}
 
 
 def explain_call(problem: BaseException, name: str) -> None:

@@ -233,10 +233,6 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     return PyErr_NoMemory();
 }
 
-static PyObject *WaitList_order(PyObject *self, void *Py_UNUSED(unused)) {
-    return Py_NewRef(((WaitListObject *)self)->order);
-}
-
 /* label(name, seconds): see wait_list_label. */
 static PyObject *WaitList_label(PyObject *self, PyObject *args) {
     const char *name;
@@ -346,15 +342,16 @@ static PyMethodDef wait_list_methods[] = {
      "What operators call the stream, and the seconds after which it is stalled; 0: never."},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef wait_list_properties[] = {
-    {"order", WaitList_order, NULL, "The order of the stream's completions.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef wait_list_members[] = {
+    {"order", T_OBJECT, offsetof(WaitListObject, order), READONLY,
+     "The order of the stream's completions."},
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot wait_list_slots[] = {
     {Py_tp_new, WaitList_new},
     {Py_tp_dealloc, WaitList_dealloc},
     {Py_tp_methods, wait_list_methods},
-    {Py_tp_getset, wait_list_properties},
+    {Py_tp_members, wait_list_members},
     {Py_tp_doc, "The waits on one stream, in its order."},
     {0, NULL},
 };

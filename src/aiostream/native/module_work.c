@@ -141,31 +141,27 @@ static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
     return PyTuple_Pack(2, self->call, self->result ? self->result : Py_None);
 }
 
-static PyObject *Work_thread(PyObject *object, void *Py_UNUSED(unused)) {
-    return PyLong_FromUnsignedLong(((WorkObject *)object)->thread);
-}
-
-static PyObject *Work_field(PyObject *object, void *offset) {
-    return Py_NewRef(*(PyObject **)((char *)object + (size_t)offset));
-}
-
 static PyMethodDef work_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))Work_begin, METH_FASTCALL,
      "Makes the call in the context of a stream: 0, or a refusal."},
     {"end", Work_end, METH_NOARGS, "Lets go of the stream: what the call has returned."},
     {NULL, NULL, 0, NULL},
 };
+static PyMemberDef work_members[] = {
+    {"_reference", T_OBJECT, offsetof(WorkObject, reference), READONLY, "The stream."},
+    {"_mode", T_OBJECT, offsetof(WorkObject, mode), READONLY, "How to wait."},
+    {"thread", T_ULONG, offsetof(WorkObject, thread), READONLY, "The thread that has begun it."},
+    {NULL, 0, 0, 0, NULL},
+};
 static PyGetSetDef work_properties[] = {
-    {"_reference", Work_field, NULL, "The stream.", (void *)offsetof(WorkObject, reference)},
-    {"_mode", Work_field, NULL, "How to wait.", (void *)offsetof(WorkObject, mode)},
     {"objects", Work_objects, NULL, "What the GPU may use. None: nothing.", NULL},
-    {"thread", Work_thread, NULL, "The thread that has begun it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot work_slots[] = {
     {Py_tp_new, Work_new},
     {Py_tp_dealloc, Work_dealloc},
     {Py_tp_methods, work_methods},
+    {Py_tp_members, work_members},
     {Py_tp_getset, work_properties},
     {Py_tp_doc, "A call on a stream, until its task has seen the end of the work."},
     {0, NULL},

@@ -35,7 +35,8 @@ class Bridge:
         self._unclosed: list[int] = []
         # The queue's number goes into the list inside of the native call, because an interrupt
         # between the call and an assignment would lose the queue.
-        self._descriptor = _native.queue_open(self._unclosed)
+        # What the loop watches: readable if something has arrived or a wait's timer is due.
+        self.descriptor = _native.queue_open(self._unclosed)
         self.queue = self._unclosed[0]
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
@@ -45,11 +46,6 @@ class Bridge:
         self.at_once = True
         # The waits of `aiostream.ready`, if there was one: see `_waits/ready.py`.
         self.questions: Any = None
-
-    @property
-    def descriptor(self) -> int:
-        """What the loop watches: readable if something has arrived or a wait's timer is due."""
-        return self._descriptor
 
     @property
     def is_open(self) -> bool:
