@@ -229,7 +229,10 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.tasks = 0;
 }
 
-int64_t queue_unread_since(struct queue *queue) { return atomic_load(&queue->pushed); }
+/* A point is marked before it is pushed. Then the time may be that of a stack taken long ago. */
+int64_t queue_unread_since(struct queue *queue) {
+    return atomic_load(&queue->head) ? atomic_load(&queue->pushed) : 0;
+}
 
 struct spares *queue_spares(struct queue *queue) { return &queue->spares; }
 _Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
