@@ -209,6 +209,30 @@ async def test_name_that_is_cut_within_a_character(listener: Listener) -> None:
             await waiting
 
 
+@on_asyncio
+async def test_end_of_a_cancelled_wait_is_no_stall(listener: Listener) -> None:
+    """Nothing has come to the loop for longer than the limit. Then a wait that was cancelled ends,
+    while the loop is busy for less than the limit.
+    """
+    async with Stream(stalled_after=LIMIT, wait="event") as stream:
+        for _ in range(4):
+            with Gate() as gate:
+                gate.hold(stream)
+                waiting = asyncio.ensure_future(stream.synchronize_async())
+                await asyncio.sleep(LIMIT / 3)
+            await waiting
+            await asyncio.sleep(2 * LIMIT)
+            with Gate() as gate:
+                gate.hold(stream)
+                waiting = asyncio.ensure_future(stream.synchronize_async())
+                await asyncio.sleep(LIMIT / 3)
+                waiting.cancel()
+                await asyncio.sleep(LIMIT / 3)
+            time.sleep(LIMIT / 3)
+            await asyncio.sleep(LIMIT / 3)
+    assert not listener.errors
+
+
 @pytest.mark.parametrize("wait", EVENT_STRATEGIES)
 def test_closed_loop_is_not_stalled(listener: Listener, wait: Any) -> None:
     """Its tasks were left behind, and nothing waits for them."""
