@@ -73,6 +73,8 @@ class Reference:
         for waits in (wait_list_of(self), self.common.thread_waits):
             if waits is not None:
                 waits.label(self.name, seconds)
+        if self.common.limit() != seconds:  # another thread has changed it meanwhile
+            self.limit_waits()
 
 
 @runtime_checkable

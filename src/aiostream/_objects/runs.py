@@ -100,6 +100,7 @@ class RunMethods:
             seconds: As `Stream` takes `stalled_after`.
 
         Raises:
+            RuntimeError: This is a forked child.
             TypeError, ValueError: `seconds` is not a number above 0, or `None`.
 
         Example:
@@ -107,6 +108,7 @@ class RunMethods:
             ...     with stream.may_take(60):
             ...         await stream.synchronize_async()  # in place of a load
         """
+        driver.refuse_forked()
         longer, limit = self._reference.common.longer, checks.limit(seconds)
         longer.append(limit)
         try:
