@@ -13,7 +13,7 @@ import pickle
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import anyio
@@ -52,6 +52,16 @@ class Listener:
         while not self.errors:
             await asyncio.sleep(0.001)
         return self.errors[-1]
+
+
+@contextlib.asynccontextmanager
+async def awaited_work(stream: Stream) -> AsyncIterator[None]:
+    """A task awaits work, which ends with the block."""
+    with Gate() as gate:
+        gate.hold(stream)
+        waiting = asyncio.ensure_future(stream.synchronize_async())
+        yield
+    await waiting
 
 
 @pytest.fixture
@@ -162,18 +172,13 @@ async def test_load_sets_a_limit_of_its_own(listener: Listener) -> None:
     async with StreamPool(1, stalled_after=LIMIT) as pool:
         async with pool.stream() as stream:
             with stream.may_take(60):
-                with Gate() as gate:
-                    gate.hold(stream)
-                    waiting = asyncio.ensure_future(stream.synchronize_async())
+                # It ends while the limit is the longer one, because it is still pending.
+                async with awaited_work(stream):
                     await asyncio.sleep(3 * LIMIT)
-                await waiting  # while the limit is the longer one, because it is still pending
             assert not listener.errors
-        async with pool.stream() as stream:  # the limit of the pool is back
-            with Gate() as gate:
-                gate.hold(stream)
-                waiting = asyncio.ensure_future(stream.synchronize_async())
-                await listener.hears()
-            await waiting
+        # the limit of the pool is back
+        async with pool.stream() as stream, awaited_work(stream):
+            await listener.hears()
 
 
 @on_asyncio
@@ -184,30 +189,20 @@ async def test_loads_of_two_tasks_set_limits_that_overlap(listener: Listener) ->
             async with contextlib.AsyncExitStack() as later:
                 with stream.may_take(first):
                     later.enter_context(stream.may_take(second))
-                with Gate() as gate:
-                    gate.hold(stream)
-                    waiting = asyncio.ensure_future(stream.synchronize_async())
+                async with awaited_work(stream):
                     await asyncio.sleep(3 * LIMIT)
-                await waiting
         assert not listener.errors
-        with Gate() as gate:
-            gate.hold(stream)
-            waiting = asyncio.ensure_future(stream.synchronize_async())
+        async with awaited_work(stream):
             await listener.hears()
-        await waiting
 
 
 @on_asyncio
 async def test_name_that_is_cut_within_a_character(listener: Listener) -> None:
     for text in ("é" * 100, "x" + "é" * 100):
         listener.errors.clear()
-        async with Stream(name=text, stalled_after=LIMIT) as stream:
-            with Gate() as gate:
-                gate.hold(stream)
-                waiting = asyncio.ensure_future(stream.synchronize_async())
-                assert "ééé" in (await listener.hears()).stream
-                assert "ééé" in str(aiostream.health())
-            await waiting
+        async with Stream(name=text, stalled_after=LIMIT) as stream, awaited_work(stream):
+            assert "ééé" in (await listener.hears()).stream
+            assert "ééé" in str(aiostream.health())
 
 
 @on_asyncio
@@ -217,11 +212,8 @@ async def test_end_of_a_cancelled_wait_is_no_stall(listener: Listener) -> None:
     """
     async with Stream(stalled_after=LIMIT, wait="event") as stream:
         for _ in range(4):
-            with Gate() as gate:
-                gate.hold(stream)
-                waiting = asyncio.ensure_future(stream.synchronize_async())
+            async with awaited_work(stream):
                 await asyncio.sleep(LIMIT / 3)
-            await waiting
             await asyncio.sleep(3 * LIMIT)
             with Gate() as gate:
                 gate.hold(stream)

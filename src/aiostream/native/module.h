@@ -68,6 +68,8 @@ PyObject *new_order(void);
 /* on a driver's thread, with the GIL */
 void run_host_function(uint64_t ticket, int status);
 
+/* A stream's name, or a text with one. It may have been cut within a character. */
+PyObject *as_text(const char *);
 /* What a type's tp_dealloc does last. */
 void free_object(PyObject *);
 /* Adds a type that it has made, and makes it if the module is imported first. */

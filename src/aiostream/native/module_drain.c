@@ -151,10 +151,9 @@ static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *only_slow
         bool slow = each.expected && age > 1000000000 && age > 20 * each.expected;
         if (only_slow == Py_True && !slow) continue;
         void *owner = each.ticket && only_slow != Py_True ? owner_of(each.ticket) : NULL;
-        PyObject *row = Py_BuildValue(
-            "(NddiNO)", PyUnicode_DecodeUTF8(each.name, (Py_ssize_t)strlen(each.name), "replace"),
-            (double)age / 1e9, (double)each.expected / 1e9, each.queue, PyLong_FromVoidPtr(wait),
-            owner ? object_of(owner) : Py_None);
+        PyObject *row = Py_BuildValue("(NddiNO)", as_text(each.name), (double)age / 1e9,
+                                      (double)each.expected / 1e9, each.queue,
+                                      PyLong_FromVoidPtr(wait), owner ? object_of(owner) : Py_None);
         if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
         Py_XDECREF(object_of(owner));
         Py_XDECREF(row);

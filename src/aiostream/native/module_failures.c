@@ -97,8 +97,7 @@ static PyObject *native_failed_call(PyObject *Py_UNUSED(self), PyObject *status)
     Py_RETURN_NONE;
 }
 
-/* A name may have been cut within a character. */
-static PyObject *as_text(const char *text) {
+PyObject *as_text(const char *text) {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 

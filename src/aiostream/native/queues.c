@@ -229,7 +229,8 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.tasks = 0;
 }
 
-/* A point is marked before it is pushed. Then the time may be that of a stack taken long ago. */
+/* Of an empty stack the time is an old one. A point is marked before it is pushed, and if its task
+ * has gone, it is pushed to the orphans. */
 int64_t queue_unread_since(struct queue *queue) {
     return atomic_load(&queue->head) ? atomic_load(&queue->pushed) : 0;
 }
