@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiostream import Stream, WaitStrategy
 from aiostream.testing import Gate, recover, settle, spin
-from installed import missing_of
+from installed import installed, missing_of
 from internals import has_gil, is_drain
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ BACKENDS = ["asyncio", "trio"]
 
 
 def cases_on_loops(names: str, cases: Iterable[Any]) -> pytest.MarkDecorator:
-    """Runs each case on asyncio, and once more on trio or uvloop. With `--run-slow` it also runs
-    once in asyncio's debug mode or with eager tasks.
+    """Runs each case on one of asyncio, uvloop and trio. With `--run-slow` it also runs on another
+    one of these, and in asyncio's debug mode or with eager tasks.
 
     Args:
         names: The names of the arguments, with commas between them.
@@ -93,16 +93,17 @@ def cases_on_loops(names: str, cases: Iterable[Any]) -> pytest.MarkDecorator:
     """
     import pytest
 
+    plain = installed(PLAIN_LOOPS)
     more = [kind for kind in LOOPS if kind not in PLAIN_LOOPS]
     chosen = []
     for number, case in enumerate(cases):
         # Not in turn: each of two equally long lists, of which the cases are all pairs, would then
         # have a loop of its own.
-        other = number.bit_count()
-        for kinds, marks in (["asyncio"], []), (["trio", "uvloop"], []), (more, [pytest.mark.slow]):
-            kind = kinds[other % len(kinds)]
+        at = number.bit_count()
+        kinds = plain[at % len(plain)], plain[(at + 1) % len(plain)], more[at % len(more)]
+        for kind in dict.fromkeys(kinds):
             values = getattr(case, "values", case)
-            marks = [*getattr(case, "marks", ()), *marks]
+            marks = [*getattr(case, "marks", ()), *([pytest.mark.slow] if kind != kinds[0] else [])]
             name = "-".join(map(str, (*values, kind))).replace(" ", "-")
             chosen.append(pytest.param(*values, kind, marks=marks, id=name))
     return pytest.mark.parametrize(f"{names}, loop_kind", chosen)

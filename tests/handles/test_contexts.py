@@ -56,6 +56,8 @@ UNDER_WAITS = """
         tasks = [asyncio.create_task(guarded(name, wait)) for name, wait in waits]
         while internals.pending_waits() < 5:
             await asyncio.sleep(0)
+        for _ in range(20):  # the waits that are no records have begun too
+            await asyncio.sleep(0)
         await asyncio.to_thread(end, handle)
         outcomes = await asyncio.gather(*tasks)
         print([outcome for outcome in outcomes if outcome not in ("done", 709)])

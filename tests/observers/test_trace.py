@@ -27,7 +27,7 @@ from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
 from installed import installed
 from interrupts import at_line, sample
-from support import run_on, run_together, succeed
+from support import cases_on_loops, run_on, run_together, succeed
 from waiters import until, wait_for_work, waiter_in
 
 
@@ -121,8 +121,10 @@ async def test_wait_that_is_handed_back_ends_when_its_task_goes_on() -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("runs", [False, True], ids=["enqueue_async", "run"])
-async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str, runs: bool) -> None:
+@cases_on_loops("runs", [(False,), (True,)])
+async def test_times_on_the_gpu_are_those_of_the_work(
+    driver_kind: str, runs: bool, loop_kind: str
+) -> None:
     with trace.record() as recording:
         async with Stream() as stream:
             if runs:

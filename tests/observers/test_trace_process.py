@@ -88,7 +88,10 @@ def serving(
         server.wait()
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind == "workers" else pytest.mark.slow) for kind in SERVERS],
+)
 def test_server_that_a_signal_ends_leaves_its_trace(
     kind: str, driver_kind: str, tmp_path: Path
 ) -> None:

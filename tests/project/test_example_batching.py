@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from servers import ROOT, Server, free_port, started
+from servers import ROOT, Server, free_port, http_client, started
 from support import settle
 
 PROGRAM = ROOT / "examples" / "continuous_batching.py"
@@ -117,7 +117,7 @@ def test_no_token_is_wrong_under_load_until_the_end(
     complete, ending = [0], threading.Event()
 
     def client(number: int) -> None:
-        with httpx.Client(base_url=engine.client.base_url, timeout=30, trust_env=False) as own:
+        with http_client(engine.client.base_url) as own:
             for at in range(10_000):
                 prompt = prompts[(number + at) % len(prompts)]
                 count = 1 + (7 * number + at) % 20

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from servers import ROOT, Server, free_port, started
+from servers import ROOT, Server, free_port, http_client, started
 from support import settle
 
 PROGRAM = ROOT / "examples" / "embedding_server.py"
@@ -36,7 +36,16 @@ def options_of(kind: str, driver_kind: str) -> tuple[list[str], dict[str, str]]:
     return [*arguments, "--way", way, "--simulator"], {}
 
 
-@pytest.fixture(params=KINDS, ids=[kind.replace(" ", "-") for kind in KINDS])
+@pytest.fixture(
+    params=[
+        pytest.param(
+            kind,
+            id=kind.replace(" ", "-"),
+            marks=pytest.mark.slow if kind in ("blocking", "polling") else [],
+        )
+        for kind in KINDS
+    ]
+)
 def server(request: pytest.FixtureRequest, driver_kind: str) -> Iterator[Server]:
     port = free_port()
     arguments, variables = options_of(request.param, driver_kind)
@@ -63,7 +72,7 @@ def test_every_answer_is_right_until_the_end(server: Server) -> None:
     right, lost, ending = [0], [0], threading.Event()
 
     def client(number: int) -> None:
-        with httpx.Client(base_url=server.client.base_url, timeout=30, trust_env=False) as own:
+        with http_client(server.client.base_url) as own:
             for at in range(10_000):
                 text = (37 * number + at) % len(expected)
                 try:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from servers import ROOT, Server, environment, free_port, started
+from servers import ROOT, Server, environment, free_port, http_client, started
 from support import settle
 
 EXAMPLES = ROOT / "examples"
@@ -202,7 +202,7 @@ def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_
 
         first = pool.submit(server.infer, TOO_LONG)
         assert settle(lambda: counts()["lent"] == 1)
-        impatient = httpx.Client(base_url=server.client.base_url, timeout=0.2, trust_env=False)
+        impatient = http_client(server.client.base_url, timeout=0.2)
         with impatient, pytest.raises(httpx.ReadTimeout):
             Server(server.process, impatient).infer()
         assert settle(lambda: counts()["waiting"] == 0)

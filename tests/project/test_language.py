@@ -64,10 +64,14 @@ STOP_LIST = {
     r"as ever": "as always; or drop it",
 }
 _GAP = r"\s+(?:[#*]\s*)?"  # a construction may be broken over two lines of a comment
-_STOPPED = {
-    re.compile(rf"(?<![\w-])(?:{words.replace(' ', _GAP)})(?![\w-])", re.IGNORECASE): instead
-    for words, instead in STOP_LIST.items()
-}
+
+
+def _whole(words: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-])(?:{words.replace(' ', _GAP)})(?![\w-])", re.IGNORECASE)
+
+
+_STOPPED = {_whole(words): instead for words, instead in STOP_LIST.items()}
+_ANY_STOPPED = _whole("|".join(STOP_LIST))
 
 
 def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
@@ -160,6 +164,7 @@ def stopped(prose: Iterator[Prose]) -> list[str]:
     found = [
         (each.line + each.text.count("\n", 0, match.start()), match[0], instead)
         for each in prose
+        if _ANY_STOPPED.search(each.text)
         for words, instead in _STOPPED.items()
         for match in words.finditer(each.text)
         if not re.search(

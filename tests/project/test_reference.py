@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import inspect
 import re
@@ -81,16 +82,23 @@ def test_every_name_exists_and_is_documented(reference: ModuleType) -> None:
 def sources_of(test: str) -> str:
     """The text of a test, by the name that the table gives it; fails if there is no such test."""
     file, _, function = test.partition(": ")
+    text = functions_of(file).get(f"test_{function}")
+    assert text is not None, f"there is no test {test}"
+    return text
+
+
+@functools.cache
+def functions_of(file: str) -> dict[str, str]:
+    """The text of each function of a file of tests, with its decorators."""
     (path,) = TESTS.glob(f"*/test_{file}.py")
     text = path.read_text()
+    lines = text.splitlines()
+    found = {}
     for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            and node.name == f"test_{function}"
-        ):
-            parts = [*node.decorator_list, node]
-            return "\n".join(ast.get_source_segment(text, part) or "" for part in parts)
-    raise AssertionError(f"there is no test {test}")
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min(part.lineno for part in [*node.decorator_list, node])
+            found[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
+    return found
 
 
 def rows_with_tests(reference: ModuleType) -> list[tuple[Any, list[str]]]:

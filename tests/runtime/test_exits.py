@@ -1,7 +1,7 @@
 """P9, at random: processes that end at any moment with much under way do so soon, quietly, and with
 the right status.
 
-`AIOSTREAM_EXITS` says how many programs of `exits.py` run: by default 4, and 60 in the large form.
+`AIOSTREAM_EXITS` says how many programs of `exits.py` run: by default 2, and 60 in the large form.
 `AIOSTREAM_EXITS_SEED` says which is the first. A failure names its seed, and
 `python tests/exits.py SEED` carries that program out.
 """
@@ -19,7 +19,7 @@ import pytest
 import exits
 from support import FULL
 
-COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60" if FULL else "4"))
+COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60" if FULL else "2"))
 FIRST = int(os.environ.get("AIOSTREAM_EXITS_SEED", "1"))
 EARLY_AWAITS = os.environ.get("AIOSTREAM_EXITS_EARLY_AWAITS", "1") == "1"
 BOUND = 3.0

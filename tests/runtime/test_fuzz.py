@@ -35,7 +35,7 @@ class Shared:
     def __init__(self) -> None:
         self.streams = [Stream(wait=wait) for wait in (*WaitStrategy, WaitStrategy.AUTO)]
         self.events = [Event() for _ in range(3)]
-        self.end = time.monotonic() + chosen_seconds(2)
+        self.end = time.monotonic() + chosen_seconds(1)
         self.done: Counter[str] = Counter()
         self.cancelled: Counter[str] = Counter()
         self.errors: list[str] = []

@@ -150,7 +150,10 @@ async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("loop_kind", ["uvloop"])
-@pytest.mark.parametrize("kind", ["completion_future", "checked_completion_future"])
+@pytest.mark.parametrize(
+    "kind",
+    ["completion_future", pytest.param("checked_completion_future", marks=pytest.mark.slow)],
+)
 async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> None:
     rounds = 60 if FULL else 15
     without = numbers.median(await idle_time("none"))

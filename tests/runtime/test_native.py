@@ -115,7 +115,7 @@ STRESS = ["stress", pytest.param("stress_waits", marks=pytest.mark.slow)]
 @pytest.mark.parametrize("name", STRESS)
 def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path: Path) -> None:
     """Points, queues and handles; and the staged waits."""
-    build_and_run(name, sanitizer, tmp_path, str(chosen_seconds(1)), str(chosen_seed()))
+    build_and_run(name, sanitizer, tmp_path, str(chosen_seconds(0.5)), str(chosen_seed()))
 
 
 @pytest.mark.slow

@@ -198,7 +198,10 @@ def meet_fault(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("kernel", "backend"), [("illegal_address", "asyncio"), ("trap", "trio")])
+@pytest.mark.parametrize(
+    ("kernel", "backend"),
+    [("illegal_address", "asyncio"), pytest.param("trap", "trio", marks=pytest.mark.slow)],
+)
 def test_a_fault_in_one_of_32_streams_fails_every_waiter(
     driver_kind: str, kernel: str, backend: str
 ) -> None:

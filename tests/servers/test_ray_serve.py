@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from aiostream import Device
-from servers import ROOT, environment, free_port
+from servers import ROOT, environment, free_port, http_client
 from support import settle
 
 pytestmark = [
@@ -78,9 +78,8 @@ def test_replicas_batch_and_one_that_lost_its_context_or_hangs_is_replaced(
 
 def talk(port: int, fault: str) -> None:
     url = f"http://127.0.0.1:{port}/"
-    fresh = httpx.Limits(max_keepalive_connections=0)
     with (
-        httpx.Client(base_url=url, timeout=30, limits=fresh, trust_env=False) as client,
+        http_client(url, fresh=True) as client,
         ThreadPoolExecutor(16) as pool,
     ):
 

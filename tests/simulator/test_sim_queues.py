@@ -49,7 +49,10 @@ def best_rate(program: str, enough: float, **variables: Any) -> float:
     ("behind", "blocking_sync", "rounds", "connections", "least", "most"),
     [
         ("enqueue(int(stream), free, None)", False, 6, "8", 1_200, 1_610),
-        ("enqueue(int(stream), free, None)", False, 12, "32", 3_500, 6_450),
+        pytest.param(
+            *("enqueue(int(stream), free, None)", False, 12, "32", 3_500, 6_450),
+            marks=pytest.mark.slow,
+        ),
         ("cu.cuEventRecord(event, stream)", False, 60, "8", 8_000, 25_700),
         ("cu.cuEventRecord(event, stream)", True, 6, "8", 1_200, 1_610),
     ],

@@ -29,7 +29,10 @@ def command(driver_kind: str, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize(
+    "loop",
+    ["asyncio", *(pytest.param(each, marks=pytest.mark.slow) for each in ("uvloop", "trio"))],
+)
 def test_each_way_has_a_line_of_figures(driver_kind: str, loop: str) -> None:
     done = command(driver_kind, "--quick", "--loop", loop)
     assert (done.returncode, done.stderr) == (0, "")

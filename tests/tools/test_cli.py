@@ -130,14 +130,15 @@ def test_demo_names_a_timeline_that_it_cannot_write(driver_kind: str, tmp_path: 
     assert "No such file or directory" in wrong.stderr
 
 
-@pytest.mark.parametrize("name", ["demo", "bench", "doctor"])
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    ("name", "variable", "value"),
     [
-        ("AIOSTREAM_SIMULATOR", "maybe"),
-        ("AIOSTREAM_TRACE", "trace.txt"),
-        ("AIOSTREAM_TRACE", "/nowhere/trace.json"),
-        ("AIOSTREAM_WAIT", "bogus"),
+        ("demo", "AIOSTREAM_SIMULATOR", "maybe"),
+        ("bench", "AIOSTREAM_SIMULATOR", "maybe"),
+        ("doctor", "AIOSTREAM_SIMULATOR", "maybe"),
+        ("demo", "AIOSTREAM_TRACE", "trace.txt"),
+        ("bench", "AIOSTREAM_TRACE", "/nowhere/trace.json"),
+        ("doctor", "AIOSTREAM_WAIT", "bogus"),
     ],
 )
 def test_a_wrong_variable_is_said_without_a_traceback(

@@ -126,9 +126,9 @@ async def test_ledger_in_a_coroutine_waits_for_what_cancelled_waits_have_waited_
     """The loop has no turn while the block ends."""
     async with Stream() as stream:
         for _ in range(8):  # so that the loop's timer has the waits
-            await stream.enqueue_async(spin, 0.004)
+            await stream.enqueue_async(spin, 0.02)
         with ledger():
-            assert stream.enqueue_async(spin, 0.004).cancel()
+            assert stream.enqueue_async(spin, 0.02).cancel()
 
 
 async def test_ledger_names_work_whose_future_was_cancelled() -> None:

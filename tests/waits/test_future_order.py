@@ -54,7 +54,7 @@ async def test_a_later_future_leaves_no_earlier_one_open(
     earlier: str, later: str, length: float
 ) -> None:
     stream = Stream()
-    for _ in range(60):
+    for _ in range(30):
         spin(stream, length)
         before = KINDS[earlier](stream)
         await KINDS[later](stream)

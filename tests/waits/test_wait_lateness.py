@@ -96,9 +96,9 @@ def lateness_of_threads() -> float:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("thing", THINGS)
+@cases_on_loops("thing", [(thing,) for thing in THINGS])
 async def test_end_long_before_the_timer_is_seen_by_a_guard_look(
-    monkeypatch: pytest.MonkeyPatch, thing: str
+    monkeypatch: pytest.MonkeyPatch, thing: str, loop_kind: str
 ) -> None:
     """The watcher ends the wait, once, and takes its entry out of the timer: no hand-back comes
     later.
@@ -199,9 +199,13 @@ def has_come_to_rest(thread: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "loop_kind"), [*((name, "asyncio") for name in STRATEGIES), ("event", "trio")]
+    ("strategy", "loop_kind", "limit"),
+    [
+        *((name, "asyncio", None) for name in STRATEGIES),
+        ("auto", "asyncio", 60),
+        ("event", "trio", 60),
+    ],
 )
-@pytest.mark.parametrize("limit", [None, 60])
 async def test_watcher_never_wakes_with_nothing_pending(
     strategy: Any, loop_kind: str, limit: float | None
 ) -> None:

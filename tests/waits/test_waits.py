@@ -54,7 +54,7 @@ async def test_ready_waits_of_one_task_starve_no_other(strategy: Any) -> None:
     """asyncio runs a task until it yields: without fair turns the first task does all its waits
     before another one begins.
     """
-    each, tasks = 5_000 if FULL else 2_000, 8
+    each, tasks = 5_000 if FULL else 800, 8
     done = [0] * tasks
     seen: list[list[int]] = []  # how far all were when one was at its end
 
