@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, cast
@@ -169,6 +168,8 @@ class Graph(Transferable, WithBlock):
         Raises:
             StreamClosedError: The graph is closed.
         """
+        import tempfile  # with what it imports, a tenth of what `import aiostream` takes
+
         with tempfile.TemporaryDirectory() if path is None else contextlib.nullcontext() as folder:
             target = Path(path) if path is not None else Path(str(folder)) / "graph.dot"
             chosen = int(checks.member(DebugDotFlags, flags, "flags"))
