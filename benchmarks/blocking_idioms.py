@@ -110,6 +110,72 @@ def of_torch() -> Iterator[Idiom]:
             yield Idiom("torch", text, blocks, run, busy)
 
 
+def of_torch_less_known() -> Iterator[Idiom]:
+    """Idioms of torch that a reviewer has chosen who had not seen the code."""
+    import torch
+    from torch.nn import functional
+
+    def busy() -> None:
+        torch.cuda._sleep(MS * 1_500_000)
+
+    cuda = torch.device("cuda")
+    x, y = torch.randn(1024, device=cuda), torch.rand(1024, device=cuda)
+    rows = torch.randn(64, 64, device=cuda)
+    definite = rows @ rows.T + 64 * torch.eye(64, device=cuda)
+    counts = torch.full((64,), 2, device=cuda)
+    labels, negative = torch.arange(64, device=cuda) % 10, x < 0
+    index = torch.full((), 3, device=cuda)
+    scale, other = torch.full((), 0.5, device=cuda), torch.full((), 0.7, device=cuda)
+    probabilities = torch.softmax(rows, dim=-1)
+    model = torch.nn.Linear(64, 64).cuda()
+    on_host = {name: each.cpu() for name, each in model.state_dict().items()}
+    pageable, target = torch.empty(1024), torch.empty(1024, device=cuda)
+    repeat = rows.repeat_interleave
+
+    def assign() -> None:
+        x[negative] = 0.0
+
+    where: dict[bool, dict[str, Callable[[], object]]] = {
+        True: {
+            "rows.repeat_interleave(counts)": lambda: repeat(counts, dim=0),
+            "one_hot(labels)": lambda: functional.one_hot(labels),
+            "torch.bincount(labels, minlength=16)": lambda: torch.bincount(labels, minlength=16),
+            "torch.histc(x, bins=16)": lambda: torch.histc(x, bins=16),
+            "torch.masked_select(x, mask)": lambda: torch.masked_select(x, negative),
+            "x[[0, 3, 5]]": lambda: x[[0, 3, 5]],
+            "rows[index], an index of no dimension": lambda: rows[index],
+            "x.add(y, alpha=tensor)": lambda: x.add(y, alpha=scale),
+            "3 in labels": lambda: 3 in labels,
+            "max(tensor, tensor), Python's": lambda: max(scale, other),
+            "torch.allclose(a, b)": lambda: torch.allclose(x, y),
+            "torch.normal(mean, std)": lambda: torch.normal(x, y),
+            "torch.linalg.inv(rows)": lambda: torch.linalg.inv(definite),
+            "model.load_state_dict(of the host)": lambda: model.load_state_dict(on_host),
+            "pageable.copy_(x, non_blocking=True)": lambda: pageable.copy_(x, non_blocking=True),
+        },
+        False: {
+            "repeat_interleave(..., output_size=128)": lambda: repeat(
+                counts, dim=0, output_size=128
+            ),
+            "one_hot(labels, num_classes=10)": lambda: functional.one_hot(labels, 10),
+            "torch.histc(x, bins=16, min=-4, max=4)": lambda: torch.histc(x, 16, -4, 4),
+            "x[mask] = 0.0": assign,
+            "rows.index_select(0, labels)": lambda: rows.index_select(0, labels),
+            "x.mul(tensor).clamp(max=tensor)": lambda: x.mul(scale).clamp(max=scale),
+            "torch.multinomial(probabilities, 1)": lambda: torch.multinomial(probabilities, 1),
+            "torch.linalg.cholesky_ex(rows)": lambda: torch.linalg.cholesky_ex(definite),
+            "torch.quantile(x, 0.9)": lambda: torch.quantile(x, 0.9),
+            "copy_(4 KB pageable, non_blocking=True)": lambda: target.copy_(
+                pageable, non_blocking=True
+            ),
+            "torch.cuda.mem_get_info()": lambda: torch.cuda.mem_get_info(),
+        },
+    }
+    for blocks, idioms in where.items():
+        for text, run in idioms.items():
+            yield Idiom("torch", text, blocks, run, busy)
+
+
 def of_cupy() -> Iterator[Idiom]:
     """Idioms of cupy."""
     import cupy
@@ -117,12 +183,16 @@ def of_cupy() -> Iterator[Idiom]:
 
     kernel = cupy.RawKernel(SPIN, "wait")
     x = cupy.random.rand(512, 512)
+    numbers, mask = cupy.arange(512) % 7, x > 2
     host = numpy.ones((512, 512))
     pinned = cupy.cuda.alloc_pinned_memory(host.nbytes)
     out = numpy.frombuffer(pinned, host.dtype, host.size).reshape(host.shape)
 
     def busy() -> None:
         kernel((1,), (1,), (cupy.int64(MS * 1_000_000),))
+
+    def assign() -> None:
+        x[mask] = 0
 
     rows: list[tuple[str, bool | None, Callable[[], object]]] = [
         ("array.get()", True, lambda: x.get()),
@@ -132,6 +202,14 @@ def of_cupy() -> Iterator[Idiom]:
         ("Stream.null.synchronize()", True, lambda: cupy.cuda.Stream.null.synchronize()),
         ("Device().synchronize()", True, lambda: cupy.cuda.Device().synchronize()),
         ("cupy.nonzero(array)", True, lambda: cupy.nonzero(x)),
+        # From here to the next comment a reviewer has chosen them who had not seen the code.
+        ("cupy.unique(numbers)", True, lambda: cupy.unique(numbers)),
+        ("cupy.bincount(numbers)", True, lambda: cupy.bincount(numbers)),
+        ("cupy.nanmax(array)", True, lambda: cupy.nanmax(x)),
+        ("array[mask] = 0", True, assign),
+        ("cupy.linalg.norm(array)", False, lambda: cupy.linalg.norm(x)),
+        ("cupy.fft.rfft(array)", False, lambda: cupy.fft.rfft(x)),
+        # The rest are the developers'.
         ("cupy.asarray(host)", None, lambda: cupy.asarray(host)),
         ("array + array", False, lambda: x + x),
         ("array.get(out=pinned, blocking=False)", False, lambda: x.get(out=out, blocking=False)),
@@ -310,7 +388,15 @@ def of_core() -> Iterator[Idiom]:
         yield Idiom("cuda.core", text, blocks, run, busy)
 
 
-LIBRARIES = (of_bindings, of_core, of_runtime, of_torch, of_cupy, of_numba)
+LIBRARIES = (
+    of_bindings,
+    of_core,
+    of_runtime,
+    of_torch,
+    of_torch_less_known,
+    of_cupy,
+    of_numba,
+)
 
 
 async def found_of(idiom: Idiom) -> list[blocking.BlockingCall]:

@@ -25,7 +25,9 @@ PRINTED = """Running 2s test @ http://127.0.0.1:8123
 """
 
 
-@pytest.mark.parametrize(("slow", "ms"), [("24.55ms", 24.55), ("1.02s", 1020), ("833.00us", 0.833)])
+@pytest.mark.parametrize(
+    ("slow", "ms"), [("24.55ms", 24.55), ("1.02s ", 1020), ("833.00us", 0.833)]
+)
 def test_figures_of_wrk_are_read(slow: str, ms: float) -> None:
     found = proof.parsed(PRINTED.format(slow=slow, more=""))
     assert found == {"per_second": 1745.21, "p99_ms": pytest.approx(ms)}
