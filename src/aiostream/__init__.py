@@ -18,23 +18,10 @@ import typing as _typing
 from aiostream._base import driver as _driver
 from aiostream._base import hints as _hints
 from aiostream._objects.attributes import AccessPolicyWindow, MemSyncDomainMap
-from aiostream._objects.memory import (
-    DevResource,
-    FlushRemoteWrites,
-    MemoryBarrier,
-    WaitValue,
-    WriteValue,
-)
+from aiostream._objects.memory import *
 from aiostream._objects.nodes import GraphDependency, GraphEdgeData, GraphNode
 from aiostream._runtime import process as _process
-from aiostream._runtime.statistics import (
-    FutureCounts,
-    HandleCounts,
-    PointCounts,
-    Statistics,
-    WaitCounts,
-    statistics,
-)
+from aiostream._runtime.statistics import *
 from aiostream._servers.ending import drain
 from aiostream._servers.health import exit_on_context_failed, health, on_context_failed, on_stalled
 from aiostream._servers.health import notice_failures as _notice_failures
@@ -44,43 +31,8 @@ from aiostream._waits.several import as_completed, wait
 from aiostream._waits.waiting import default_wait, set_default_wait
 from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
 from aiostream.device import Context, Device
-from aiostream.enums import (
-    AccessProperty,
-    CaptureMode,
-    CaptureStatus,
-    DebugDotFlags,
-    DependencyUpdate,
-    DevResourceType,
-    GraphDependencyType,
-    GraphInstantiateResult,
-    GraphNodeType,
-    GraphUpdateResult,
-    HostFunctionSync,
-    InstantiateFlags,
-    MemAttach,
-    MemoryBarrierType,
-    MemSyncDomain,
-    RecaptureStatus,
-    StreamAttribute,
-    StreamFlags,
-    SynchronizationPolicy,
-    WaitEventFlags,
-    WaitStrategy,
-    WaitValueFlags,
-    WriteValueFlags,
-)
-from aiostream.errors import (
-    ContextFailedError,
-    CudaError,
-    GraphUpdateError,
-    NoDriverError,
-    NotSupportedError,
-    OutOfMemoryError,
-    PoolFullError,
-    StalledError,
-    StreamCaptureError,
-    StreamClosedError,
-)
+from aiostream.enums import *
+from aiostream.errors import *
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.graph import ExecutableGraph, Graph
