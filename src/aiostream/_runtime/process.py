@@ -4,7 +4,7 @@ The janitor serves what ended loops, finalizers and cancelled waits have left be
 that may call the driver. The releaser drops the users' objects, whose destructors may block, and
 writes the trace of the process. Both run until the process ends, because an `atexit` handler that
 the application registered before its first use of the library runs after `_stop`, and may await.
-Only the thread that calls failure listeners begins and ends in between.
+The thread that calls listeners begins with the first of them, and then runs as long.
 """
 
 from __future__ import annotations
@@ -231,66 +231,42 @@ def watch_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
 
 # By registration. Any thread, single dict operations.
 stall_listeners: dict[object, Callable[[StalledError], object]] = {}
-# The listeners of `on_context_failed` that are to be called, in order. The janitor appends, and
-# their thread removes.
-_calls: deque[Callable[[], Any]] = deque()
-# Whether that thread is there. The janitor's alone, so there is no lock: the thread asks the
-# janitor to note its end.
-_is_calling = False
+# The listeners that are to be called, in order. The janitor puts, and their thread gets.
+_calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 
 
 def call_in_order(function: Callable[[], Any]) -> None:
     """Has a thread call `function`, after all that were passed here before. It may block.
 
-    The thread begins with the first of them, and ends after the last. In the janitor's thread,
-    closed queues and dropped streams would wait for a listener that blocks.
+    The thread begins with the first of them. In the janitor's thread, closed queues and dropped
+    streams would wait for a listener that blocks.
 
     Threads: any, also in a finalizer.
     """
-    run_in_janitor(partial(_append_call, function))
+    run_in_janitor(partial(_put_call, function))
 
 
-def _append_call(function: Callable[[], Any]) -> None:
-    _calls.append(function)
-    if not _is_calling:
-        _begin_calling()
-
-
-def _begin_calling() -> None:
-    global _is_calling
-    _is_calling = True
+def _put_call(function: Callable[[], Any]) -> None:
+    _calls.put(function)
     try:
-        # It blocks the signals that the janitor blocks, because a thread begins with the mask of
-        # the thread that makes it.
-        thread = threading.Thread(target=_call_all, name="aiostream-listener", daemon=True)
-        start_in_empty_context(thread)
+        _start_serving("listener", _call_next)
     except (RuntimeError, MemoryError):  # the process has no thread left, or Python ends
-        _call_all()
+        _call_next()
 
 
-def _call_all() -> None:
-    while _calls:
-        function = _calls.popleft()
-        stuck.begin("listener")  # again, because each has its own time
+def _call_next() -> None:
+    function = _calls.get()
+    stuck.begin("listener")
+    try:
         _report_from(function, function)
-        # As in `_serve_orphans`.
-        function = None  # type: ignore[assignment]
-    stuck.end()
-    run_in_janitor(_note_end_of_calling)
-
-
-def _note_end_of_calling() -> None:
-    global _is_calling
-    _is_calling = False
-    # Appended after that thread had found nothing more.
-    if _calls:
-        _begin_calling()
+    finally:
+        stuck.end()
 
 
 def _run_after_calls(task: Callable[[], Any]) -> None:
     # In the janitor's thread.
-    if _is_calling:
-        _calls.append(task)
+    if "listener" in _serving:
+        _calls.put(task)
     else:
         task()
 
