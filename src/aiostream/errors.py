@@ -123,14 +123,11 @@ class StalledError(RuntimeError):
         seconds: For how long it has not come back.
     """
 
-    def __init__(self, text: str, stream: str, seconds: float) -> None:
+    # The defaults are for a copy, which gets its attributes after it is made of the text.
+    def __init__(self, text: str, stream: str = "", seconds: float = 0.0) -> None:
         super().__init__(text)
         self.stream = stream
         self.seconds = seconds
-
-    def __reduce__(self) -> tuple[type[StalledError], tuple[str, str, float]]:
-        """Copies and pickles its attributes too."""
-        return type(self), (str(self), self.stream, self.seconds)
 
 
 class StreamClosedError(RuntimeError):

@@ -6,6 +6,7 @@ import math
 import signal as signals
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from aiostream import _native, device
 from aiostream._base import checks, driver
@@ -15,30 +16,22 @@ from aiostream.errors import ContextFailedError, StalledError
 __all__ = ["exit_on_context_failed", "health", "on_context_failed", "on_stalled"]
 
 
-class _Listener:
-    """One registration. Each call of `on_context_failed` makes its own, also of one function."""
-
-    def __init__(self, function: Callable[[ContextFailedError], object]) -> None:
-        self._function = function
-        self._notified: dict[int, object] = {}  # by code; any thread, single dict operations
-
-    def notify(self, error: ContextFailedError) -> None:
-        """Has the function called, once for each code. Any thread."""
-        mark = object()
-        # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock
-        # would not do, because this may run on the driver's thread, under the locks of any caller.
-        if self._notified.setdefault(error.code, mark) is mark:
-            own = _copy_of(error)
-            process.call_in_order(lambda: self._function(own))
-
-    def forget(self) -> None:
-        """Makes the next failure notify the listener again."""
-        self._notified.clear()
+# By registration: each call of `on_context_failed` makes its own, also of one function. Any thread,
+# single dict operations, as of the next two.
+_listeners: dict[object, Callable[[ContextFailedError], object]] = {}
+_failures: dict[int, ContextFailedError] = {}  # the first error of each code
+_notified: dict[tuple[object, int], object] = {}  # by registration and code
 
 
-_listeners: list[_Listener] = []  # any thread, single list operations
-# The first error of each code. Any thread, single dict operations.
-_failures: dict[int, ContextFailedError] = {}
+def _notify(
+    own: object, listener: Callable[[ContextFailedError], object], error: ContextFailedError
+) -> None:
+    """Has the listener of a registration called, once for each code. Any thread."""
+    mark = object()
+    # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock would
+    # not do, because this may run on the driver's thread, under the locks of any caller.
+    if _notified.setdefault((own, error.code), mark) is mark:
+        process.call_in_order(partial(listener, _copy_of(error)))
 
 
 def _copy_of(error: ContextFailedError) -> ContextFailedError:
@@ -92,21 +85,19 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
     checks.plain_function(listener, "on_context_failed", "have it call loop.call_soon_threadsafe")
     process.start()
     driver.report_failures()
-    registered = _Listener(listener)
+    own = object()
     # Listed before the known errors are read. If another thread notes an error in between, the
-    # listener gets it in both ways, and `notify` lets one of them through. In the other order the
+    # listener gets it in both ways, and `_notify` lets one of them through. In the other order the
     # listener could miss it.
-    _listeners.append(registered)
+    _listeners[own] = listener
     _native.failures_watch(1)
     for error in list(_failures.values()):
-        registered.notify(error)
+        _notify(own, listener, error)
 
     def end() -> None:
-        try:
-            _listeners.remove(registered)
-        except ValueError:
-            return  # ended before; only one call counts down, also if two threads come at once
-        _native.failures_watch(-1)
+        # Only one call counts down, also if two threads come at once.
+        if _listeners.pop(own, None) is not None:
+            _native.failures_watch(-1)
 
     return end
 
@@ -117,11 +108,11 @@ def _noticed(error: ContextFailedError) -> None:
     first = _copy_of(error)
     # Several threads may meet the code at once. One of them wins, and notifies the listeners.
     if _failures.setdefault(error.code, first) is first:
-        for listener in list(_listeners):
-            listener.notify(first)
+        for own, listener in list(_listeners.items()):
+            _notify(own, listener, first)
         process.save_soon()
         # In another thread than the listeners, because a handler of the application may be slow.
-        process.run_in_releaser(lambda: _log_lost_context(first))
+        process.run_in_releaser(partial(_log_lost_context, first))
 
 
 def _log_lost_context(error: ContextFailedError) -> None:
@@ -137,8 +128,7 @@ def notice_failures() -> None:
 def forget_failures() -> None:
     """The simulator has healed its contexts: a later failure is reported again."""
     _failures.clear()
-    for listener in list(_listeners):
-        listener.forget()
+    _notified.clear()
 
 
 def health() -> ContextFailedError | StalledError | None:
@@ -293,8 +283,7 @@ def exit_on_context_failed(
         raise ValueError("a signal needs a grace: seconds in which the process can react to it")
     if signal is not None and checks.integer("signal", signal) not in signals.valid_signals():
         raise ValueError(f"{signal!r} is not a valid signal")
-    number = 0 if signal is None else int(signal)
-    stalled = checks.flag("stalled", stalled)
+    checks.flag("stalled", stalled)
     process.start()
     if process.savers:  # a trace of this process is to be written first, which needs Python
         grace = max(grace, 1)
@@ -305,7 +294,7 @@ def exit_on_context_failed(
         if not _exit_requests:
             _native.failures_watch(1)
         _exit_requests[:] = [request]
-        _native.exit_arm(code, math.ceil(grace * 1e9), number, stalled)
+        _native.exit_arm(code, math.ceil(grace * 1e9), signal or 0, stalled)
 
     def end() -> None:
         with _exit_lock:
