@@ -39,13 +39,13 @@ static pthread_mutex_t failure_lock = PTHREAD_MUTEX_INITIALIZER;
 static char calls[MAX_FATAL_CODES][48];
 /* a bit for each code that failure_take has yet to give */
 static uint32_t unreported;
-static struct {
+static struct ending {
     pid_t process; /* The process that asked for it. A process that it forks has not. 0: none. */
     int status, signal;
     int64_t grace_ns;
     bool stalled;
 } ending;
-static bool has_begun_to_end;
+static bool has_begun_to_end; /* then only `process` above may change */
 static void (*_Atomic failure_listener)(void);
 static _Atomic int watching;
 
@@ -63,26 +63,13 @@ bool failure_is_of_process(int code) {
 /* --- the end --- */
 
 static const int64_t LINE_NS = 300000000; /* so long the process waits for stderr */
-static int64_t grace_left_ns;             /* written before its thread is made */
-static int final_status;
 
 static void *end_after_grace(void *unused) {
     (void)unused;
-    struct timespec left = {.tv_sec = grace_left_ns / 1000000000,
-                            .tv_nsec = grace_left_ns % 1000000000};
+    int64_t ns = ending.grace_ns ? ending.grace_ns : LINE_NS;
+    struct timespec left = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
     while (nanosleep(&left, &left) < 0) continue;
-    _exit(final_status);
-}
-
-/* It needs a thread of its own, because every other thread of the process may hang in the driver,
- * or wait for one that hangs. */
-static bool begin_grace(int64_t grace_ns, int status) {
-    grace_left_ns = grace_ns;
-    final_status = status;
-    pthread_t thread;
-    bool made = thread_start(&thread, end_after_grace) == 0;
-    if (made) pthread_detach(thread);
-    return made;
+    _exit(ending.status);
 }
 
 /* The process must also end if stderr is a full pipe that no process reads. */
@@ -104,9 +91,12 @@ static void write_stacks(void) {
 static void end_process(const char *what, bool stacks) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;
-    /* First the thread that ends the process in any case, because the write of the line may
-     * block. */
-    bool ends = begin_grace(ending.grace_ns ? ending.grace_ns : LINE_NS, ending.status);
+    /* First the thread that ends the process in any case, because the write of the line may block.
+     * It is a thread of its own, because every other thread of the process may hang in the driver,
+     * or wait for one that hangs. */
+    pthread_t thread;
+    bool ends = thread_start(&thread, end_after_grace) == 0;
+    if (ends) pthread_detach(thread);
     char when[48] = "now";
     if (ending.grace_ns)
         snprintf(when, sizeof when, "in %.3g s at the latest", (double)ending.grace_ns / 1e9);
@@ -129,11 +119,7 @@ static void end_for_code(int place) {
 
 void exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
     pthread_mutex_lock(&failure_lock);
-    ending.status = status;
-    ending.grace_ns = grace_ns;
-    ending.signal = signal;
-    ending.stalled = stalled;
-    ending.process = getpid();
+    if (!has_begun_to_end) ending = (struct ending){getpid(), status, signal, grace_ns, stalled};
     for (int i = 0; fatal_codes[i].code; i++)
         if (calls[i][0] && failure_is_of_process(fatal_codes[i].code)) end_for_code(i);
     pthread_mutex_unlock(&failure_lock);
