@@ -35,8 +35,6 @@ struct handle {
     bool owned;
     bool hidden;        /* in no count; written before another thread has it */
     bool needs_context; /* the legacy and per-thread streams belong to the *current* context */
-    /* see handle_abandon; written once, when no Python object refers to the handle */
-    struct handle *next_abandoned;
     struct handle *next_let_go; /* see event_wait_let_go; written once, by the last user */
 };
 
@@ -258,36 +256,21 @@ void handle_release_cancel(struct handle *handle) {
 
 bool handle_is_owned(const struct handle *handle) { return handle->owned; }
 
-static _Atomic(struct handle *) abandoned, let_go;
+static _Atomic(struct handle *) let_go;
 
 void handle_abandon(struct handle *handle) {
-    handle->next_abandoned = atomic_load(&abandoned);
-    while (!atomic_compare_exchange_weak(&abandoned, &handle->next_abandoned, handle)) continue;
-    failures_call_listener();
+    change(handle, NOT_OPEN, CLOSING, 1); /* so this is the last user, unless a wait goes on */
+    event_wait_let_go(handle);
 }
 
 void handles_drop_abandoned(void) {
-    struct handle *handle = atomic_exchange(&abandoned, NULL);
-    while (handle) {
-        struct handle *next = handle->next_abandoned;
-        handle_drop(handle);
-        handle_unref(handle);
-        handle = next;
-    }
-    handle = atomic_exchange(&let_go, NULL);
+    struct handle *handle = atomic_exchange(&let_go, NULL);
     while (handle) {
         struct handle *next = handle->next_let_go;
         handle_unpin(handle);
         handle_unref(handle);
         handle = next;
     }
-}
-
-bool handle_release(struct handle *handle) {
-    if (!handle_release_begin(handle)) return false;
-    while (!handle_release_await(handle)) continue;
-    handle_release_end(handle);
-    return true;
 }
 
 bool handle_is_part_of(const struct handle *pinned, const struct handle *handle) {

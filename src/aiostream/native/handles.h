@@ -40,7 +40,6 @@ bool handle_release_begin(struct handle *);
 bool handle_release_await(struct handle *);
 void handle_release_end(struct handle *);
 void handle_release_cancel(struct handle *);
-bool handle_release(struct handle *); /* all of these steps; blocks */
 /* Whether to pin `pinned` also pins `handle`: it is that handle, or was borrowed from it. */
 bool handle_is_part_of(const struct handle *pinned, const struct handle *handle);
 /* The code and call of a destruction that the driver has refused, where no caller got the error. 0:

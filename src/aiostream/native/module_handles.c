@@ -42,7 +42,6 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
      * not. It is one step, because an interrupt in between would destroy it twice, or never. */
     if (made != Py_None) {
         if (PyList_SetSlice(made, 0, PyList_Size(made), NULL) < 0) {
-            handle_release(self->handle);
             Py_DECREF(self);
             return NULL;
         }
