@@ -74,7 +74,7 @@ static PyObject *native_arm_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
     struct queue *queue = as_queue(queue_number);
     struct context *context = queue ? as_context(context_id) : NULL;
     if (!context) return NULL;
-    uint64_t ticket = point_arm_alarm(queue, context);
+    uint64_t ticket = point_watch(queue, context, KIND_ALARM);
     if (!ticket) return PyErr_NoMemory();
     if (!append_number(tickets, PyLong_FromUnsignedLongLong(ticket))) {
         point_fire_alarm(ticket);
@@ -89,37 +89,32 @@ static PyObject *native_fire_alarm(PyObject *Py_UNUSED(module), PyObject *ticket
     Py_RETURN_NONE;
 }
 
-struct watching {
-    struct wait_list *list;
-    struct queue *queue;
-    struct wait *wait;
-};
-
-static int do_watch(struct handle *stream, void *argument) {
-    return wait_record_future(((struct watching *)argument)->wait, handle_value(stream));
+static int do_watch(struct handle *stream, void *wait) {
+    return wait_record_future(wait, handle_value(stream));
 }
 
 /* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
  * and the owner hears of its end. Whether that was possible. */
 static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *handle, *list, *owner;
+    PyObject *handle, *object, *owner;
     int queue_number, number, status;
-    if (!PyArg_ParseTuple(args, "OOiiO", &handle, &list, &queue_number, &number, &owner))
+    if (!PyArg_ParseTuple(args, "OOiiO", &handle, &object, &queue_number, &number, &owner))
         return NULL;
-    struct watching watching = {.list = as_wait_list(list)};
-    struct handle *stream = watching.list ? as_handle(handle) : NULL;
-    watching.queue = stream ? as_queue(queue_number) : NULL;
-    const struct strategy *strategy = watching.queue ? as_strategy(number) : NULL;
+    struct wait *wait;
+    struct wait_list *list = as_wait_list(object);
+    struct handle *stream = list ? as_handle(handle) : NULL;
+    struct queue *queue = stream ? as_queue(queue_number) : NULL;
+    const struct strategy *strategy = queue ? as_strategy(number) : NULL;
     if (!strategy) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = wait_reserve(watching.list, watching.queue, strategy, &watching.wait);
+    status = wait_reserve(list, queue, strategy, &wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
-    uint64_t ticket = wait_ticket(watching.wait);
+    uint64_t ticket = wait_ticket(wait);
     own(ticket, owner, 0);
     Py_BEGIN_ALLOW_THREADS
-    status = operate(stream, do_watch, &watching);
-    if (status != CUDA_SUCCESS) wait_unreserve(watching.wait);
+    status = operate(stream, do_watch, wait);
+    if (status != CUDA_SUCCESS) wait_unreserve(wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) disown(ticket);
     return PyBool_FromLong(status == CUDA_SUCCESS);

@@ -396,7 +396,7 @@ static void disarm(struct slot *slot, uint64_t ticket) {
 }
 
 static void arm(struct slot *slot, uint64_t ticket) {
-    atomic_fetch_add(&counters[POINTS_ARMED], 1);
+    if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_ARMED], 1);
     transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
 }
 
@@ -501,17 +501,9 @@ int point_arm(uint64_t ticket, void *stream) {
     return quarantine(slot, ticket);
 }
 
-uint64_t point_watch(struct queue *queue, struct context *context) {
-    uint64_t ticket = point_reserve(queue, context, KIND_WATCHED);
+uint64_t point_watch(struct queue *queue, struct context *context, enum point_kind kind) {
+    uint64_t ticket = point_reserve(queue, context, kind);
     if (ticket) point_arm_watched(ticket);
-    return ticket;
-}
-
-uint64_t point_arm_alarm(struct queue *queue, struct context *context) {
-    uint64_t ticket = point_reserve(queue, context, KIND_ALARM);
-    if (!ticket) return 0;
-    context_add_pending(context); /* so that the watcher reads its health */
-    transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
     return ticket;
 }
 

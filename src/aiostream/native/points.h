@@ -66,11 +66,10 @@ int64_t points_in_streams(void); /* of the pending ones, the driver's host funct
 void points_fail(struct context *, int status);
 /* fires a reserved KIND_WATCHED ticket, by the thread that polls its event */
 void point_arm_watched(uint64_t ticket);
-/* Reserves and arms in one; the watcher will fire it. 0: no memory. */
-uint64_t point_watch(struct queue *, struct context *);
+/* Reserves and arms in one; the watcher will fire it, and one of KIND_ALARM only if the context
+ * fails. 0: no memory. */
+uint64_t point_watch(struct queue *, struct context *, enum point_kind);
 void point_fire(uint64_t ticket, int64_t status);
-/* A ticket that fires if the context fails. 0: no memory. */
-uint64_t point_arm_alarm(struct queue *, struct context *);
 /* fires the ticket with 0, if it has not fired */
 void point_fire_alarm(uint64_t ticket);
 

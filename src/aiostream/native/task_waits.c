@@ -80,7 +80,7 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     /* The ticket must be there before the next holder may fire it. Without memory for one the task
      * goes on polling, which needs none. */
     if (plan.stage != STAGE_TASK && !wait->ticket)
-        wait->ticket = point_watch(wait->queue, wait->context);
+        wait->ticket = point_watch(wait->queue, wait->context, KIND_WATCHED);
     *ticket = wait->ticket;
     if (plan.stage == STAGE_TASK || !wait->ticket) {
         wait->poll_until =
