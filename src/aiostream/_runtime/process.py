@@ -160,13 +160,10 @@ def _serve_orphans() -> bool:
             call_in_order(partial(listener, StalledError(*stall)))
     _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:
-        call, code = refusal
-        error = driver.error(code, call)
+        error = driver.error(*refusal)
         log_error("a handle leaked, because the driver did not destroy it: %s", error)
-        _native.write_unraisable(
-            error,
-            "the last user of a closed handle, which the driver did not destroy",
-        )
+        where = "the last user of a closed handle, which the driver did not destroy"
+        _native.write_unraisable(error, where)
     # After the drain, because the drain reads the descriptor, and a task that is appended later
     # writes it again. The other way round, the drain could take the wake-up of a new task away.
     while _tasks:

@@ -129,8 +129,7 @@ bool context_was_ended(const struct context *context) {
 }
 
 int context_answer(const struct context *context, int status) {
-    bool invalid = status == CUDA_INVALID_HANDLE || status == CUDA_INVALID_CONTEXT;
-    return invalid && context_was_ended(context) ? CUDA_CONTEXT_IS_DESTROYED : status;
+    return says_gone(status) && context_was_ended(context) ? CUDA_CONTEXT_IS_DESTROYED : status;
 }
 
 int context_recent_health(struct context *context) {

@@ -158,23 +158,21 @@ int add_object(PyObject *module, const char *name, PyObject *object) {
     return status;
 }
 
-static const char *counter_name(int number) {
+static PyObject *counter_name(int number) {
     static const char *const names[] = {
 #define COUNTER(name) #name,
 #include "counters.h"
     };
-    return names[number];
+    return PyUnicode_FromString(names[number]);
 }
 
-static const char *strategy_name(int number) { return strategies[number].name; }
+static PyObject *strategy_name(int number) { return PyUnicode_FromString(strategies[number].name); }
 
-/* Adds a tuple of names, in which the place of a name is its number. */
-static int add_names(PyObject *module, const char *attribute, const char *(*name_of)(int),
-                     int count) {
+int add_tuple(PyObject *module, const char *attribute, PyObject *(*item)(int), int count) {
     PyObject *tuple = PyTuple_New(count);
     for (int i = 0; tuple && i < count; i++) {
-        PyObject *name = PyUnicode_FromString(name_of(i));
-        if (!name || PyTuple_SetItem(tuple, i, name) < 0) Py_CLEAR(tuple);
+        PyObject *object = item(i);
+        if (!object || PyTuple_SetItem(tuple, i, object) < 0) Py_CLEAR(tuple);
     }
     return add_object(module, attribute, tuple);
 }
@@ -194,8 +192,8 @@ static int module_exec(PyObject *module) {
         add_wait_types(module) < 0 || add_work_type(module) < 0 ||
         add_failure_functions(module) < 0 || add_frame_functions(module) < 0 ||
         add_process_functions(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0 ||
-        add_names(module, "COUNTERS", counter_name, COUNTERS) < 0 ||
-        add_names(module, "WAIT_STRATEGIES", strategy_name, strategy_count) < 0)
+        add_tuple(module, "COUNTERS", counter_name, COUNTERS) < 0 ||
+        add_tuple(module, "WAIT_STRATEGIES", strategy_name, strategy_count) < 0)
         return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;

@@ -76,6 +76,8 @@ void free_object(PyObject *);
 int add_type(PyObject *module, PyTypeObject **, PyType_Spec *);
 /* Adds an object and releases it. NULL: an exception is set. */
 int add_object(PyObject *module, const char *name, PyObject *);
+/* Adds a tuple, in which the place of an item is its number. */
+int add_tuple(PyObject *module, const char *name, PyObject *(*item)(int), int count);
 /* Each adds types or functions to the module. -1: an exception is set. */
 int add_handle_type(PyObject *module);
 int add_completion_types(PyObject *module);

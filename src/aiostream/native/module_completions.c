@@ -40,21 +40,6 @@ int call_with_one(PyObject *object, PyObject *method, PyObject *value) {
     return answer ? 0 : -1;
 }
 
-/* For what is rare, a function of a module of the library. */
-static PyObject *call_library(const char *module, const char *function, const char *format, ...) {
-    PyObject *imported = PyImport_ImportModule(module);
-    PyObject *callable = imported ? PyObject_GetAttrString(imported, function) : NULL;
-    Py_XDECREF(imported);
-    va_list values;
-    va_start(values, format);
-    PyObject *arguments = callable ? Py_VaBuildValue(format, values) : NULL;
-    va_end(values);
-    PyObject *answer = arguments ? PyObject_CallObject(callable, arguments) : NULL;
-    Py_XDECREF(arguments);
-    Py_XDECREF(callable);
-    return answer;
-}
-
 bool is_own_future(PyObject *future) { return PyObject_TypeCheck(future, own_future_type); }
 
 bool is_order(PyObject *object) { return PyObject_TypeCheck(object, order_type); }
@@ -185,8 +170,10 @@ end:
 static int settle(CompletionObject *self, int code, bool orphaned) {
     if (self->state != PENDING || code == 0 || orphaned) return settle_with(self, NULL, orphaned);
     /* Each waiter gets an object of its own. */
+    PyObject *driver = PyImport_ImportModule("aiostream._base.driver");
     PyObject *error =
-        call_library("aiostream._base.driver", "error", "(isO)", code, self->call, self->name);
+        driver ? PyObject_CallMethod(driver, "error", "isO", code, self->call, self->name) : NULL;
+    Py_XDECREF(driver);
     int failed = error ? settle_with(self, error, false) : -1;
     Py_XDECREF(error);
     return failed;
@@ -212,7 +199,10 @@ static int release(CompletionObject *self) {
     PyList_SetItem(held, 0, keepalive ? keepalive : Py_NewRef(Py_None));
     PyList_SetItem(held, 1, self->result ? self->result : Py_NewRef(Py_None));
     self->result = NULL;
-    PyObject *answer = call_library("aiostream._runtime.process", "release_in_thread", "(O)", held);
+    PyObject *process = PyImport_ImportModule("aiostream._runtime.process");
+    PyObject *answer =
+        process ? PyObject_CallMethod(process, "release_in_thread", "(O)", held) : NULL;
+    Py_XDECREF(process);
     Py_XDECREF(answer);
     if (answer) Py_DECREF(held);
     else self->keepalive = held;
@@ -323,17 +313,10 @@ void completion_fill(CompletionObject *self, PyObject *future, PyObject *name,
     self->call = "cuEventQuery";
 }
 
-static int Completion_init(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *keywords[] = {"future", "stream", "keepalive", NULL};
+static int Completion_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *future, *name, *keepalive = Py_None;
-    CompletionObject *self = (CompletionObject *)object;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OU|O", keywords, &future, &name, &keepalive))
-        return -1;
-    if (self->name) {
-        PyErr_SetString(PyExc_TypeError, "it has begun");
-        return -1;
-    }
-    completion_fill(self, future, name, keepalive);
+    if (!PyArg_ParseTuple(args, "OU|O", &future, &name, &keepalive)) return -1;
+    completion_fill((CompletionObject *)object, future, name, keepalive);
     return 0;
 }
 
@@ -350,20 +333,21 @@ static PyObject *Completion_begin(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-static PyObject *Completion_complete(PyObject *object, PyObject *args) {
+static PyObject *arrived(PyObject *object, PyObject *args,
+                         int (*arrive)(CompletionObject *, int code, bool orphaned)) {
     int code, orphaned;
     if (!PyArg_ParseTuple(args, "ip", &code, &orphaned) ||
-        completion_complete((CompletionObject *)object, code, orphaned) < 0)
+        arrive((CompletionObject *)object, code, orphaned) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
+static PyObject *Completion_complete(PyObject *object, PyObject *args) {
+    return arrived(object, args, completion_complete);
+}
+
 static PyObject *Completion_abandon(PyObject *object, PyObject *args) {
-    int code, orphaned;
-    if (!PyArg_ParseTuple(args, "ip", &code, &orphaned) ||
-        completion_abandon((CompletionObject *)object, code, orphaned) < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return arrived(object, args, completion_abandon);
 }
 
 static PyObject *Completion_fail(PyObject *object, PyObject *args) {

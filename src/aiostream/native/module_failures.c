@@ -9,13 +9,18 @@
 #include "waker.h"
 #include "watcher.h"
 
-/* refusal_take(): (call, code) of a destruction that the driver has refused and for which no caller
+/* (code, call) of what is next, or None. */
+static PyObject *taken(int (*take)(const char **call)) {
+    const char *call;
+    int code = is_child() ? 0 : take(&call);
+    if (!code) Py_RETURN_NONE;
+    return Py_BuildValue("is", code, call);
+}
+
+/* refusal_take(): (code, call) of a destruction that the driver has refused and for which no caller
  * got the error, or None. */
 static PyObject *native_refusal_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    const char *call;
-    int code = is_child() ? 0 : handle_take_refusal(&call);
-    if (!code) Py_RETURN_NONE;
-    return Py_BuildValue("si", call, code);
+    return taken(handle_take_refusal);
 }
 
 static void wake_janitor(void) {
@@ -34,10 +39,7 @@ static PyObject *native_failure_note(PyObject *Py_UNUSED(self), PyObject *args) 
 
 /* failure_take(): (code, call) of a code that the process has met for the first time, or None. */
 static PyObject *native_failure_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    const char *call;
-    int code = is_child() ? 0 : failure_take(&call);
-    if (!code) Py_RETURN_NONE;
-    return Py_BuildValue("is", code, call);
+    return taken(failure_take);
 }
 
 static PyObject *native_failures_forget(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
@@ -45,10 +47,8 @@ static PyObject *native_failures_forget(PyObject *Py_UNUSED(self), PyObject *Py_
     Py_RETURN_NONE;
 }
 
-static PyObject *native_failures_watch(PyObject *Py_UNUSED(self), PyObject *args) {
-    int more;
-    if (!PyArg_ParseTuple(args, "i", &more)) return NULL;
-    failures_watch(more);
+static PyObject *native_failures_watch(PyObject *Py_UNUSED(self), PyObject *more) {
+    failures_watch((int)PyLong_AsLong(more));
     waker_wake_if_parked();
     Py_RETURN_NONE;
 }
@@ -143,8 +143,8 @@ static PyMethodDef failure_functions[] = {
     {"failures_forget", native_failures_forget, METH_NOARGS,
      "For tests: no fatal code counts as met."},
     {"refusal_take", native_refusal_take, METH_NOARGS,
-     "(call, code) of a destruction that the driver refused, or None."},
-    {"failures_watch", native_failures_watch, METH_VARARGS,
+     "(code, call) of a destruction that the driver refused, or None."},
+    {"failures_watch", native_failures_watch, METH_O,
      "So many more want to know of failures while nothing is pending."},
     {"exit_arm", native_exit_arm, METH_VARARGS,
      "The process ends at the first fatal code, or now if there was one."},
@@ -156,13 +156,12 @@ static PyMethodDef failure_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *fatal_code(int i) { return PyLong_FromLong(fatal_codes[i].code); }
+
 int add_failure_functions(PyObject *module) {
     failures_set_listener(wake_janitor);
-    PyObject *codes = PyList_New(0);
-    for (int i = 0; codes && fatal_codes[i].code; i++)
-        if (!append_number(codes, PyLong_FromLong(fatal_codes[i].code))) Py_CLEAR(codes);
-    PyObject *constant = codes ? PyList_AsTuple(codes) : NULL;
-    Py_XDECREF(codes);
-    if (add_object(module, "FATAL_CODES", constant) < 0) return -1;
+    int count = 0;
+    while (fatal_codes[count].code) count++;
+    if (add_tuple(module, "FATAL_CODES", fatal_code, count) < 0) return -1;
     return PyModule_AddFunctions(module, failure_functions);
 }

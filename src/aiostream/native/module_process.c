@@ -103,15 +103,9 @@ static const struct {
 };
 enum { DRIVER_ROWS = sizeof driver_rows / sizeof *driver_rows };
 
-static PyObject *driver_calls_for_python(void) {
-    PyObject *rows = PyTuple_New(DRIVER_ROWS);
-    for (Py_ssize_t i = 0; rows && i < DRIVER_ROWS; i++) {
-        PyObject *row =
-            Py_BuildValue("ssiN", driver_rows[i].name, driver_rows[i].sought,
-                          driver_rows[i].version, PyBool_FromLong(driver_rows[i].newer));
-        if (!row || PyTuple_SetItem(rows, i, row) < 0) Py_CLEAR(rows);
-    }
-    return rows;
+static PyObject *driver_row(int i) {
+    return Py_BuildValue("ssiN", driver_rows[i].name, driver_rows[i].sought, driver_rows[i].version,
+                         PyBool_FromLong(driver_rows[i].newer));
 }
 
 static PyObject *native_bind(PyObject *Py_UNUSED(self), PyObject *addresses) {
@@ -209,6 +203,6 @@ static PyMethodDef process_functions[] = {
 
 int add_process_functions(PyObject *module) {
     points_set_dispatcher(python_dispatch);
-    if (add_object(module, "DRIVER_CALLS", driver_calls_for_python()) < 0) return -1;
+    if (add_tuple(module, "DRIVER_CALLS", driver_row, DRIVER_ROWS) < 0) return -1;
     return PyModule_AddFunctions(module, process_functions);
 }

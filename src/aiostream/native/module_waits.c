@@ -3,7 +3,6 @@
 #include "module.h"
 
 #include "waits.h"
-#include "waker.h"
 
 /* --- Wait --- */
 
@@ -160,9 +159,8 @@ typedef struct {
 
 static PyTypeObject *history_type;
 
-static PyObject *History_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "", names)) return NULL;
+static PyObject *History_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
+                             PyObject *Py_UNUSED(kwargs)) {
     HistoryObject *self = (HistoryObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->history = shared_history_new();
@@ -216,11 +214,10 @@ typedef struct {
 
 static PyTypeObject *wait_list_type;
 
-static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"context_id", "history", NULL};
+static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     int number;
     PyObject *object;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO", names, &number, &object)) return NULL;
+    if (!PyArg_ParseTuple(args, "iO", &number, &object)) return NULL;
     struct context *context = as_context(number);
     struct shared_history *history = context ? as_history(object) : NULL;
     if (!history) return NULL;
@@ -239,7 +236,6 @@ static PyObject *WaitList_label(PyObject *self, PyObject *args) {
     double seconds = -1;
     if (!PyArg_ParseTuple(args, "s|d", &name, &seconds)) return NULL;
     wait_list_label(((WaitListObject *)self)->list, name, (int64_t)(seconds * 1e9));
-    if (seconds > 0) waker_wake_if_parked();
     Py_RETURN_NONE;
 }
 
@@ -386,10 +382,8 @@ static PyObject *native_predict(PyObject *Py_UNUSED(self), PyObject *enabled) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_limit_timer(PyObject *Py_UNUSED(self), PyObject *args) {
-    int most;
-    if (!PyArg_ParseTuple(args, "i", &most)) return NULL;
-    return PyLong_FromLong(waits_limit_timer(most));
+static PyObject *native_limit_timer(PyObject *Py_UNUSED(self), PyObject *most) {
+    return PyLong_FromLong(waits_limit_timer((int)PyLong_AsLong(most)));
 }
 
 static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
@@ -417,7 +411,7 @@ static PyMethodDef wait_functions[] = {
     {"wake_by", native_wake_by, METH_VARARGS, "Has the queue's loop drain it at a time."},
     {"predict", native_predict, METH_O,
      "Whether the policy uses what waits have learnt; for benchmarks and tests."},
-    {"limit_timer", native_limit_timer, METH_VARARGS,
+    {"limit_timer", native_limit_timer, METH_O,
      "How many waits a loop's timer takes; what it was. For tests."},
     {"pending_waits", native_pending_waits, METH_NOARGS,
      "How many waits have a task, also those that the task polls; the age of the oldest."},
