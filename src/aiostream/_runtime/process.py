@@ -403,7 +403,7 @@ def _stop() -> None:
     # watcher is stopped when Python has ended (`Py_AtExit`).
     if _native.is_forked():
         return
-    _native.exit_disarm()
+    _native.exit_disarm(0)
     try:
         _native.gate_close()
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal as signals
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -223,10 +222,6 @@ def on_stalled(listener: Callable[[StalledError], object], /) -> Callable[[], No
 
 
 _MOST_GRACE = 1e9  # seconds
-# Guards the next. Reentrant, because a signal handler may interrupt the thread that holds it, and
-# call exit_on_context_failed or its `end` in that thread.
-_exit_lock = threading.RLock()
-_exit_requests: list[object] = []  # the latest call of exit_on_context_failed, unless it was ended
 
 
 def exit_on_context_failed(
@@ -287,21 +282,6 @@ def exit_on_context_failed(
     process.start()
     if process.savers:  # a trace of this process is to be written first, which needs Python
         grace = max(grace, 1)
-    request = object()
-    with _exit_lock:
-        # Once, however many calls there are, because `end` counts down once. Before the exit is
-        # armed, so that the watcher already reads the health of idle contexts by then.
-        if not _exit_requests:
-            _native.failures_watch(1)
-        _exit_requests[:] = [request]
-        _native.exit_arm(code, math.ceil(grace * 1e9), signal or 0, stalled)
-
-    def end() -> None:
-        with _exit_lock:
-            # A later call of exit_on_context_failed has its own request, which this must not end.
-            if _exit_requests == [request]:
-                _exit_requests.clear()
-                _native.failures_watch(-1)
-                _native.exit_disarm()
-
-    return end
+    return partial(
+        _native.exit_disarm, _native.exit_arm(code, math.ceil(grace * 1e9), signal or 0, stalled)
+    )

@@ -44,6 +44,7 @@ static struct ending {
     int status, signal;
     int64_t grace_ns;
     bool stalled;
+    int number; /* of the latest exit_arm */
 } ending;
 static bool has_begun_to_end; /* then only `process` above may change */
 static void (*_Atomic failure_listener)(void);
@@ -117,18 +118,26 @@ static void end_for_code(int place) {
     end_process(what, false);
 }
 
-void exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
+int exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
     pthread_mutex_lock(&failure_lock);
-    if (!has_begun_to_end) ending = (struct ending){getpid(), status, signal, grace_ns, stalled};
+    int number = ending.number + 1;
+    if (!has_begun_to_end) {
+        if (!ending.process) failures_watch(1);
+        ending = (struct ending){getpid(), status, signal, grace_ns, stalled, number};
+    }
     for (int i = 0; fatal_codes[i].code; i++)
         if (calls[i][0] && failure_is_of_process(fatal_codes[i].code)) end_for_code(i);
     pthread_mutex_unlock(&failure_lock);
+    return number;
 }
 
-void exit_disarm(void) {
-    atomic_store(&stacks_writer, NULL); /* faulthandler frees what it needs when Python ends */
+void exit_disarm(int number) {
+    if (!number) atomic_store(&stacks_writer, NULL); /* faulthandler frees what it needs then */
     pthread_mutex_lock(&failure_lock);
-    ending.process = 0;
+    if (ending.process && (!number || number == ending.number)) {
+        failures_watch(-1);
+        ending.process = 0;
+    }
     pthread_mutex_unlock(&failure_lock);
 }
 

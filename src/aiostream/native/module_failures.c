@@ -59,12 +59,14 @@ static PyObject *native_exit_arm(PyObject *Py_UNUSED(self), PyObject *args) {
     long long grace_ns;
     if (!PyArg_ParseTuple(args, "iLip", &status, &grace_ns, &signal, &stalled) || refuse_in_child())
         return NULL;
-    exit_arm(status, grace_ns, signal, stalled);
-    Py_RETURN_NONE;
+    int number = exit_arm(status, grace_ns, signal, stalled);
+    waker_wake_if_parked(); /* so that the watcher reads the health of idle contexts */
+    return PyLong_FromLong(number);
 }
 
-static PyObject *native_exit_disarm(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    if (!is_child()) exit_disarm(); /* in a child the lock may be held without an end */
+static PyObject *native_exit_disarm(PyObject *Py_UNUSED(self), PyObject *number) {
+    /* in a child the lock may be held without an end */
+    if (!is_child()) exit_disarm((int)PyLong_AsLong(number));
     Py_RETURN_NONE;
 }
 
@@ -152,7 +154,8 @@ static PyMethodDef failure_functions[] = {
     {"look_for_stalls", native_look_for_stalls, METH_VARARGS,
      "Notes what is stalled, also a call of the driver that has not returned."},
     {"stall_stacks", native_stall_stacks, METH_NOARGS, "faulthandler is ready to write them."},
-    {"exit_disarm", native_exit_disarm, METH_NOARGS, "It does not."},
+    {"exit_disarm", native_exit_disarm, METH_O,
+     "It does not, unless it was armed again. With 0, in any case."},
     {NULL, NULL, 0, NULL},
 };
 
