@@ -45,8 +45,7 @@ _busy: dict[int, tuple[float, str]] = {}
 # 0. The releaser's.
 _reported: dict[int, float] = {}
 _UNUSED = signal.SIGRTMAX - 1  # a signal
-_lock = threading.RLock()  # guards the next; reentrant, for signal handlers
-_limit = math.inf  # the shortest that was set, in seconds
+_limits = {math.inf}  # those that were set, in seconds; any thread, single set operations
 look_at = 0.0  # when the releaser looks again; its own
 _AGAIN = 0.04  # how soon to look again at a call that has reached it; others have longer limits
 
@@ -72,14 +71,12 @@ def limit(seconds: float) -> None:
 
     Threads: any.
     """
-    global _limit
     # faulthandler writes them without the GIL, in the handler of a signal. Native code calls that
     # handler, and no thread raises the signal.
-    with _lock:
-        if _limit == math.inf and signal.getsignal(_UNUSED) is signal.SIG_DFL:
-            faulthandler.register(_UNUSED, file=2)
-            _native.stall_stacks()
-        _limit = min(_limit, seconds or _limit)
+    if len(_limits) == 1 and signal.getsignal(_UNUSED) is signal.SIG_DFL:
+        faulthandler.register(_UNUSED, file=2)
+        _native.stall_stacks()
+    _limits.add(seconds or math.inf)
 
 
 def look() -> list[str]:
@@ -90,7 +87,8 @@ def look() -> list[str]:
     Threads: the releaser's.
     """
     global look_at
-    now, soon = time.monotonic(), min(PATIENCE / 2, _limit)
+    now, shortest = time.monotonic(), min(_limits.copy())
+    soon = min(PATIENCE / 2, shortest)
     # A copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
     if held := _native.watcher_held():
@@ -101,7 +99,7 @@ def look() -> list[str]:
             found.append(_message(kind, now - since, thread))
         if kind in ("janitor", "watcher"):  # the others run a user's function
             _native.look_for_stalls(kind, now - since)
-            soon = min(soon, max(since + _limit - now, _AGAIN))
+            soon = min(soon, max(since + shortest - now, _AGAIN))
     for of, seconds, usual, _, record, _ in _native.waiting(True):
         if _is_first(record, now - seconds):
             found.append(
