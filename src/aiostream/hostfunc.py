@@ -69,12 +69,6 @@ class HostFunction:
         held, self.function, self.arguments = [self.function, self.arguments], None, ()
         process.release_in_thread(held)
 
-    def abandon(self, code: int, orphaned: bool) -> None:
-        """Keeps everything, because the context has failed.
-
-        The driver will not call the function, but nothing proves that.
-        """
-
 
 def _arm(
     stream: Reference,

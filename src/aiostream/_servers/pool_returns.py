@@ -137,7 +137,3 @@ class Return:
             pool._busy.forget(self.slot, self)
         else:
             pool._work_is_done(self.slot, self, code)
-
-    def abandon(self, code: int, orphaned: bool) -> None:
-        """The context has failed."""
-        self.complete(code, orphaned)

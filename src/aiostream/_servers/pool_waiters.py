@@ -163,6 +163,3 @@ class Watch:
             pool._notice_dropped()
         else:  # an interrupt has kept the last task that waited from it
             pool._waiters.end_watches()
-
-    def abandon(self, code: int, orphaned: bool) -> None:
-        """Is never called, because an alarm always fires."""

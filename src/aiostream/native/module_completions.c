@@ -6,7 +6,7 @@
  *   here.
  * - A future of a loop, and no more: a task sleeps on it while a timer or the watcher has its wait.
  *   It gets the answer of the wait (see `as_answer` in module_waits.c) as its result.
- * - Anything else. Its methods `complete` and `abandon` are called.
+ * - Anything else. Its method `complete` is called when the driver has passed the point.
  *
  * A step here is one call from Python, so no KeyboardInterrupt comes between two lines of it. It
  * may come in what a step calls: the function of `enqueue`, a future's methods, and finalizers
@@ -333,21 +333,12 @@ static PyObject *Completion_begin(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-static PyObject *arrived(PyObject *object, PyObject *args,
-                         int (*arrive)(CompletionObject *, int code, bool orphaned)) {
+static PyObject *Completion_complete(PyObject *object, PyObject *args) {
     int code, orphaned;
     if (!PyArg_ParseTuple(args, "ip", &code, &orphaned) ||
-        arrive((CompletionObject *)object, code, orphaned) < 0)
+        completion_complete((CompletionObject *)object, code, orphaned) < 0)
         return NULL;
     Py_RETURN_NONE;
-}
-
-static PyObject *Completion_complete(PyObject *object, PyObject *args) {
-    return arrived(object, args, completion_complete);
-}
-
-static PyObject *Completion_abandon(PyObject *object, PyObject *args) {
-    return arrived(object, args, completion_abandon);
 }
 
 static PyObject *Completion_fail(PyObject *object, PyObject *args) {
@@ -408,8 +399,6 @@ static PyMethodDef completion_methods[] = {
     {"unreserve", Completion_unreserve, METH_NOARGS, "Gives back what was reserved and not used."},
     {"complete", Completion_complete, METH_VARARGS,
      "The GPU has passed the point: settles the future with a code, releases everything."},
-    {"abandon", Completion_abandon, METH_VARARGS,
-     "The context has failed: settles the future with a code, keeps everything."},
     {"fail", Completion_fail, METH_VARARGS,
      "Settles the future with an error, and leaks what is kept alive."},
     {"cancel", Completion_cancel, METH_NOARGS, "No task waits any more."},
@@ -485,7 +474,6 @@ static bool make_names(void) {
         {&names.own_set_exception, "_set_exception"},
         {&names.drop, "_drop"},
         {&names.complete, "complete"},
-        {&names.abandon, "abandon"},
         {&names.point, "point"},
     };
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)

@@ -36,7 +36,7 @@ extern PyTypeObject *completion_type;
 /* The names of the methods that native code calls, made once. */
 extern struct names {
     PyObject *done, *cancelled, *set_result, *own_set_result, *set_exception, *own_set_exception,
-        *drop, *complete, *abandon, *point;
+        *drop, *complete, *point;
 } names;
 
 /* -1: it has raised */

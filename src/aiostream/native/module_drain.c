@@ -236,12 +236,12 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
             CompletionObject *completion = (CompletionObject *)object;
             failed = passed ? completion_complete(completion, code, draining->orphaned)
                             : completion_abandon(completion, code, draining->orphaned);
-        } else {
-            PyObject *number = PyLong_FromLong(code);
-            PyObject *answer = number ? PyObject_CallMethodObjArgs(
-                                            object, passed ? names.complete : names.abandon, number,
-                                            draining->orphaned ? Py_True : Py_False, NULL)
-                                      : NULL;
+        } else if (passed) {
+            PyObject *number = PyLong_FromLong(code),
+                     *orphaned = draining->orphaned ? Py_True : Py_False;
+            PyObject *answer =
+                number ? PyObject_CallMethodObjArgs(object, names.complete, number, orphaned, NULL)
+                       : NULL;
             Py_XDECREF(number);
             Py_XDECREF(answer);
             failed = answer ? 0 : -1;
