@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, cast
 
-from aiostream import _native, errors
+from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles import interop
 from aiostream._handles.owned import Transferable, WithBlock
-from aiostream._handles.reference import Reference, current_or_default_context, pinned
+from aiostream._handles.reference import Reference, current_or_default_context, pin, pinned
 from aiostream._objects.nodes import GraphNode
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observed_future, observers
@@ -266,17 +265,8 @@ class Graph(Transferable, WithBlock):
     def __hash__(self) -> int:
         return hash(("aiostream.Graph", self._handle.value))
 
-    @contextlib.contextmanager
-    def _pinned(self) -> Iterator[int]:
-        held: list[bool] = []
-        try:
-            # If another thread closes the graph during the use, the end of the use destroys it.
-            if not self._handle.pin(held):
-                raise errors.closed(self._name)
-            yield self._handle.value
-        finally:
-            if held:
-                self._handle.unpin()
+    def _pinned(self) -> contextlib.AbstractContextManager[int]:
+        return pin(self._handle, self._name)
 
     def _call(self, name: str, *args: Any, node: int | None = None) -> Any:
         """Calls the driver on the graph, or on one of its nodes.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from aiostream import _native
+from aiostream import _native, errors
 from aiostream._base import driver
 from aiostream._runtime import process
 from aiostream.device import Context, Device, DeviceLike
@@ -228,21 +228,12 @@ def _find_wait_list(reference: Reference, history: _native.History | None) -> _n
     handle, context = reference.handle, reference.context
     if handle.value <= LEGACY:
         return context._wait_list(LEGACY, history)
-    held: list[bool] = []
-    try:
-        # cuStreamGetId would invalidate a capture of the stream. A new list does meanwhile, because
-        # every wait is refused during a capture.
-        if _native.capture_refusal(handle) != 0 or not handle.pin(held):
-            return _native.WaitList(context._ensure_monitored(), history or _native.History())
-        identity = int(
-            driver.call(
-                "cuStreamGetId", driver.bindings().CUstream(handle.value), stream=reference.name
-            )
-        )
-    finally:
-        if held:
-            handle.unpin()
-    return context._wait_list(identity, history)
+    # cuStreamGetId would invalidate a capture of the stream. A new list does meanwhile, because
+    # every wait is refused during a capture, and on a closed stream.
+    if _native.capture_refusal(handle) == 0:
+        with contextlib.suppress(errors.StreamClosedError):
+            return context._wait_list(int(call_on(reference, "cuStreamGetId")), history)
+    return _native.WaitList(context._ensure_monitored(), history or _native.History())
 
 
 @contextlib.contextmanager
@@ -273,8 +264,9 @@ def _call_in(reference: Reference, call: Callable[[], Any], results: list[Any]) 
     return results[0]
 
 
-@contextlib.contextmanager
-def pinned(reference: Reference, call: str = "cuCtxGetId") -> Iterator[int]:
+def pinned(
+    reference: Reference, call: str = "cuCtxGetId"
+) -> contextlib.AbstractContextManager[int]:
     """Keeps the handle of a stream or event valid for a `with` block, and gives its value.
 
     Args:
@@ -285,16 +277,25 @@ def pinned(reference: Reference, call: str = "cuCtxGetId") -> Iterator[int]:
         StreamClosedError: It is closed.
         ContextFailedError: Its context was destroyed or reset by other code (709).
     """
+    return pin(reference.handle, reference.name, call)
+
+
+@contextlib.contextmanager
+def pin(handle: _native.Handle, name: str, call: str | None = None) -> Iterator[int]:
+    """Does what `pinned` does for the handle of anything. Without a call, the context may be gone.
+
+    If another thread closes it during the block, the end of the block destroys it.
+    """
     # The native call appends to the list as it pins, because an interrupt may come right after the
     # call. A pin that is not noted would never be taken back, and the handle never destroyed.
     held: list[bool] = []
-    handle = reference.handle  # read once: see `Reference`
     try:
         if not handle.pin(held):
-            driver.raise_for(_native.RESULT_CLOSED, call, reference.name)
+            raise errors.closed(name)
         # A pin keeps the handle from this library's own `close` only. Other code may end the whole
         # context, and the driver would crash, or take a new stream at that address for the old one.
-        driver.raise_for(_native.gone_refusal(handle), call, reference.name)
+        if call is not None:
+            driver.raise_for(_native.gone_refusal(handle), call, name)
         yield handle.value
     finally:
         if held:
