@@ -75,11 +75,6 @@ def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
     Raises:
         RuntimeError: `loop` is `None`.
     """
-    known = latest.bridge
-    if known is not None and loop is not None:
-        bridge = known()
-        if bridge is not None and bridge.loop() is loop:
-            return bridge
     if loop is None:
         raise RuntimeError(
             "no running event loop: make this call in a coroutine that asyncio, uvloop or trio "
