@@ -179,44 +179,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
     # ---------------------------------------------------------------------------------------- state
 
-    # A thread that exports metrics may read all of these while the loop's thread changes the pool.
-    # Each is true of one moment, but two of them may be of two moments.
-
     @property
     def name(self) -> str | None:
         """The name that you gave it."""
         return self._label
-
-    @property
-    def size(self) -> int:
-        """How many streams the pool has: `idle + busy + lent`.
-
-        A borrowed stream that its owner has closed no longer counts.
-        """
-        return self._size
-
-    @property
-    def idle(self) -> int:
-        """How many streams are free: no task has them, and their work is done."""
-        return len(self._idle)
-
-    @property
-    def busy(self) -> int:
-        """How many streams the GPU still works on while no task holds them.
-
-        A stream that a task has dropped counts as busy until the next use of the pool.
-        """
-        return self._count_busy()
-
-    @property
-    def lent(self) -> int:
-        """How many streams tasks hold, or get in the loop's next turn."""
-        return self._count_lent()
-
-    @property
-    def waiting(self) -> int:
-        """How many tasks wait for a stream."""
-        return self._waiters.count()
 
     @property
     def closed(self) -> bool:
@@ -495,10 +461,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             self._look_again_soon()
 
     # ------------------------------------------------------------------------------------------ end
-
-    def _close_quietly(self) -> None:
-        with contextlib.suppress(CudaError):
-            self.close()
 
     def close(self) -> None:
         """Destroys the streams at once. Their work continues on the GPU.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -108,11 +107,6 @@ class Owned(checks.NotCopied):
     def _require_open(self) -> None:
         if not self._handle.is_open:
             raise errors.closed(self._name)
-
-    def _close_quietly(self) -> None:
-        """Closes when another error is on its way already."""
-        with contextlib.suppress(errors.CudaError):
-            self.close()
 
 
 class Transferable(Owned):

@@ -43,7 +43,7 @@ class PoolCore:
         # watches. A thread that exports metrics reads lengths, which may be one step old.
         self._closed = False
         self._max_waiting = max_waiting
-        self._set_slots([Slot(stream) for stream in streams])
+        self._set_slots([Slot(each, each.context._device_ordinal()) for each in streams])
         share_history(slot.stream._reference for slot in self._slots)
         one = len(self._places) == 1
         self._idle = Idle(reversed(self._slots)) if one else IdleOnDevices(self._slots)
@@ -85,7 +85,7 @@ class PoolCore:
         # Now, because a task that waits looks for nothing. If all streams were lost, no release
         # would come, and it would wait without end.
         self._find_lost()
-        if self._max_waiting is not None and self._waiters.count() >= self._max_waiting:
+        if self._max_waiting is not None and self.waiting >= self._max_waiting:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         bridge = loops.current_bridge()
         future: Any = bridge.new_queued_future(self._waiters.futures)
@@ -342,10 +342,29 @@ class PoolCore:
         if self._closed:
             raise StreamClosedError(f"the pool{self._called} is closed")
 
-    # Another thread may export the numbers, so each list is made in one step.
+    # A thread that exports metrics may read all of these while the loop's thread changes the pool,
+    # so each list is made in one step. Each number is true of one moment, but two of them may be of
+    # two moments.
 
-    def _count_busy(self) -> int:
-        """How many streams may still work for a task that no longer holds them."""
+    @property
+    def size(self) -> int:
+        """How many streams the pool has: `idle + busy + lent`.
+
+        A borrowed stream that its owner has closed no longer counts.
+        """
+        return self._size
+
+    @property
+    def idle(self) -> int:
+        """How many streams are free: no task has them, and their work is done."""
+        return len(self._idle)
+
+    @property
+    def busy(self) -> int:
+        """How many streams the GPU still works on while no task holds them.
+
+        A stream that a task has dropped counts as busy until the next use of the pool.
+        """
         busy = len(self._busy)
         # Each refusal asks this, and must not look at all lent streams.
         if self._closed or not self._dropped:
@@ -354,11 +373,18 @@ class PoolCore:
         # one that moves meanwhile is not counted twice.
         return busy + sum(slot.is_dropped() for slot in list(self._lent.values()))
 
-    def _count_lent(self) -> int:
-        """How many streams tasks hold, or get in their next turn."""
+    @property
+    def lent(self) -> int:
+        """How many streams tasks hold, or get in the loop's next turn."""
         if self._closed:
             return sum(slot.is_held() for slot in self._slots)
-        return self._size - len(self._idle) - self._count_busy()
+        return self._size - len(self._idle) - self.busy
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks wait for a stream."""
+        # One step, also behind thousands of tasks, because each of them asks for the limit.
+        return len(self._waiters.futures)
 
     def _holders(self, lent: int) -> str:
         """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
@@ -378,11 +404,11 @@ class PoolCore:
 
     def _reasons(self) -> str:
         limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
-        lent, pool = self._count_lent(), f" of the pool{self._called}" if self._label else ""
+        lent, pool = self.lent, f" of the pool{self._called}" if self._label else ""
         return (
             f"of {self._size} streams{pool} {lent} are lent{self._holders(lent)}, "
-            f"{self._count_busy()} still work for earlier tasks, and "
-            f"{self._waiters.count()}{limit} tasks wait. A server answers 503 now. Make a larger "
+            f"{self.busy} still work for earlier tasks, and "
+            f"{self.waiting}{limit} tasks wait. A server answers 503 now. Make a larger "
             "pool to serve more tasks at once"
         )
 

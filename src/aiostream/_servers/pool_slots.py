@@ -7,6 +7,7 @@ import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from aiostream import _native
@@ -24,38 +25,26 @@ class Loan:
     __slots__ = ("__weakref__",)
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """One stream of a pool. Only the thread of the loop that uses the pool touches it."""
 
-    __slots__ = (
-        "alarm",
-        "device",
-        "freed",
-        "handed_to",
-        "holder",
-        "key",
-        "lent",
-        "stream",
-        "wait_list",
-    )
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.device = stream.context._device_ordinal()
-        self.freed = 0  # a number that grows from one stream that becomes free to the next
-        # The object that a task holds. A `Stream` refuses every call after its release. A weak
-        # reference, so that the pool notices if the task loses it.
-        self.lent: weakref.ref[Stream | Loan] | None = None
-        # Another one. Its callback wakes the loop if the object dies while tasks wait.
-        self.alarm: weakref.ref[Stream | Loan] | None = None
-        self.key = 0  # the id of that object
-        # The task that holds it, for error messages.
-        self.holder: weakref.ref[Any] | None = None
-        # The future of a task that gets the stream next, until that task runs. Meanwhile the slot
-        # is in no list, and this is how `_find_lost` knows that it is on its way.
-        self.handed_to: Any = None
-        # Where the pool waits for the work that tasks have left on the stream.
-        self.wait_list: _native.WaitList | None = None
+    stream: Stream
+    device: int
+    freed: int = 0  # a number that grows from one stream that becomes free to the next
+    # The object that a task holds. A `Stream` refuses every call after its release. A weak
+    # reference, so that the pool notices if the task loses it.
+    lent: weakref.ref[Stream | Loan] | None = None
+    # Another one. Its callback wakes the loop if the object dies while tasks wait.
+    alarm: weakref.ref[Stream | Loan] | None = None
+    key: int = 0  # the id of that object
+    # The task that holds it, for error messages.
+    holder: weakref.ref[Any] | None = None
+    # The future of a task that gets the stream next, until that task runs. Meanwhile the slot is
+    # in no list, and this is how `_find_lost` knows that it is on its way.
+    handed_to: Any = None
+    # Where the pool waits for the work that tasks have left on the stream.
+    wait_list: _native.WaitList | None = None
 
     def end_loan(self) -> None:
         """From now on no task holds the stream."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Waiters:
     """The futures of the waiting tasks, and the watches of the pool's contexts meanwhile.
 
-    Only the thread of the loop that uses the pool touches them, except `count`, `end_watches` and
-    `raise_alarm`.
+    Only the thread of the loop that uses the pool touches them, except `end_watches` and
+    `raise_alarm`. A thread that exports metrics asks how many futures there are.
     """
 
     def __init__(self, dropped: deque[weakref.ref[Any]]) -> None:
@@ -31,12 +31,7 @@ class Waiters:
         self.futures: dict[Any, None] = {}
         # One for each context of the pool. A finalizer may take from it in any thread, so each
         # change is one operation of the list.
-        self._watches: list[Watch] = []
-
-    def count(self) -> int:
-        """How many tasks still wait. Any thread may ask, such as one that exports metrics."""
-        # One step, also behind thousands of tasks, because each of them asks for the limit.
-        return len(self.futures)
+        self.watches: list[Watch] = []
 
     def forget_dead(self) -> int:
         """Drops the futures of loops that are gone, whose tasks never wake. Returns how many."""
@@ -79,11 +74,11 @@ class Waiters:
 
     def watch(self, pool: PoolCore, bridge: loops.Bridge, references: list[Reference]) -> None:
         """Has the watcher read the health of the contexts, until `end_watches`."""
-        if len(self._watches) != len(references):  # an interrupt has left some of them
+        if len(self.watches) != len(references):  # an interrupt has left some of them
             self.end_watches()
-            self._watches.extend([Watch(pool, bridge, reference) for reference in references])
+            self.watches.extend([Watch(pool, bridge, reference) for reference in references])
         # When they stand in the list, where `end_watches` finds them after an interrupt.
-        for watch in self._watches:
+        for watch in self.watches:
             watch.arm()
 
     def raise_alarm(self, reference: weakref.ref[Any]) -> None:
@@ -92,22 +87,18 @@ class Waiters:
         # may call either callback first.
         self._dropped.append(reference)
         # The watches stay, and `Watch.complete` arms them again.
-        for watch in list(self._watches):
+        for watch in list(self.watches):
             watch.fire()
-
-    def has(self, watch: Watch) -> bool:
-        """Whether a watch has not been ended."""
-        return watch in self._watches
 
     def end_watches(self) -> None:
         """Ends all watches. May run in a finalizer: it takes no lock. May run twice."""
-        while self._watches:
+        while self.watches:
             try:
-                watch = self._watches[-1]
+                watch = self.watches[-1]
                 # Before it leaves the list, because after an interrupt only the list knows it. To
                 # fire it twice does nothing.
                 watch.fire()
-                self._watches.remove(watch)
+                self.watches.remove(watch)
             except (IndexError, ValueError):  # a finalizer has interrupted this, and ended it
                 pass
 
@@ -153,7 +144,7 @@ class Watch:
         """The context has failed. Or `code` is 0: a stream was dropped, or this watch has ended."""
         pool = self._pool()
         # Orphaned: the loop is gone. This is the janitor's thread, which must not touch the pool.
-        if pool is None or orphaned or not pool._waiters.has(self):
+        if pool is None or orphaned or self not in pool._waiters.watches:
             return
         if code:
             pool._fail(code)

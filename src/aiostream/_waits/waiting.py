@@ -12,6 +12,7 @@ all answer in one form:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -469,9 +470,14 @@ class AwaitedBlock(hints.Hinted):
 
         def _require_open(self) -> None: ...
 
-        def _close_quietly(self) -> None: ...
+        def close(self) -> None: ...
 
         async def aclose(self) -> None: ...
+
+    def _close_quietly(self) -> None:
+        """Closes when another error is on its way already."""
+        with contextlib.suppress(CudaError):
+            self.close()
 
     async def __aenter__(self) -> Self:
         self._require_open()
