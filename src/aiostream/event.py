@@ -88,12 +88,11 @@ class Event(WithBlock, waiting.AwaitedBlock):
             | _DISABLE_TIMING * (not timing)
             | _INTERPROCESS * interprocess
         )
-        self._context._ensure_monitored()
+        waits = _native.WaitList(self._context._ensure_monitored(), _native.History())
         self._timing = timing
         self._mode = waiting.mode_of(waiting.default_wait())
         # Those that other code or the node of a graph has stay valid until the event is closed.
         self._given: set[_native.Handle] = set()  # any thread, single operations
-        history = _native.History()
         with driver.unless_owned("cuEventDestroy") as made:
             with self._context._pushed():
                 driver.make(made, "cuEventCreate", self._flags)
@@ -104,9 +103,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
             try:
                 self._name = _name_of(value, self._context)
                 # Last, because from here on the finalizer of this object destroys the event.
-                self._reference = Reference(
-                    handle, self._context, self._name, history=history, is_event=True
-                )
+                self._reference = Reference(handle, self._context, self._name, waits, is_event=True)
             except BaseException:
                 handle.close()
                 raise

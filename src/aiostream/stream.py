@@ -308,7 +308,7 @@ class Stream(
         borrowed._mode = self._mode
         own = self._reference
         borrowed._reference = Reference(
-            handle, self._context, self._name, own.wait_list, None, False, own.common
+            handle, self._context, self._name, own.wait_list, False, own.common
         )
         return borrowed
 

@@ -158,7 +158,9 @@ static bool begin_event(struct queue *queue, const struct strategy *strategy, st
     uint64_t packed = relaxed_load(&((struct event *)handle_value(handle))->packed);
     *task = (struct task){.context = event->context};
     relaxed_add(&outstanding[task->context], 1);
-    wait_begin_event(contexts[event->context], histories[1], handle, queue, strategy, result);
+    struct wait_list *list = wait_list_new(contexts[event->context], histories[1]);
+    wait_begin_event(list, handle, queue, strategy, result);
+    wait_list_unref(list);
     if (started == finished && relaxed_load(&event->started) == started)
         task->target = unpack(packed);
     task->may_be_captured = task->target.stream == NULL || (!result->ticket && !result->spinning);

@@ -65,7 +65,9 @@ static struct wait_result begin_for_event(struct users_event *event, struct shar
     int before = relaxed_enter();
     struct handle *handle = atomic_load(&event->handle);
     REQUIRE(handle_pin(handle), "the event is closed");
-    wait_begin_event(contexts[event->context], history, handle, queue, strategy, &result);
+    struct wait_list *list = wait_list_new(contexts[event->context], history);
+    wait_begin_event(list, handle, queue, strategy, &result);
+    wait_list_unref(list);
     handle_unpin(handle);
     relaxed_leave(before);
     REQUIRE(result.refusal == 0, "refused with %d", result.refusal);

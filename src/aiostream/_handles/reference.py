@@ -58,9 +58,8 @@ class Reference:
     handle: _native.Handle  # of an event, `Event.record` may put another one here, in any thread
     context: Context
     name: str  # in errors
-    # A stream's. Any thread may look it up and assign it, because all threads find the same one.
+    # Any thread may look up a stream's and assign it, because all threads find the same one.
     wait_list: _native.WaitList | None = None
-    history: _native.History | None = None  # an event's
     is_event: bool = False
     common: Common = field(default_factory=Common)
 

@@ -1,7 +1,6 @@
 """How a wait is carried out: over at once, polled by the task, or left to a timer or the watcher.
 
-`_native.WaitList.begin`, `_native.begin_event_wait`, `_native.Wait.poll` and `await` of a `Wait`
-all answer in one form:
+`_native.WaitList.begin`, `_native.Wait.poll` and `await` of a `Wait` all answer in one form:
 
 - `None`: the wait is over, and the work has succeeded.
 - A `Wait`: it is not over, and this task polls it (not an answer of `await`).
@@ -186,12 +185,8 @@ async def synchronize_async(self: Awaitable) -> None:
         await wait_for(complete(reference))
         return
     bridge = _current_bridge()
-    answer: int | _native.Wait | None
-    if reference.is_event:
-        answer = _begin_event(reference, bridge.queue, mode)
-    else:
-        wait_list = reference.wait_list or wait_list_of(reference)
-        answer = wait_list.begin(reference.handle, bridge.queue, mode)
+    wait_list = reference.wait_list or wait_list_of(reference)
+    answer = wait_list.begin(reference.handle, bridge.queue, mode)
     checkpoint, until_over = bridge.checkpoint, bridge.until_over
     yields = answer is None and checkpoint is None and bridge.must_yield()
     # An exception or a suspended task keeps this frame. If the frame kept the bridge, the bridge
@@ -255,10 +250,7 @@ def synchronize(awaited: Awaitable, limit: float | None) -> None:
     """
     reference, mode = awaited._reference, awaited._mode
     # On the janitor's queue, because no other thread polls such a wait.
-    if reference.is_event:
-        answer = _begin_event(reference, process.ORPHANS, mode)
-    else:
-        answer = wait_list_of(reference).begin(reference.handle, process.ORPHANS, mode)
+    answer = wait_list_of(reference).begin(reference.handle, process.ORPHANS, mode)
     until, left = time.monotonic() + (math.inf if limit is None else limit), 0.0
     try:
         while isinstance(answer, _Wait) and left >= 0:  # at least once
@@ -270,13 +262,6 @@ def synchronize(awaited: Awaitable, limit: float | None) -> None:
     if isinstance(answer, _Wait):
         raise TimeoutError(f"{reference.name} was not done after {limit:g} s, and goes on")
     driver.raise_for(answer or 0, "cuEventQuery", reference.name)
-
-
-def _begin_event(event: Reference, queue: int, mode: int) -> int | _native.Wait | None:
-    assert event.history is not None
-    return _native.begin_event_wait(
-        event.handle, queue, mode, event.context._ensure_monitored(), event.history
-    )
 
 
 def require_ready(reference: Reference) -> None:

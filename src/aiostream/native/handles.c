@@ -100,6 +100,7 @@ bool handle_is_gone(const struct handle *handle) {
     return context_is_gone(handle->context, handle->identity);
 }
 
+bool handle_is_event(const struct handle *handle) { return handle->kind == HANDLE_EVENT; }
 bool handle_needs_context(const struct handle *handle) { return handle->needs_context; }
 
 static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy",

@@ -53,6 +53,7 @@ void handle_abandon(struct handle *);
 void handles_drop_abandoned(void);
 bool handle_is_open(const struct handle *);
 bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
+bool handle_is_event(const struct handle *);
 bool handle_needs_context(const struct handle *); /* current in each driver call with it */
 
 /* --- events --- */

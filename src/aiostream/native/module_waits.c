@@ -175,12 +175,6 @@ static void History_dealloc(PyObject *object) {
     free_object(object);
 }
 
-static struct shared_history *as_history(PyObject *object) {
-    if (PyObject_TypeCheck(object, history_type)) return ((HistoryObject *)object)->history;
-    PyErr_SetString(PyExc_TypeError, "a History is needed");
-    return NULL;
-}
-
 /* asked(start, false_at, now, over): see shared_history_asked. */
 static PyObject *History_asked(PyObject *self, PyObject *args) {
     long long start, false_at, now;
@@ -219,12 +213,13 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     PyObject *object;
     if (!PyArg_ParseTuple(args, "iO", &number, &object)) return NULL;
     struct context *context = as_context(number);
-    struct shared_history *history = context ? as_history(object) : NULL;
-    if (!history) return NULL;
+    if (!context) return NULL;
+    if (!PyObject_TypeCheck(object, history_type))
+        return PyErr_Format(PyExc_TypeError, "a History is needed");
     WaitListObject *self = (WaitListObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->order = new_order();
-    self->list = self->order ? wait_list_new(context, history) : NULL;
+    self->list = self->order ? wait_list_new(context, ((HistoryObject *)object)->history) : NULL;
     if (self->list) return (PyObject *)self;
     Py_DECREF(self);
     return PyErr_NoMemory();
@@ -266,9 +261,7 @@ const struct strategy *as_strategy(long number) {
 }
 
 struct beginning {
-    struct wait_list *list;  /* of a stream */
-    struct context *context; /* these two of an event */
-    struct shared_history *history;
+    struct wait_list *list;
     struct queue *queue;
     const struct strategy *strategy;
     struct wait_result result;
@@ -283,49 +276,24 @@ static int do_begin(struct handle *stream, void *argument) {
 
 static int do_begin_event(struct handle *event, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin_event(beginning->context, beginning->history, event, beginning->queue,
-                     beginning->strategy, &beginning->result);
+    wait_begin_event(beginning->list, event, beginning->queue, beginning->strategy,
+                     &beginning->result);
     return 0;
 }
 
-/* The arguments handle, queue and strategy; false: an exception is set. */
-static bool parse_beginning(PyObject *const *args, struct handle **handle,
-                            struct beginning *beginning) {
-    *handle = as_handle(args[0]);
-    beginning->queue = *handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
-    beginning->strategy = beginning->queue ? as_strategy(PyLong_AsLong(args[2])) : NULL;
-    return beginning->strategy != NULL;
-}
-
-/* begin(handle, queue, strategy): waits for what the handle's stream has reached now. */
+/* begin(handle, queue, strategy): waits for what the handle's stream has reached now, or for what
+ * its event has recorded. */
 static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     if (count != 3)
         return PyErr_Format(PyExc_TypeError, "a handle, a queue and a strategy are needed");
-    struct handle *handle;
+    struct handle *handle = as_handle(args[0]);
     struct beginning beginning = {.list = ((WaitListObject *)object)->list};
-    if (!parse_beginning(args, &handle, &beginning)) return NULL;
+    beginning.queue = handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
+    beginning.strategy = beginning.queue ? as_strategy(PyLong_AsLong(args[2])) : NULL;
+    if (!beginning.strategy) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    int refusal = operate_as_is(handle, do_begin, &beginning);
-    if (refusal) beginning.result.refusal = refusal;
-    Py_END_ALLOW_THREADS
-    return from_result(&beginning.result, beginning.queue);
-}
-
-/* begin_event_wait(handle, queue, strategy, context, history): waits for what the handle's event
- * has recorded now. */
-static PyObject *native_begin_event_wait(PyObject *Py_UNUSED(self), PyObject *const *args,
-                                         Py_ssize_t count) {
-    if (count != 5)
-        return PyErr_Format(PyExc_TypeError,
-                            "a handle, a queue, a strategy, a context and a history are needed");
-    struct handle *handle;
-    struct beginning beginning = {0};
-    if (!parse_beginning(args, &handle, &beginning)) return NULL;
-    beginning.context = as_context((int)PyLong_AsLong(args[3]));
-    beginning.history = beginning.context ? as_history(args[4]) : NULL;
-    if (!beginning.history) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    int refusal = operate(handle, do_begin_event, &beginning);
+    int refusal = handle_is_event(handle) ? operate(handle, do_begin_event, &beginning)
+                                          : operate_as_is(handle, do_begin, &beginning);
     if (refusal) beginning.result.refusal = refusal;
     Py_END_ALLOW_THREADS
     return from_result(&beginning.result, beginning.queue);
@@ -333,7 +301,7 @@ static PyObject *native_begin_event_wait(PyObject *Py_UNUSED(self), PyObject *co
 
 static PyMethodDef wait_list_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
-     "Begins a wait for a stream's present end."},
+     "Begins a wait for a stream's present end, or an event's present record."},
     {"label", WaitList_label, METH_VARARGS,
      "What operators call the stream, and the seconds after which it is stalled; 0: never."},
     {NULL, NULL, 0, NULL},
@@ -348,7 +316,7 @@ static PyType_Slot wait_list_slots[] = {
     {Py_tp_dealloc, WaitList_dealloc},
     {Py_tp_methods, wait_list_methods},
     {Py_tp_members, wait_list_members},
-    {Py_tp_doc, "The waits on one stream, in its order."},
+    {Py_tp_doc, "The waits on one stream, in its order, or those for one event."},
     {0, NULL},
 };
 static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0,
@@ -403,8 +371,6 @@ int add_wait_types(PyObject *module) {
 }
 
 static PyMethodDef wait_functions[] = {
-    {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL,
-     "Begins a wait for an event."},
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
      "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_O, "A new turn of the queue's loop has begun."},

@@ -172,16 +172,15 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
     else go_on(wait, result, now_ns());
 }
 
-void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event,
-                      struct queue *queue, const struct strategy *strategy,
-                      struct wait_result *result) {
+void wait_begin_event(struct wait_list *of, struct handle *event, struct queue *queue,
+                      const struct strategy *strategy, struct wait_result *result) {
     *result = (struct wait_result){0};
     int status = event_is_captured(event)
                      ? CUDA_CAPTURED_EVENT
                      : failure_noted(driver.event_query(handle_value(event)), "cuEventQuery");
     if (is_over(status, result)) return;
     /* It has a list of its own, because waits for events have no order among each other. */
-    struct wait_list *list = wait_list_new(context, history);
+    struct wait_list *list = wait_list_new(of->context, of->history);
     struct wait *wait = NULL;
     result->refusal = list ? wait_start(list, queue, strategy, event, &wait) : RESULT_NO_MEMORY;
     if (list) wait_list_unref(list);

@@ -55,10 +55,10 @@ bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *);
 /* Waits for what the stream has reached now. Call it without the GIL. */
 void wait_begin(struct wait_list *, void *stream, struct queue *, const struct strategy *,
                 struct wait_result *);
-/* Waits for what a user's event has recorded now. Call it without the GIL, under RELAXED, with the
- * handle pinned. */
-void wait_begin_event(struct context *, struct shared_history *, struct handle *event,
-                      struct queue *, const struct strategy *, struct wait_result *);
+/* Waits for what a user's event has recorded now, with the context and the history of the list.
+ * Call it without the GIL, under RELAXED, with the handle pinned. */
+void wait_begin_event(struct wait_list *, struct handle *event, struct queue *,
+                      const struct strategy *, struct wait_result *);
 /* A wait of a future. It has one ticket for all its life, which fires at its end. Its loop polls
  * it. Everything is reserved before the work is enqueued, so nothing but the record itself can fail
  * afterwards. Call each of these without the GIL. */
