@@ -98,7 +98,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
                 driver.make(made, "cuEventCreate", self._flags)
             value = driver.handle_in(made)
             handle = _native.Handle(
-                _native.HANDLE_EVENT, value, self._context.handle, True, False, made=made
+                _native.HANDLE_EVENT, value, self._context.handle, True, False, made
             )
             try:
                 self._name = _name_of(value, self._context)

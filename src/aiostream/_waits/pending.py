@@ -14,7 +14,6 @@ from aiostream._waits import waiting
 
 __all__ = ["PendingWait", "pending"]
 
-_WAITS = waiting.synchronize_async.__code__
 # Frames of these are not the user's own code.
 _LIBRARIES = {"aiostream", "anyio", "asyncio", "contextlib", "trio"}
 
@@ -137,7 +136,7 @@ def _find_tasks() -> _Tasks:
     for task in loops.tasks():
         found[id(getattr(task, "_fut_waiter", None))] = task  # asyncio's
         for frame in _frames_of(task):
-            if frame.f_code is not _WAITS:
+            if frame.f_code is not waiting.synchronize_async.__code__:
                 continue
             answer, slept = map(frame.f_locals.get, ("answer", "future"))
             # Handed back to a task that its loop has yet to resume, perhaps because it is blocked.

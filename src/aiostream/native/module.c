@@ -25,7 +25,7 @@ static PyObject *native_queue_open(PyObject *Py_UNUSED(self), PyObject *owner) {
         return PyErr_Format(PyExc_TypeError, "a list is needed, which will own the queue");
     struct queue *queue = queue_open();
     if (!queue) return PyErr_SetFromErrno(PyExc_OSError);
-    if (append_number(owner, PyLong_FromLong(queue_index(queue))))
+    if (append_new(owner, PyLong_FromLong(queue_index(queue))))
         return PyLong_FromLong(queue_descriptor(queue));
     queue_close(queue);
     return NULL;
@@ -76,17 +76,17 @@ struct context *as_context(int index) {
 
 /* --- the ledger --- */
 
-bool append_number(PyObject *list, PyObject *number) {
-    if (!number) return false;
-    int failed = PyList_Append(list, number);
-    Py_DECREF(number);
+bool append_new(PyObject *list, PyObject *object) {
+    if (!object) return false;
+    int failed = PyList_Append(list, object);
+    Py_DECREF(object);
     return failed == 0;
 }
 
 static PyObject *native_counters(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < COUNTERS; i++)
-        if (!append_number(list, PyLong_FromLongLong(atomic_load(&counters[i])))) Py_CLEAR(list);
+        if (!append_new(list, PyLong_FromLongLong(atomic_load(&counters[i])))) Py_CLEAR(list);
     return list;
 }
 

@@ -34,8 +34,8 @@ struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
 struct context *as_context(int index);
 struct wait_list *as_wait_list(PyObject *);
-/* appends the number and releases it; false: with an exception set */
-bool append_number(PyObject *list, PyObject *number);
+/* appends the object and releases it; false: with an exception set, or NULL was passed */
+bool append_new(PyObject *list, PyObject *object);
 
 /* Pins a handle, and makes one driver call on it, without the GIL, in its context, under
  * RELAXED. */

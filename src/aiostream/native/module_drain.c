@@ -76,7 +76,7 @@ static PyObject *native_arm_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!context) return NULL;
     uint64_t ticket = point_watch(queue, context, KIND_ALARM);
     if (!ticket) return PyErr_NoMemory();
-    if (!append_number(tickets, PyLong_FromUnsignedLongLong(ticket))) {
+    if (!append_new(tickets, PyLong_FromUnsignedLongLong(ticket))) {
         point_fire_alarm(ticket);
         return NULL;
     }
@@ -121,9 +121,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static void append_owner(void *list, uint64_t ticket) {
-    PyObject *owner = object_of(owner_of(ticket));
-    if (owner) PyList_Append(list, owner);
-    Py_XDECREF(owner);
+    append_new(list, object_of(owner_of(ticket)));
 }
 
 /* owners(): of all points, for the ledger and for tests. */
@@ -149,9 +147,8 @@ static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *only_slow
         PyObject *row = Py_BuildValue("(NddiNO)", as_text(each.name), (double)age / 1e9,
                                       (double)each.expected / 1e9, each.queue,
                                       PyLong_FromVoidPtr(wait), owner ? object_of(owner) : Py_None);
-        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        if (!append_new(list, row)) Py_CLEAR(list);
         Py_XDECREF(object_of(owner));
-        Py_XDECREF(row);
     }
     return list;
 }

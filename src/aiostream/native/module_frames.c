@@ -22,10 +22,8 @@ static void add_lines(PyObject *list) {
     PyObject *frame = Py_XNewRef((PyObject *)PyEval_GetFrame());
     while (frame && frame != Py_None) {
         PyFrameObject *typed = (PyFrameObject *)frame;
-        PyObject *item =
-            Py_BuildValue("NiO", PyFrame_GetCode(typed), PyFrame_GetLineNumber(typed), Py_None);
-        if (item) PyList_Append(list, item);
-        Py_XDECREF(item);
+        append_new(list, Py_BuildValue("NiO", PyFrame_GetCode(typed), PyFrame_GetLineNumber(typed),
+                                       Py_None));
         PyObject *back = PyObject_GetAttrString(frame, "f_back");
         Py_DECREF(frame);
         frame = back;
@@ -52,8 +50,7 @@ static void add_answer(PyObject *list, PyObject *chain) {
         value = next ? next : Py_NewRef(Py_None);
         PyErr_Clear();
     }
-    PyList_Append(list, value);
-    Py_DECREF(value);
+    append_new(list, value);
 }
 
 /* The lines of this thread, if it holds the GIL, and then an answer to each question. Otherwise

@@ -20,13 +20,11 @@ static PyObject *native_drop_abandoned(PyObject *Py_UNUSED(self), PyObject *Py_U
     Py_RETURN_NONE;
 }
 
-static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind", "value", "context", "owned", "needs_context", "made", NULL};
+static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     int kind, owned, needs_context;
     unsigned long long value, context;
     PyObject *made = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKKpp|O", names, &kind, &value, &context,
-                                     &owned, &needs_context, &made))
+    if (!PyArg_ParseTuple(args, "iKKpp|O", &kind, &value, &context, &owned, &needs_context, &made))
         return NULL;
     HandleObject *self = (HandleObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
