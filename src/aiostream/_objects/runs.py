@@ -44,14 +44,13 @@ def _keep(work: _native.Work) -> None:
 def _give_up(
     work: _native.Work,
     run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor,
-    bound: Callable[..., Callable[[], Any]] = partial,
     keep: Callable[[_native.Work], None] = _keep,
 ) -> None:
     """The frame of a task has died before the end of its work.
 
     Threads: any, in a finalizer.
     """
-    run_in_janitor(bound(keep, work))
+    run_in_janitor(lambda: keep(work))
 
 
 class RunMethods:

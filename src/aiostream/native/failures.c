@@ -156,16 +156,13 @@ void failure_note(int code, const char *call) {
 }
 
 int failure_take(const char **call) {
-    int code = 0;
     pthread_mutex_lock(&failure_lock);
-    for (int i = 0; fatal_codes[i].code && !code; i++) {
-        if (!(unreported & 1u << i)) continue;
-        unreported &= ~(1u << i);
-        code = fatal_codes[i].code;
-        *call = calls[i];
-    }
+    int place = __builtin_ffs((int)unreported) - 1;
+    unreported &= unreported - 1; /* without the first of them */
     pthread_mutex_unlock(&failure_lock);
-    return code;
+    if (place < 0) return 0;
+    *call = calls[place];
+    return fatal_codes[place].code;
 }
 
 void failures_forget(void) {

@@ -199,8 +199,7 @@ enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
     wait->polled = now;
     if (*status != CUDA_NOT_READY) {
         if (*status == CUDA_SUCCESS) {
-            wait_learn(wait, now);
-            wait_learn_lead(wait, now);
+            wait_learn(wait, now, true);
         }
         wait_note_end(wait, now);
         atomic_fetch_add(&counters[WAITS_SPUN], 1);

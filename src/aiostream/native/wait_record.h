@@ -133,8 +133,8 @@ void wait_note_over(const struct wait *);
 void wait_push_new(struct wait *);
 /* notes for its list that work behind it began no earlier than it was last pending */
 void wait_note_end(struct wait *, int64_t seen);
-void wait_learn(struct wait *, int64_t seen); /* learns that its end was first seen then */
-void wait_learn_lead(struct wait *, int64_t seen);
+/* Learns that its end was first seen then, and by its task also how early that was woken. */
+void wait_learn(struct wait *, int64_t seen, bool lead);
 struct load wait_load(const struct wait *);
 /* What a task or a loop does next with a wait that was pending at `now`: it polls on, or it has
  * left the wait to a timer or the watcher. */

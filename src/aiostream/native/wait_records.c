@@ -78,12 +78,15 @@ void shared_history_unref(struct shared_history *shared) {
     atomic_fetch_sub(&counters[HISTORIES], 1);
 }
 
-void wait_learn(struct wait *wait, int64_t seen) {
+void wait_learn(struct wait *wait, int64_t seen, bool lead) {
     struct shared_history *shared = wait->list->history;
     int64_t start = atomic_load(&wait->start), slack = atomic_load(&wait->start_slack),
             pending_at = atomic_load(&wait->pending_at);
     pthread_mutex_lock(&shared->lock);
     history_learn(&shared->history, pending_at ? pending_at - start : 0, seen - start + slack);
+    if (lead && wait->woken_for)
+        history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0,
+                           seen - wait->first_poll);
     forget_forecast(shared);
     pthread_mutex_unlock(&shared->lock);
 }
@@ -104,16 +107,6 @@ void wait_note_end(struct wait *wait, int64_t seen) {
     int64_t pending_at = atomic_load(&wait->pending_at);
     atomic_store(&wait->list->free_after, pending_at > wait->began ? pending_at : wait->began);
     atomic_store(&wait->list->free_since, seen);
-}
-
-void wait_learn_lead(struct wait *wait, int64_t seen) {
-    if (!wait->woken_for) return;
-    struct shared_history *shared = wait->list->history;
-    pthread_mutex_lock(&shared->lock);
-    history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0,
-                       seen - wait->first_poll);
-    forget_forecast(shared);
-    pthread_mutex_unlock(&shared->lock);
 }
 
 struct load wait_load(const struct wait *wait) {

@@ -129,7 +129,7 @@ static int poll_list(struct wait_list *list, int64_t now) {
         int64_t seen = now_ns();
         if (status == CUDA_SUCCESS && wait->ticket) {
             note_start(wait);
-            wait_learn(wait, seen);
+            wait_learn(wait, seen, false);
         }
         wait_note_end(wait, seen);
         *link = wait->next;
