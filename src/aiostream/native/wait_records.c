@@ -198,7 +198,7 @@ static _Atomic bool some_limit; /* some wait may have one */
 bool waits_limited(void) { return atomic_load(&some_limit); }
 
 static void note_limit(void) {
-    if (!atomic_exchange(&some_limit, true)) waker_wake_if_parked();
+    if (!atomic_load(&some_limit) && !atomic_exchange(&some_limit, true)) waker_wake_if_parked();
 }
 
 int wait_start(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
