@@ -2,7 +2,14 @@
  * those that block.
  *
  * Python loads it before any CUDA library looks for a driver, and with RTLD_LOCAL. Loaded globally,
- * it would divert the real library's calls of its own exports. It knows no Python. */
+ * it would divert the real library's calls of its own exports. Then every library of the process
+ * calls the driver through it, in its own thread. A call that cannot block is one jump (forward.c).
+ * One that can goes through a wrapper, which leaves a note (watch.c), and the reader, a thread of
+ * Python, looks at the notes.
+ *
+ * It knows no Python, never takes the GIL, and changes no argument. Of the answers it changes those
+ * of cuGetProcAddress alone, because what is found there needs a wrapper too.
+ */
 #ifndef AIOSTREAM_FORWARD_H
 #define AIOSTREAM_FORWARD_H
 

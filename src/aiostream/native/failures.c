@@ -1,8 +1,15 @@
-/* Fatal codes, and the end of the process. See failures.h.
+/* Fatal codes, stalls, and the end of the process.
  *
- * After such a code every CUDA call of the process fails, so a server would answer errors from then
- * on. The end needs no GIL and no Python, because Python may be blocked in a call that never
- * returns.
+ * Whatever thread first sees a code of the driver, native or Python, calls failure_note before any
+ * other code sees it. If the code is fatal and the program has called exit_on_context_failed, the
+ * process ends here, at once or after its grace period. Otherwise the code is noted once, and the
+ * janitor is woken, which takes the note (failure_take) and has the listeners called. A stall that
+ * the watcher or the releaser has found goes the same way (stall_note). If no thread takes that
+ * news, Python is blocked, and the watcher writes it to stderr.
+ *
+ * After a fatal code every CUDA call of the process fails, so a server would answer errors from
+ * then on. The end needs no GIL and no Python, because Python may be blocked in a call that never
+ * returns. The lock is a leaf, and no driver call is made here.
  */
 #define _GNU_SOURCE /* dprintf */
 #include "failures.h"

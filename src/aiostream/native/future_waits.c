@@ -1,9 +1,14 @@
-/* The waits of futures. What enqueue_async keeps alive belongs to their ticket, so a future's wait
- * has one ticket for all its life.
+/* The waits of futures, in the thread of their loop: how one is reserved, recorded and polled.
  *
- * When the end of such a wait is near, the loop itself polls it, natively, once in each of its
- * turns: the drain of its queue does that, and asks for another turn while any is left. At other
- * times a timer of the loop or the watcher has the wait, as it has any wait.
+ * What enqueue_async keeps alive belongs to a ticket, so a future's wait has one ticket for all its
+ * life. module_enqueue.c reserves everything before the user's function runs, and records the event
+ * behind its work (wait_record_future). From then on a timer of the loop or the watcher has the
+ * wait, as any wait. For enqueue_in_thread a worker records it, and the watcher alone has it.
+ *
+ * When the end is near, the wait is handed back to the loop itself, which polls it natively, once
+ * in each of its turns: the drain of its queue does that, and asks for another turn while any such
+ * wait is left. No task is resumed before the end. A cancelled future leaves the loop's list, and
+ * the watcher takes its wait (wait_drop_future).
  */
 #include "wait_record.h"
 

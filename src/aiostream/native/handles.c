@@ -1,9 +1,15 @@
-/* Handles: who may still use a stream, an event or a graph.
+/* Handles: who may still use a stream, an event or a graph, and who destroys it.
  *
- * Each call pins the handle for as long as the driver may use it. close() refuses new uses, and the
- * last user destroys the driver's object. release() (into_raw) refuses new uses and waits for the
- * last one. One word holds all of this, because a KeyboardInterrupt must not come between the count
- * and the call.
+ * Each call pins the handle for as long as the driver may use it, in any thread. A wait for a
+ * user's event pins it too. close() refuses new uses, and the last user destroys the driver's
+ * object, in its own thread. release() (into_raw) refuses new uses and waits for the last one. A
+ * handle that another library has too is retired and not destroyed. A finalizer never calls the
+ * driver: it leaves the handle to the janitor (handle_abandon), and so does the last wait for a
+ * closed event.
+ *
+ * One word holds the number of uses and all of these states, because a KeyboardInterrupt must not
+ * come between the count and the call. No lock is held across a driver call. module_handles.c is
+ * the face of this for Python, and makes the calls.
  */
 #include "handles.h"
 
@@ -12,10 +18,11 @@
 
 #include "failures.h"
 
-static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33,
-                      DESTROYED = 1ull << 34, NOT_OPEN = 7ull << 32, /* any of the three */
-    /* another library has it, so the library never destroys it */
-    AWAITED = 1ull << 35, SHARED = 1ull << 36;
+static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33;
+static const uint64_t DESTROYED = 1ull << 34, NOT_OPEN = 7ull << 32; /* any of the three */
+/* AWAITED: release() waits for the last use. SHARED: another library has the handle too, so the
+ * library never destroys the object. */
+static const uint64_t AWAITED = 1ull << 35, SHARED = 1ull << 36;
 
 struct handle {
     _Atomic uint64_t word; /* the number of uses, and the bits above; any thread */

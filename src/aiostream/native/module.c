@@ -1,7 +1,15 @@
-/* The Python face of the native part: `aiostream._native`. It uses the limited API, so one wheel
- * serves every Python >= 3.11. Every function here releases the GIL around a driver call. The
- * driver's threads come to Python only through python_dispatch() of module_process.c, for the
- * user's own Python host functions. */
+/* The Python face of the native part: `aiostream._native`, of which this file has the module
+ * itself, the queues, the contexts, and the counts of the ledger.
+ *
+ * Python's threads come in here and in the other module_*.c files, and nowhere else. Each function
+ * parses its arguments, gives up the GIL around each call of the driver, and answers with a number
+ * that Python turns into an error. No KeyboardInterrupt comes within one. The driver's threads come
+ * the other way, to Python, only through python_dispatch() of module_process.c, for the user's own
+ * Python host functions.
+ *
+ * Files without `module_` in their name never include Python.h. All of it keeps to the limited API,
+ * so one wheel serves every Python >= 3.11.
+ */
 #include "module.h"
 
 #include <errno.h>

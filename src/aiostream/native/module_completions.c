@@ -1,18 +1,27 @@
-/* Completions: what a point stands for in Python, from its reservation to its end.
+/* Completions: what a point stands for in Python. A future that settles there, and the objects that
+ * live until the GPU has passed it.
  *
- * The slot of a point holds its owner (`point_own`), a Python object:
+ * The step that enqueues the work makes the completion, in the thread of the loop
+ * (module_enqueue.c). From then on the slot of the point owns it (`point_own`), so it lives on when
+ * the task, the future, the loop and the stream are gone. The drain of the loop's queue ends it
+ * (module_drain.c). If the GPU has passed the point, completion_complete settles the future and
+ * drops the objects, those of earlier work on the stream first. If the context has failed,
+ * completion_abandon fails the future and keeps the objects.
  *
- * - A `Completion`: a future that is settled, and objects that are kept alive. All of it is done
- *   here.
- * - A future of a loop, and no more: a task sleeps on it while a timer or the watcher has its wait.
- *   It gets the answer of the wait (see `as_answer` in module_waits.c) as its result.
- * - Anything else. Its method `complete` is called when the driver has passed the point.
+ * A cancelled future ends only the wait (completion_give_up). The watcher goes on polling its
+ * event, the janitor drains its ticket, and release() has the releaser's thread drop the objects,
+ * because a destructor may block. The same happens if the loop is gone. None of this runs on the
+ * driver's threads or in the watcher.
  *
- * A step here is one call from Python, so no KeyboardInterrupt comes between two lines of it. It
- * may come in what a step calls: the function of `enqueue`, a future's methods, and finalizers
- * where a reference is dropped. An object changes its state after such a call. If the call has
- * raised, what had arrived goes back to the queue, and the next drain does it again. Everything may
- * be done twice: a future that is done is left alone. */
+ * A slot may own other things too. A bare future of a loop is one on which a task sleeps while a
+ * timer or the watcher has its wait: it gets the wait's answer (`as_answer` in module_waits.c). Of
+ * any other object, the method `complete` is called.
+ *
+ * A KeyboardInterrupt may come in what a step here calls: the function of `enqueue`, a future's
+ * methods, finalizers. So an object changes its state after such a call, and everything may be done
+ * twice: if the call has raised, the arrival goes back to the queue, and the next drain does it
+ * again.
+ */
 #include "module_completions.h"
 
 PyTypeObject *completion_type;
@@ -179,7 +188,6 @@ static int settle(CompletionObject *self, int code, bool orphaned) {
     return failed;
 }
 
-/* Nothing proves that the GPU has passed the work: what it may use is never released. */
 void completion_leak(CompletionObject *self) {
     if (self->keepalive) {
         atomic_fetch_add(&counters[POINTS_ARMED], 1);
@@ -250,18 +258,15 @@ int completion_complete(CompletionObject *self, int code, bool orphaned) {
     return 0;
 }
 
-/* The context has failed, so the GPU may still use the objects. They stay. */
 int completion_abandon(CompletionObject *self, int code, bool orphaned) {
     if (settle(self, code, orphaned) < 0) return -1;
     leave_order(self);
     return 0;
 }
 
-/* No task waits any more. The watcher and the janitor see to the end of its event, because its loop
- * may not run for long. In the loop's thread. */
 void completion_give_up(CompletionObject *self) {
-    /* First, because the janitor may complete this from the last step on, and it must not settle
-     * what other tasks of this loop await. */
+    /* Out of the order before the rest, because the janitor may complete this from the last step
+     * on, and must not settle what other tasks of this loop await. */
     leave_order(self);
     if (!self->recorded || is_child()) return;
     if (self->wait) wait_drop_future(self->wait, self->ticket);

@@ -1,4 +1,15 @@
-/* What arrives: the owners of points that are no completions, and what a drain does. */
+/* What arrives: how a drain gives each ticket to its owner, and the owners that are no completions.
+ *
+ * The loop's thread calls drain() when its queue's descriptor is readable. It first polls the waits
+ * whose timer is due, without the GIL, then takes the queue whole, and settles what it finds: a
+ * completion, a bare future on which a task sleeps, or an object with `complete`. The janitor calls
+ * the same for the orphans' queue. It settles no future with a result, because that belongs to its
+ * loop.
+ *
+ * What raises goes back to the queue with all that came after it, so nothing is lost by an
+ * interrupt. A host function of the user's goes to the janitor's queue from the beginning, because
+ * it belongs to no loop. No driver call is made with the GIL held.
+ */
 #include "module_completions.h"
 
 #include <string.h>

@@ -1,4 +1,17 @@
-/* How work is enqueued with a completion behind it. */
+/* How work is enqueued with a completion behind it, in one step for a KeyboardInterrupt.
+ *
+ * enqueue() runs in the thread of the loop. It reserves the wait, its event and the ticket first,
+ * so that all that can be refused is refused before the user's function runs. It then calls the
+ * function in the stream's context, counts the future as pending, and records the event behind the
+ * work, or enqueues a host function. The completion belongs to the slot of its point before that,
+ * because the point may fire at once. Without a future, the same step only keeps objects alive
+ * until the GPU has passed the stream's present end.
+ *
+ * If the driver refuses after the function has run, the objects are leaked and counted, because
+ * nothing would prove that the GPU is done with them. The GIL is given up for the driver's calls
+ * and never for the function. Completion.reserve and run are the two halves of this for a worker
+ * thread.
+ */
 #include "module_completions.h"
 
 struct reserving {

@@ -1,4 +1,9 @@
-/* The Python face of failures.c. */
+/* The Python face of failures.c: notes of fatal codes, stalls, the health of contexts.
+ *
+ * Any thread of Python notes a code here. The janitor takes the notes, and Python calls the
+ * listeners in a thread of their own (`_runtime/process.py`). `wake_janitor` is what native code
+ * calls when there is something to take, in the thread that has met it.
+ */
 #include "module.h"
 
 #include <signal.h>

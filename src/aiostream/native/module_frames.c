@@ -1,4 +1,11 @@
-/* What Python says of a thread, for the forwarding library (forward/watch.c). */
+/* What Python says of a thread, for the forwarding library (forward/watch.c), which knows no
+ * Python.
+ *
+ * A wrapper there calls these functions in the thread whose call has blocked, perhaps under locks
+ * of other libraries. So they never wait for the GIL: only a thread that holds it already reads its
+ * own frames, without bytecode and without a garbage collection. The addresses of the functions are
+ * constants of the module.
+ */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "module.h"
 

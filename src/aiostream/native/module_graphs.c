@@ -1,5 +1,10 @@
-/* Executable graphs: launches, uploads and updates. They are native, because they may block on a
- * full stream, and because the bindings drop what the driver says of a refused update. */
+/* Executable graphs: launches, uploads and updates, each one driver call with two handles pinned.
+ *
+ * Python calls these in the caller's thread. They are native, because they may block on a full
+ * stream, where the GIL must be given up, and because the bindings drop what the driver says of a
+ * refused update. A launch into a stream that captures is refused first, because the driver would
+ * end the capture.
+ */
 #include "module.h"
 
 struct use {

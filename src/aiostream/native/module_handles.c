@@ -1,4 +1,15 @@
-/* Handles as Python sees them, and the driver calls that need one handle and no more. */
+/* Handles as Python sees them, and the driver calls that need one handle and no more.
+ *
+ * Each operation of Python's on a stream, event or graph goes through `operate` or one of its kin:
+ * it pins the handle, asks whether the context is still there, makes it current where that is
+ * needed, and calls the driver, without the GIL. A capture is safe from it, because the thread's
+ * mode is RELAXED meanwhile, unless the call is harmless. The thread is the caller's. A pin that
+ * outlives a step is noted in a list in the same step, because a KeyboardInterrupt may come right
+ * after it.
+ *
+ * A Handle that dies open is abandoned to the janitor (handles.c), because a finalizer may not call
+ * the driver. In a forked child every call is refused or does nothing.
+ */
 #include "module.h"
 
 #include "waits.h"

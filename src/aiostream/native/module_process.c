@@ -1,5 +1,11 @@
-/* What the process has once: the driver's addresses, the watcher, the exit gate and the mark of a
- * forked child, as Python sees them. */
+/* What the process has once, as Python sees it: the driver's addresses, the watcher, the exit gate,
+ * and the mark of a forked child.
+ *
+ * `_runtime/process.py` calls these at the first use, at the end and after a fork. Each may be
+ * called again, because an interrupt may cut the start short. python_dispatch is the one place
+ * where a driver's thread comes to Python: it passes the exit gate, takes the GIL, and runs the
+ * user's host function.
+ */
 #include "module.h"
 
 #include <errno.h>

@@ -1,5 +1,13 @@
-/* The Python face of the waits: the types Wait, History and WaitList, and some functions. This is
- * the C side of the loop seam, because it has asyncio's protocol of `await`. */
+/* The Python face of the waits: the types Wait, History and WaitList, and the turns of a loop.
+ *
+ * `WaitList.begin` begins a wait in the thread of its loop, and answers: it is over, the task polls
+ * (a Wait), or a timer or the watcher has it (a ticket). A Wait is polled once in each turn of the
+ * loop. It is awaitable on asyncio without a coroutine, so this is the C side of the loop seam. The
+ * policy and the state of the wait lie below (task_waits.c).
+ *
+ * A Wait belongs to one task. When it dies it is dropped, and the watcher has the wait. It is left
+ * alone in a forked child.
+ */
 #include "module.h"
 
 #include "waits.h"

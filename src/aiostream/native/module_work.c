@@ -1,10 +1,14 @@
-/* The type Work: a call on a stream, with all that it uses, until its task has seen the end of what
- * the call has enqueued.
+/* The type Work: a call of `Stream.run` on its stream, with all that it uses, until its task has
+ * seen the end of what the call has enqueued.
  *
- * Only the frame of the waiting task refers to it. If that frame dies before the end, because an
- * interrupt has cut it short or the loop is gone, the GPU may still use all of it. Then it goes to
- * a new Work, and that to its keeper. The type is not collectable, so the collector does not take
- * what it refers to for garbage: it would call finalizers before anything could keep the objects.
+ * The task makes the call in the thread of its loop (begin), waits as for any stream, and takes the
+ * result (end). Meanwhile only the frame of the task refers to the Work. If that frame dies before
+ * the end, because an interrupt has cut it short or the loop is gone, the GPU may still use all of
+ * it. Then it goes to a new Work, and that to its keeper, which has the janitor keep it until the
+ * GPU has passed the work.
+ *
+ * The type is not collectable, so the collector does not take what it refers to for garbage: it
+ * would call finalizers before anything could keep the objects.
  */
 #include "failures.h"
 #include "module_completions.h"

@@ -1,8 +1,18 @@
-/* Tickets and points: what the driver's threads touch.
+/* Points: places in a stream, or in a graph, that the library reports when the GPU comes there.
  *
- * The driver is given a ticket, a number: (generation << 24) | slot. Slots live in chunks that are
- * never freed. So a firing that comes a second time, or long after its waiter has gone, reads valid
- * memory, finds another generation and is counted as stale.
+ * A thread of Python reserves a slot, gives it an owner (module_completions.h) and arms it: the
+ * driver gets a host function or a callback, and with it the ticket, a number: (generation << 24) |
+ * slot. For a wait the driver gets no ticket, and the thread that polls the event fires it. When
+ * the GPU comes to the point, the driver's thread runs point_fire: it marks the slot, pushes it on
+ * the queue of the loop that waits, and counts itself out of the queue. The watcher does the same
+ * for the points of a lost context (points_fail). The loop's thread, or the janitor's if the loop
+ * is gone, takes the queue whole (queue_drain), gives each ticket to module_drain.c, and frees the
+ * slot.
+ *
+ * A firing takes no GIL, allocates and frees nothing, and follows no owner. Only a Python host
+ * function of the user takes the GIL on the driver's thread. Slots lie in chunks that are never
+ * freed. So a firing that comes a second time, or long after its waiter has gone, reads valid
+ * memory, finds another generation, and is counted as stale.
  *
  * The life of a slot, all in its `word` = (generation << 8) | flags:
  *
@@ -50,10 +60,9 @@ struct slot {
      * until the consumer has taken the stack. On a free list it is under that list's lock. */
     struct queue_entry entry;
     _Atomic uint64_t word; /* any thread, by compare-and-swap as drawn above */
-    _Atomic(struct queue *)
-        /* Written by reserve, constant until the slot is free again. A stale firing may read it at
-         * any time, but uses it only if its transition succeeds. */
-        queue;
+    /* Written by reserve, constant until the slot is free again. A stale firing may read it at any
+     * time, but uses it only if its transition succeeds. */
+    _Atomic(struct queue *) queue;
     _Atomic(struct context *) context; /* the same as queue */
     /* These three are written before the slot is armed, and read by its own firing. For
      * KIND_FOREIGN only. */
@@ -295,8 +304,8 @@ static bool fire(uint64_t ticket, int64_t status) {
     return false;
 }
 
-/* The GPU has come to the point. This runs on a driver thread, so it takes no GIL and allocates
- * nothing. Its last act is to count itself out of the queue, which may be recycled from then on. */
+/* The GPU has come to the point. The last act is to count itself out of the queue, which may be
+ * recycled from then on. */
 void point_fire(uint64_t ticket, int64_t status) {
     if (!fire(ticket, status)) atomic_fetch_add(&counters[POINTS_STALE], 1);
 }

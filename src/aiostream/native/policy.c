@@ -1,4 +1,9 @@
-/* When to poll a wait.
+/* When to poll a wait: a pure policy, in any thread, without a lock, a clock or a driver call.
+ *
+ * The loop's thread asks it after each look at a wait (task_waits.c), and the watcher in each pass
+ * (watched_waits.c). It answers with a plan: the task polls, a timer of the loop has the wait, or
+ * the watcher, and until when. The lengths of waits that have ended come back into a history, under
+ * a lock of the caller's.
  *
  * GPU work repeats itself, but not always the same work: one stream may run kernels of 9 and of 0.4
  * ms in turn. So a history keeps the last true lengths, and a prediction is the set of windows in

@@ -1,5 +1,20 @@
-/* Completion queues: any thread pushes what has arrived for a loop, and the loop's thread takes it
- * whole. */
+/* Completion queues: the one way by which what has happened elsewhere comes into a loop.
+ *
+ * Each bridge opens a queue, and its loop watches the queue's descriptor. A thread that fires a
+ * point (the driver's, the watcher, or the loop's own) pushes an entry, and writes the eventfd if
+ * the stack was empty. The loop's thread takes the whole stack in one step, oldest first, so one
+ * wake-up serves all that has arrived. What it could not deliver it puts back. If the queue is
+ * closed, what lies there and what still comes goes to queue 0, the orphans', which the janitor
+ * takes.
+ *
+ * A push takes no lock, allocates nothing, waits for nothing and knows no Python, because the
+ * driver's threads push. A queue and its descriptors are recycled and never freed or closed,
+ * because a host function pushes first and writes to the descriptor afterwards.
+ *
+ * The queue also carries what else one loop has: its timer, its budget for waits that are ready,
+ * how late it comes (its lag), the waits of futures that it polls, and spare slots and waits, so
+ * that no two loops share a lock on the way of a wait.
+ */
 #include "queues.h"
 
 #include <errno.h>
@@ -12,11 +27,9 @@
 
 enum { MAX_QUEUES = 65536 };
 
-/* A multi-producer stack that is drained whole, the eventfd that wakes its consumer, and a timer.
- * The consumer watches one descriptor for both. A queue is recycled and never freed, and its
- * descriptors are never closed, so a late write can only wake the next owner for nothing. `refs`
- * counts the owner and every point that has not fired. At zero no thread can push any more, and the
- * queue may be recycled. */
+/* `refs` counts the owner and every point that has not fired. At zero no thread can push any more,
+ * and the queue may be recycled. A late write to its descriptor then wakes the next owner for
+ * nothing, and does no other harm. */
 struct queue {
     /* any thread pushes; the consumer takes it whole, or a thread that sees `closed` */
     _Atomic(struct queue_entry *) head;

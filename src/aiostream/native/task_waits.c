@@ -1,11 +1,17 @@
-/* The task's side of the waits: how one begins, how its task polls it, and when the task leaves it
- * to a timer or the watcher.
+/* The task's side of the waits, in the thread of its loop: how a wait begins, how its task polls
+ * it, and when the task leaves it to a timer or the watcher.
  *
- * Recording an event never blocks, even on a full stream, and costs the GPU nothing. The policy
- * (policy.h) decides what happens then: the task polls the event once in each turn of its loop, or
- * a timer of the loop wakes it shortly before the expected end while the watcher makes guard looks,
- * or the watcher polls. A wait that was left comes back to its task when its end is near, as often
- * as the policy says.
+ * wait_begin records an event behind the work, which never blocks, even on a full stream, and costs
+ * the GPU nothing. Then the policy says what comes next, here and after each look (wait_polls_on).
+ * The task polls the event once in each turn of its loop (wait_poll). Or it leaves the wait: a
+ * timer of the loop has it until shortly before the expected end, while the watcher makes guard
+ * looks, or the watcher has it alone. A wait that was left is handed back to its task when its end
+ * is near, as often as the policy says.
+ *
+ * The drain calls waits_run_due for the waits whose timer is due. If the task goes away, wait_drop
+ * or wait_orphan gives the wait to the watcher, from any thread, and the GPU goes on. If the loop
+ * is closed, waits_leave_loop does that for all. No function here runs Python. All but wait_block
+ * return at once.
  */
 #define _GNU_SOURCE
 #include "wait_record.h"

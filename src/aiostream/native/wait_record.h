@@ -1,4 +1,18 @@
-/* The records of waits, which the task's side and the watcher's side share. */
+/* The inside of a wait: what the four files of the waits share.
+ *
+ * A wait is an event and what is known of its end. Exactly one holder looks after it: its task, a
+ * timer of its loop, or the watcher. task_waits.c is the task's side: it begins a wait, polls it,
+ * and leaves it to one of the other two, all in the thread of the loop. future_waits.c is the same
+ * for futures, which their loop polls. watched_waits.c is the watcher's side. wait_records.c makes
+ * waits, recycles them, and learns from their ends.
+ *
+ * The word `holder` says who holds it, and the drawing below shows each change. The present holder
+ * writes it: the task in the thread of its loop, or the watcher. While a timer has the wait, the
+ * thread writes it that has taken the entry out of the timer, under the timer's lock. And only the
+ * watcher ends that a wait is listed. Where two may come at once, they change it by
+ * compare-and-swap. A wait is never freed, only recycled, and a thread that comes late sees that by
+ * the ticket.
+ */
 #ifndef AIOSTREAM_WAIT_RECORD_H
 #define AIOSTREAM_WAIT_RECORD_H
 

@@ -1,5 +1,16 @@
-/* Records of waits, wait lists and histories: how they are made and recycled, and what they
- * learn. */
+/* How waits, wait lists and histories are made and recycled, and what they learn.
+ *
+ * wait_start takes a wait out of the spares of its loop, or makes one with its event, and gives it
+ * to the task. When its event is complete, wait_recycle puts it back, in the thread that has seen
+ * that. Each end that was polled goes into the history of its wait list (wait_learn), in the thread
+ * that has seen it: the loop's or the watcher's. The next wait gets its forecast from there.
+ *
+ * All waits stand in one list from their making on, and none is freed. So any thread may list what
+ * waits (waits_next) and what is stalled (waits_stalled), under the lock of the list and of the
+ * spares, and a wait writes nothing for that. Neither lock is held across a driver call. On its way
+ * a wait takes the lock of its loop's spares and that of its history, so two loops share a lock
+ * only if they wait on one stream.
+ */
 #include "wait_record.h"
 
 #include <stdio.h>

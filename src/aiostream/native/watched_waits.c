@@ -1,5 +1,17 @@
 /* The watcher's side of the waits: which event it polls when, and what it does with an end that it
- * has seen. */
+ * has seen. All of it runs in the watcher's thread.
+ *
+ * Tasks push waits on `new_waits`. Each pass takes them whole, puts each into the list of its
+ * stream in the order of the records, polls the lists that are due, and returns the time of the
+ * next pass. Of a list it polls only the oldest event, because a later one cannot be complete
+ * before it, unless their records overlapped in time. An end is learnt, the wait is recycled, and
+ * its ticket is fired into the queue of its loop. Shortly before an expected end the wait is handed
+ * back to its task instead.
+ *
+ * The watcher never frees or recycles a wait that a task holds. It finds in `holder` who has it
+ * (wait_record.h), and takes a wait that a timer has only together with its entry in that timer.
+ * The lists here are its own, so they need no lock.
+ */
 #include "wait_record.h"
 
 #include "waker.h"

@@ -1,5 +1,16 @@
-/* The watcher: the one native thread that polls the events of waits. While any point is pending, it
- * also reads the health of each context. */
+/* The watcher: the library's one native thread, and the second source of truth of every wait.
+ *
+ * In each pass it takes the waits that tasks have left to it, polls the events that are due
+ * (watched_waits.c), and fires the ticket of each wait that is over or is handed back to its task.
+ * Every 15 ms it reads the health of each context in which something is pending, and fails what
+ * waits in a lost one. If a limit is set, it then looks for what is stalled. In between it sleeps
+ * until the next event is due (waker.c). With nothing pending it parks until a wait or a point
+ * wakes it, or to read the health now and then if a listener wants that.
+ *
+ * A host function never runs after its context has failed. So without this thread a wait for one
+ * would hang. The watcher never runs Python, and never queries a stream of the user's. Its capture
+ * mode is RELAXED for good, so no query of this thread can end a capture.
+ */
 #define _GNU_SOURCE
 #include "watcher.h"
 
