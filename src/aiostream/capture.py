@@ -286,7 +286,7 @@ class CaptureMethods:
         """
         stream, name = self._reference, "cuStreamBeginCaptureToGraph"
         nodes, edges = as_driver_dependencies(dependencies)
-        # Not None, which the bindings refuse before 12.9.10 and in 13.0.
+        # None would not do, which the bindings refuse before 12.9.10 and in 13.0.
         edges = edges or [driver.bindings().CUgraphEdgeData()] * len(nodes)
         driver_mode = _as_driver_mode(mode)
 

@@ -74,7 +74,8 @@ class CudaError(RuntimeError):
 
 
 def _restored(kind: type[CudaError], args: tuple[object, ...]) -> CudaError:
-    # Without `__init__`, because a subclass may have another signature. The attributes follow.
+    # `__init__` is not called, because a subclass may have another signature. The attributes
+    # follow.
     return kind.__new__(kind, *args)
 
 

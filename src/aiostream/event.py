@@ -102,13 +102,14 @@ class Event(WithBlock, waiting.AwaitedBlock):
             )
             try:
                 self._name = _name_of(value, self._context)
-                # Last, because from here on the finalizer of this object destroys the event.
+                # This comes last, because from here on the finalizer of this object destroys the
+                # event.
                 self._reference = Reference(handle, self._context, self._name, waits, is_event=True)
             except BaseException:
                 handle.close()
                 raise
 
-    # In one place, because `record` replaces it in one step.
+    # It is in one place, because `record` replaces it in one step.
     @property
     def _handle(self) -> _native.Handle:  # type: ignore[override]
         return self._reference.handle

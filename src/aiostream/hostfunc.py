@@ -46,8 +46,8 @@ class HostFunction:
 
         Threads: the driver's.
         """
-        # With the GIL, behind the exit gate. While it runs, the stream waits, and so do all other
-        # host functions of the context, because the driver has one thread for them.
+        # This runs with the GIL, behind the exit gate. While it runs, the stream waits, and so do
+        # all other host functions of the context, because the driver has one thread for them.
         stuck.begin("host function")
         try:
             if self.takes_status:
@@ -64,8 +64,8 @@ class HostFunction:
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Drops everything, because the function has run for the last time."""
-        # In the janitor's thread. The releaser drops them, because a destructor may block, and the
-        # janitor serves everything else.
+        # This runs in the janitor's thread. The releaser drops them, because a destructor may
+        # block, and the janitor serves everything else.
         held, self.function, self.arguments = [self.function, self.arguments], None, ()
         process.release_in_thread(held)
 

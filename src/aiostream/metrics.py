@@ -202,7 +202,7 @@ class Collector:
         # Waits that are not in the histograms yet. Any thread appends, because a deque needs no
         # lock, and a wait may end inside a garbage collection that interrupts a scrape.
         self._seen: deque[tuple[str, str, float]] = deque()
-        # Guards the next two. Reentrant, for signal handlers.
+        # Guards the next two. It is reentrant, for signal handlers.
         self._lock = threading.RLock()
         self._counting = False  # a thread counts, and may be interrupted in it by its own code
         self._histograms: dict[tuple[str, str], _Histogram] = {}
@@ -213,7 +213,7 @@ class Collector:
         self._end()
 
     def _observe(self, wait: Wait) -> None:
-        # Without the error, because its traceback keeps the frames of the task.
+        # The error is left out, because its traceback keeps the frames of the task.
         self._seen.append((wait.call, wait.outcome, wait.seconds))
         # Counted here too, because it may be long until the next scrape. Never waits for the lock.
         if len(self._seen) >= _MOST_UNCOUNTED and self._lock.acquire(blocking=False):

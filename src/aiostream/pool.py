@@ -288,9 +288,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         bridge = self._enter()
         take_turn = bridge.checkpoint
         if take_turn is not None:
-            # On trio. First, because it may raise a cancellation, and nothing is taken yet. Other
-            # tasks run meanwhile, and may close the pool or lose its context, so it is entered
-            # again.
+            # This is on trio alone. It comes first, because it may raise a cancellation, and
+            # nothing is taken yet. Other tasks run meanwhile, and may close the pool or lose its
+            # context, so it is entered again.
             await take_turn()
             self._enter()
         elif self._idle and not self._waiters.futures:
@@ -334,8 +334,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             if code:
                 raise self._error(code)
             self._healthy_since = latest
-        # Before the caller counts the idle streams, because both may make some idle. The flags are
-        # plain, and another thread may just be setting one: the next use sees it.
+        # This comes before the caller counts the idle streams, because both may make some idle. The
+        # flags are plain, and another thread may just be setting one: the next use sees it.
         if self._dropped:
             self._take_dropped()
         if self._busy.has_unwatched:
@@ -360,7 +360,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             self._drop(slot)
             raise
         except BaseException:
-            # For example for want of memory. Only this call knows the slot, so that it would be
+            # There was no memory, for example. Only this call knows the slot, so that it would be
             # lost, and tasks may wait for it.
             self._put_back(slot)
             raise
@@ -448,7 +448,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         del self._lent[slot.key]
         slot.alarm = slot.lent = slot.holder = None
         own = slot.stream._handle
-        # In this order, because a thread that uses the stream may enqueue more.
+        # The order of the two matters, because a thread that uses the stream may enqueue more.
         if not (self._waiters.futures or self._closed or own.is_used) and (
             is_done or _native.stream_query(own) == 0
         ):
@@ -472,7 +472,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             CudaError: The driver refused. All other streams are closed, and you get the first
                 error.
         """
-        # Before the pool is closed, because no task will give these back.
+        # This comes before the pool is closed, because no task will give these back.
         self._take_dropped()
         self._find_lost()
         # Tasks that hold a stream go on. `release` finds the pool closed, and destroys it then.
@@ -494,14 +494,15 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         Raises:
             CudaError: The work on a stream failed. All streams are closed.
         """
-        # Before the pool is closed, so that their work is awaited too.
+        # This comes before the pool is closed, so that their work is awaited too.
         self._take_dropped()
         self._find_lost()
         self._refuse()
         self._busy.unwatch_all()  # this task waits for them from now on
         try:
             await waiting.checkpoint()
-            # A copy, because other tasks of the loop run in the awaits, and give streams back.
+            # This is a copy, because other tasks of the loop run in the awaits, and give streams
+            # back.
             for slot in (*self._idle, *self._busy.slots()):
                 # Another task may call close() meanwhile.
                 with contextlib.suppress(StreamClosedError):
@@ -558,7 +559,8 @@ class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
         return lent
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        # Before the release, so that a block that is left twice gives nothing back twice.
+        # This comes before the release, so that a block that is left twice gives nothing back
+        # twice.
         lent, self._lent = self._lent, None
         if lent is None:
             return

@@ -169,7 +169,7 @@ class Stream(
             else:
                 handle.close()
             raise
-        # Last, because from here on the finalizer of this object destroys the stream.
+        # This comes last, because from here on the finalizer of this object destroys the stream.
         self._handle = handle
 
     @classmethod
@@ -371,18 +371,19 @@ class Stream(
         Raises:
             CudaError: The driver refused. The stream is closed nevertheless.
         """
-        # Before the close, because a closed handle refuses the calls that end a capture. Two
-        # threads that close at once both come here, and one of them ends it (`captures.end_left`).
+        # This comes before the close, because a closed handle refuses the calls that end a capture.
+        # Two threads that close at once both come here, and one of them ends it
+        # (`captures.end_left`).
         if self._owned and self._handle.is_shared:
             captures.end_shared(self._reference)
         try:
             super().close()
         finally:
-            # After the close, because until then another thread may ask for the capture, which
-            # would note it again.
+            # This comes after the close, because until then another thread may ask for the capture,
+            # which would note it again.
             if self._owned:
                 captures.forget(self._reference)
-                # Last, because a new `Stream` may now capture.
+                # This comes last, because a new `Stream` may now capture.
                 reference.keep_retired(self._reference)
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -562,8 +563,8 @@ class Stream(
         if seconds is not None or self._reference.common.limit():  # so that it is seen
             waiting.synchronize(self, seconds)
             return
-        # Without the GIL, and pinned all the time: a close in another thread returns at once, and
-        # this thread destroys the stream when its work is done.
+        # The GIL is given up and the handle pinned all the time. A close in another thread returns
+        # at once, and this thread destroys the stream when its work is done.
         driver.raise_for(
             _native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name
         )

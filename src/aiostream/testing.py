@@ -184,7 +184,8 @@ class GateOfTest(Gate):
         super().open()
 
     def _give_up(self) -> None:
-        # In the timer's thread. After an `open()` that came at the same time, nothing is held.
+        # This runs in the timer's thread. After an `open()` that came at the same time, nothing is
+        # held.
         if self._timer is not None:
             self.has_given_up = True
             super().open()
@@ -432,6 +433,6 @@ def recover() -> None:
     # The janitor may be about to report what native code met before. Without this, it could notify
     # a listener twice.
     process.finish_leftovers()
-    # Again, because a driver call of the janitor may have begun before the recovery.
+    # This is done again, because a driver call of the janitor may have begun before the recovery.
     _native.failures_forget()
     health.forget_failures()

@@ -1,4 +1,4 @@
-"""What all other storeys stand on: the seam to the driver, and the checks of arguments.
+"""What all other storeys stand on: the way to the driver, and the checks of arguments.
 
 Python calls the driver through `driver` alone. It loads cuda-bindings at the first call, and turns
 each code of the driver into an exception. Native code gets the driver's addresses from it once, at

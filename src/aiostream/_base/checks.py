@@ -214,8 +214,8 @@ def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
     Raises:
         TypeError: It is not callable, or is such a function.
     """
-    # First what nearly all are, because the rest takes longer than a wait: a function, a method, or
-    # an object whose class has a `__call__`, such as a model of torch.
+    # What nearly all are is tested first, because the rest takes longer than a wait: a function, a
+    # method, or an object whose class has a `__call__`, such as a model of torch.
     function = getattr(fn, "__func__", fn)
     if type(function) is not FunctionType:
         function = getattr(type(fn), "__call__", None)  # noqa: B004

@@ -1,4 +1,4 @@
-"""The seam to the driver, and the one module that knows `cuda.bindings`.
+"""The way to the driver, and the one module that knows `cuda.bindings`.
 
 It loads the driver, calls it, and turns its codes into exceptions. It imports the bindings at the
 first call and not before, because they take long, and because the first `libcuda.so.1` that is
@@ -18,14 +18,14 @@ from typing import Any
 
 from aiostream import _native, errors
 
-# Written after cuInit has succeeded. Two threads may do so, with the same module.
+# It is written after cuInit has succeeded. Two threads may do so, with the same module.
 _bindings: ModuleType | None = None
 
 # What came after CUDA 12.0, each with the version of the driver that brought it. The error of an
 # older driver names that version.
 MINIMUM = {
     "cuStreamBeginCaptureToGraph": 12030,
-    # In the form that has the edges' data; also the next three.
+    # The bindings' form that has the edges' data, as in the next three.
     "cuStreamGetCaptureInfo": 12030,
     "cuStreamUpdateCaptureDependencies": 12030,
     "cuGraphNodeGetDependencies": 12030,
@@ -166,8 +166,8 @@ def prepare_simulator() -> None:
 
 def _load() -> ModuleType:
     wanted = simulator_is_wanted()
-    # Before the driver is loaded. A child that another thread forks meanwhile would have half of
-    # it, and locks that no thread opens. So there is no lock here.
+    # This comes before the driver is loaded. A child that another thread forks meanwhile would have
+    # half of it, and locks that no thread opens. So there is no lock here.
     _loading.append(None)
     try:
         if not _marks_forks:
@@ -196,7 +196,7 @@ def _initialize(with_simulator: bool) -> ModuleType:
         importlib.import_module("aiostream.simulator").install()
     module = importlib.import_module("cuda.bindings.driver")
     try:
-        # Without the lock, because the driver may call back or wait. Two threads may both come
+        # This takes no lock, because the driver may call back or wait. Two threads may both come
         # here, and that is safe: a process may call cuInit any number of times.
         (code,) = module.cuInit(0)
     except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
@@ -272,7 +272,7 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     Raises:
         StreamClosedError: The handle was closed or given away.
         StreamCaptureError: The stream is capturing, or a capture came in between.
-        MemoryError: There was no memory for a native record.
+        MemoryError: There was no memory in native code.
         CudaError: The driver refused.
     """
     if result == 0:
@@ -334,7 +334,8 @@ def answer(
             made.extend(itertools.starmap(function, (args,)))
             code, *outputs = made[-1]
     except RuntimeError as problem:
-        # Not by its type, because old bindings have none of its own for a missing function.
+        # It is not known by its type, because old bindings have none of its own for a missing
+        # function.
         if "not found" not in str(problem):
             raise
         raise too_old(name, stream) from problem
@@ -429,8 +430,8 @@ def require(name: str, stream: str) -> None:
 
 def too_old(name: str, stream: str | None) -> errors.NotSupportedError:
     """Makes the error for a function that this driver does not have."""
-    # Not by `call`, which comes here if the driver lacks cuDriverGetVersion too, and would go round
-    # in circles.
+    # It is not asked by `call`, which comes here if the driver lacks cuDriverGetVersion too, and
+    # would go round in circles.
     try:
         code, version = bindings().cuDriverGetVersion()
         known = int(code) == 0

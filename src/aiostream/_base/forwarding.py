@@ -35,7 +35,8 @@ _NOT_FOUND = (
     "No CUDA driver was found ({reason}), so there are no calls to watch. Without a GPU, set the "
     "environment variable AIOSTREAM_SIMULATOR=1"
 )
-# In a process of its own: to load it in this one would make it the first one for good.
+# This asks a process of its own, because to load it in this one would make it the first one for
+# good.
 _PROBE = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(open('/proc/self/maps').read())"
 
 

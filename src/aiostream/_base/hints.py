@@ -54,7 +54,8 @@ def missing(owner: str, said: str, name: str) -> AttributeError:
     """Makes the error for a name that `owner`, a key of the table, does not have."""
     for names, advice in _ADVICE[owner].items():
         if name in names.split():
-            # With the name, because Python would otherwise add a name that is spelled alike.
+            # The name goes with it, because Python would otherwise add a name that is spelled
+            # alike.
             return AttributeError(f"{said} has no attribute {name!r}: write {advice}", name=name)
     return AttributeError(f"{said} has no attribute {name!r}")
 

@@ -248,7 +248,7 @@ def _at_work(
     anything = [*variables, *inner, *frame.f_globals.values(), *busy]
     found: type | None = None
     for each in [frame.f_locals["self"]] if is_asyncio else anything:
-        # Not `isinstance`, which asks a proxy for its class.
+        # `isinstance` would not do, because it asks a proxy for its class.
         if issubclass(type(each), asyncio.AbstractEventLoop) and each.is_running():
             task = asyncio.current_task(each)
             if task is None:

@@ -113,7 +113,7 @@ def _find_handle(
 
 
 def _refuse_other_kind(thing: Any, kind: str, what: str) -> None:
-    # By the names of the classes, because the libraries have no common base class.
+    # They are known by the names of the classes, because the libraries have no common base class.
     if isinstance(thing, type):
         raise TypeError(f"{what} is needed, not the class {thing.__name__}")
     advice = ""

@@ -242,8 +242,8 @@ def current_in_libraries(reference: Reference) -> Iterator[None]:
     The stream's context is current already.
     """
     with contextlib.ExitStack() as stack:
-        # A copy, because another thread may borrow the stream for a further library meanwhile, and
-        # Python refuses to iterate over a dict that grows.
+        # This is a copy, because another thread may borrow the stream for a further library
+        # meanwhile, and Python refuses to iterate over a dict that grows.
         for make_current in list(reference.common.currents.values()):
             stack.enter_context(make_current())
         yield

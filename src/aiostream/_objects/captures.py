@@ -39,7 +39,7 @@ class _End(Enum):
 class _Record:
     """What is noted of one capture until its end."""
 
-    # Constant once the record is in `_in_progress`. To `lent` any thread may append.
+    # Constant once this is in `_in_progress`. To `lent` any thread may append.
     identity: int | None  # the driver's number of the capture
     origin: _Origin | None  # the stream on which it began, if this library began it
     graph: Graph | None  # into which it goes, pinned; None if it makes a new one
@@ -48,7 +48,7 @@ class _Record:
     seen_on: _Origin | None = None  # the stream that capture_info() was asked for
 
     def end(self, how: _End) -> None:
-        # Called once, by the thread that took the record out of `_in_progress` (see `_forget`).
+        # This is called once, by the thread that took this out of `_in_progress` (see `_forget`).
         # First the graph that was given out: from here on the driver may free it, and another
         # thread that still has its `Graph` must be refused.
         for lent in self.lent:
@@ -101,7 +101,7 @@ def _forget(capture: _Record | None, how: _End) -> None:
     if capture is None:
         return
     try:
-        # The thread that removes the record ends it. Two ends would let go of one pin twice.
+        # The thread that removes it ends it. Two ends would let go of one pin twice.
         _in_progress.remove(capture)
     except ValueError:
         return
@@ -132,7 +132,7 @@ def begin(stream: Reference, call: Callable[[], Any]) -> None:
     except BaseException:
         if not captured and _still_captures(stream):
             _begun.pop(_origin_of(stream), None)
-            # With few calls, because the error may be that the stack is full.
+            # There are few calls here, because the error may be that the stack is full.
             with contextlib.suppress(CudaError, StreamClosedError):
                 driver.call("cuGraphDestroy", call_on(stream, "cuStreamEndCapture"))
         raise
@@ -166,8 +166,9 @@ def end_left(stream: Reference) -> None:
 
 def is_noted(stream: Reference) -> bool:
     """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
-    # In any thread, also one that is just changing the two: so without a lock, and over copies.
-    # What another thread is adding now is of a stream that it refers to, and that is not finalized.
+    # Any thread may ask, also one that is just changing the two. So this takes no lock and reads
+    # copies. What another thread is adding now is of a stream that it refers to, and that is not
+    # finalized.
     return bool(_begun or _in_progress) and _origin_of(stream) in {
         *list(_begun),
         *(place for capture in list(_in_progress) for place in (capture.origin, capture.seen_on)),
@@ -192,15 +193,16 @@ def end_shared(stream: Reference) -> None:
 
     A retired stream is not destroyed, so nothing else would ever end its capture.
     """
-    # Not of one that is closed already, because a new `Stream` may use it and capture on it. The
-    # health is asked first, because a stream whose context was destroyed must not be touched.
+    # A stream that is closed already is left out, because a new `Stream` may use it and capture on
+    # it. The health is asked first, because a stream whose context was destroyed must not be
+    # touched.
     if stream.handle.is_open and stream.context.health() == 0:
         end_left(stream)
 
 
 def retire(stream: Reference) -> None:
     """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
-    # In the janitor's thread, because a finalizer must not call the driver.
+    # This runs in the janitor's thread, because a finalizer must not call the driver.
     if stream.handle.is_shared:
         end_shared(stream)
     stream.handle.drop()
@@ -237,17 +239,18 @@ def begin_into(
         forget_ended_elsewhere(stream)
         captured = _still_captures(stream)
         call(graph._handle.value)
-        # If the driver gives no id, the stream finds the record. Without one the graph would stay
-        # pinned after the capture.
+        # If the driver gives no id, the stream finds what is noted. Without that the graph would
+        # stay pinned after the capture.
         record.identity = _note_begun(stream)
-        # The driver captures already, and another thread may have ended it. Its `end` then found no
-        # record, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
+        # The driver captures already, and another thread may have ended it. Its `end` then found
+        # nothing noted, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
         graph._captured_into = True
         _in_progress.append(record)
     except BaseException as error:
         refused = isinstance(error, CudaError | StreamClosedError)
         if not captured and not refused and _still_captures(stream):
-            # As if it had begun, so that its end lets go of the graph, or notes that it is gone.
+            # It is noted as if it had begun, so that its end lets go of the graph, or notes that it
+            # is gone.
             if record not in _in_progress:
                 graph._captured_into = True
                 _in_progress.append(record)
@@ -301,7 +304,7 @@ def end(stream: Reference) -> Graph:
     try:
         ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
-        # Code 903 leaves the capture going, and its record with it.
+        # Code 903 leaves the capture going, and what is noted of it with it.
         if not _still_captures(stream):
             _begun.pop(_origin_of(stream), None)
             _forget(capture, _End.FAILED)
@@ -315,8 +318,8 @@ def end(stream: Reference) -> Graph:
             made.append((0, ended))
             return Graph._from_handle(int(ended), stream.context, owned=True, made=made)
     finally:
-        # Last, because it lets go of the graph. All of the id, because two threads may have asked
-        # for the capture at once, and added a record each.
+        # This comes last, because it lets go of the graph. All of the id, because two threads may
+        # have asked for the capture at once, and noted it twice.
         identity = capture.identity if capture is not None else None
         while capture is not None:
             _forget(capture, _End.GOOD)

@@ -120,7 +120,7 @@ class _ThreadCall(Completion):
                 # Asked in this thread, which has met it.
                 self.refused = _native.failed_call(self.refusal) or self.refused
         except BaseException as error:
-            # For the task, which raises it when the GPU has passed what was enqueued before it.
+            # The task gets it, and raises it when the GPU has passed what was enqueued before it.
             self.raised = error
         finally:
             self._unpin()
@@ -298,7 +298,7 @@ class ThreadStream:
             if not _take_at_once(limiter, call):
                 await limiter.acquire_on_behalf_of(call)
             call.prepare()
-            # With a limiter of its own, because the user's was asked above. anyio gives a token
+            # It has a limiter of its own, because the user's was asked above. anyio gives a token
             # back when the task is cancelled, although the thread still runs.
             await anyio.to_thread.run_sync(
                 call.work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)

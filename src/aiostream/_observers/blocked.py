@@ -3,7 +3,7 @@
 The forwarding library notes the calls (`src/aiostream/forward/watch.c`). While a call blocks, the
 frames of its thread stay as they are, so the reader learns from them which loop runs there, which
 task is at work, and which line of the program led to the call. It then reports the call to those
-who watch.
+who asked for it.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def deliver() -> None:
     if not _prepared:
         return
     call = forwarding.Call()
-    # Under the lock from the first step on: who ends a watch sees what was taken before.
+    # The lock is held from the first step on, so that who ends a watch sees what was taken before.
     with _lock:
         while forwarding.functions().aiostream_forward_next(ctypes.byref(call)):
             _look_at(call)
@@ -227,7 +227,8 @@ def _look_at(call: forwarding.Call) -> None:
 
 
 def _goes_on(call: forwarding.Call) -> bool:
-    # Not by a function of the library: that would let other threads run before it returns.
+    # A function of the library would not do, because it would let other threads run before it
+    # returns.
     return bool(ctypes.c_uint64.from_address(call.note).value == call.number)
 
 
@@ -240,7 +241,7 @@ def _here(call: forwarding.Call) -> tuple[Any, list[Any]]:
     names = (each.name for each in threading.enumerate() if each.ident == call.thread)
     frames: turns.Frames = []
     if _goes_on(call):
-        # In one step, so that no frame of another thread outlives its function.
+        # This is one step, so that no frame of another thread outlives its function.
         frame = next(map(methodcaller("get", call.thread), iter(sys._current_frames, None)))
         while frame is not None:
             frames.append((frame.f_code, frame.f_lineno or 0, frame))

@@ -115,7 +115,7 @@ class GpuClock:
         except (CudaError, StreamClosedError):
             return None
         recorded = _now()
-        # Not `Event.record`, whose checks take longer than the record.
+        # It is not `Event.record`, whose checks take longer than the record.
         code = _native.event_record(event._reference, stream.handle, event._flags)
         moment = Moment(event, recorded)
         if code == 0 and not event._handle.is_captured:
@@ -156,7 +156,7 @@ class GpuClock:
 
     def close(self) -> None:
         """Destroys the events and the stream. Times that are known stay known."""
-        # First: what a thread leaves here after this line, that thread closes.
+        # This comes first, because what a thread leaves here after this line, that thread closes.
         self._closed = True
         self._stream._close_quietly()
         self._close_events()
@@ -179,7 +179,7 @@ class GpuClock:
         return event
 
     def _calibrate(self) -> None:
-        # First, so that no other thread does the same meanwhile.
+        # This comes first, so that no other thread does the same meanwhile.
         self._calibrated = _now()
         reference = self._new_event()
         started = _now()

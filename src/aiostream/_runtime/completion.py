@@ -93,8 +93,9 @@ def settled_futures() -> int:
 
 def pending_points() -> set[Completion]:
     """Returns the completions whose futures wait for their point."""
-    # From copies, each made in one step, because other threads begin and end completions all the
-    # time. A point may end while the caller counts, so the numbers are of about this moment.
+    # It is made from copies, each made in one step, because other threads begin and end completions
+    # all the time. A point may end while the caller counts, so the numbers are of about this
+    # moment.
     known = [reference() for reference in list(expected.values())]
     return {
         point

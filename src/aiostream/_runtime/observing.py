@@ -1,4 +1,4 @@
-"""Reports to observers what each await does: the seam for metrics and for traces.
+"""Reports to observers what each await does, for metrics and for traces.
 
 Each awaitable method first tests whether there are `observers`. If so, it does nothing else, and
 this module makes the same call once more and observes it. `is_observed` says so to that second

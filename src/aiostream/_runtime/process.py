@@ -30,11 +30,12 @@ from aiostream.errors import StalledError
 
 ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 
-# Held in `start` alone, because two threads may use the library first at the same time. Reentrant,
-# because a signal handler, or a finalizer in a garbage collection, may come to `start` in the
-# thread that holds it. It then does the whole start, because each step can be repeated.
+# It is held in `start` alone, because two threads may use the library first at the same time. It is
+# reentrant, because a signal handler, or a finalizer in a garbage collection, may come to `start`
+# in the thread that holds it. It then does the whole start, because each step can be repeated.
 _lock = threading.RLock()
-# Written under _lock, after everything runs. Read without it, because each use of the library asks.
+# It is written under _lock, after everything runs, and read without it, because each use of the
+# library asks.
 _started = False
 # What `__init__` has to have done before the library is used first. Each may be called again.
 before_first_use: list[Callable[[], None]] = []
@@ -164,8 +165,9 @@ def _serve_orphans() -> bool:
         log_error("a handle leaked, because the driver did not destroy it: %s", error)
         where = "the last user of a closed handle, which the driver did not destroy"
         _native.write_unraisable(error, where)
-    # After the drain, because the drain reads the descriptor, and a task that is appended later
-    # writes it again. The other way round, the drain could take the wake-up of a new task away.
+    # This comes after the drain, because the drain reads the descriptor, and a task that is
+    # appended later writes it again. The other way round, the drain could take the wake-up of a new
+    # task away.
     while _tasks:
         task = _tasks.popleft()
         stuck.begin("janitor")  # again, because each task has its own time
@@ -261,7 +263,7 @@ def _call_next() -> None:
 
 
 def _run_after_calls(task: Callable[[], Any]) -> None:
-    # In the janitor's thread.
+    # This runs in the janitor's thread.
     if "listener" in _serving:
         _calls.put(task)
     else:
@@ -372,12 +374,12 @@ def start() -> None:
         ValueError: An environment variable of the library makes no sense.
     """
     global _started
-    # Without the lock, because each use of the library comes here, and a flag that is late only
+    # This takes no lock, because each use of the library comes here, and a flag that is late only
     # costs the steps before the lock.
     if _started and not _native.is_forked():
         return
-    # Before the lock, because this loads and calls the driver, and the library holds no lock across
-    # a call of the driver. Such a call may wait for a thread that waits for the lock.
+    # This comes before the lock, because this loads and calls the driver, and the library holds no
+    # lock across a call of the driver. Such a call may wait for a thread that waits for the lock.
     for prepare in before_first_use:
         prepare()
     addresses = driver.native_addresses()
@@ -393,7 +395,8 @@ def start() -> None:
         _start_serving("releaser", _release)
         atexit.unregister(_stop)  # of a start that was cut short
         atexit.register(_stop)
-        # Last, because other threads read it without the lock and rely on all of the above.
+        # This comes last, because other threads read it without the lock and rely on all of the
+        # above.
         _started = True
 
 
@@ -418,6 +421,6 @@ def finish_leftovers() -> None:
     run_in_janitor(partial(_run_after_calls, cleaned.set))
     deadline = time.monotonic() + _EXIT_PATIENCE
     if cleaned.wait(_EXIT_PATIENCE):
-        # After the janitor, because the janitor gives objects to the releaser.
+        # This comes after the janitor, because the janitor gives objects to the releaser.
         _to_release.put(released.set)
         released.wait(deadline - time.monotonic())

@@ -166,8 +166,9 @@ def statistics() -> Statistics:
 
 
 def _snapshot() -> Statistics:
-    # First those that come first in a completion's life. What moves on while another thread reads
-    # is then counted twice, and `drain` waits once more. In the other order it could be missed.
+    # Those are read first that come first in a completion's life. What moves on while another
+    # thread reads is then counted twice, and `drain` waits once more. In the other order it could
+    # be missed.
     pending_waits, oldest = _native.pending_waits()
     points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
     futures = completion.pending_points()

@@ -29,7 +29,7 @@ _WORDS = {
     "host function": "a host function has blocked the driver's thread for {} s. Until it returns, "
     "these wait: the work behind it on its stream, and the other host functions of its context.",
     "janitor": "a call has blocked the janitor thread for {} s. Until it returns, no failure "
-    "listener is called, loops that cannot watch a descriptor get no completions, and objects that "
+    "listener is called, loops that cannot read a descriptor get no completions, and objects that "
     "you have dropped are not destroyed.",
     "listener": "a call has blocked the listener thread for {} s. Until it returns, other failure "
     "listeners are not called.",
@@ -41,8 +41,8 @@ _WORDS = {
 # its own entry, and the releaser reads all of them. No entry refers to the user's objects, because
 # the releaser could then drop the last reference to one that belongs to another thread.
 _busy: dict[int, tuple[float, str]] = {}
-# What was reported: the beginning of the call or wait, by thread or record. The watcher is thread
-# 0. The releaser's.
+# What was reported: the beginning of the call or wait, by thread or native wait. The watcher is
+# thread 0. The releaser's.
 _reported: dict[int, float] = {}
 _UNUSED = signal.SIGRTMAX - 1  # a signal
 _limits = {math.inf}  # those that were set, in seconds; any thread, single set operations
@@ -89,7 +89,7 @@ def look() -> list[str]:
     global look_at
     now, shortest = time.monotonic(), min(_limits.copy())
     soon = min(PATIENCE / 2, shortest)
-    # A copy, because other threads change it meanwhile.
+    # This is a copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
     if held := _native.watcher_held():
         calls.append((0, now - held, "watcher"))

@@ -110,7 +110,8 @@ def _noticed(error: ContextFailedError) -> None:
         for own, listener in list(_listeners.items()):
             _notify(own, listener, first)
         process.save_soon()
-        # In another thread than the listeners, because a handler of the application may be slow.
+        # This runs in another thread than the listeners, because a handler of the application may
+        # be slow.
         process.run_in_releaser(partial(_log_lost_context, first))
 
 
@@ -156,7 +157,7 @@ def health() -> ContextFailedError | StalledError | None:
         200
     """
     driver.refuse_forked()
-    # First, because the driver may be what does not come back.
+    # This comes first, because the driver may be what does not come back.
     if (stall := _native.stall(False)) is not None:
         return StalledError(*stall)
     lost = device.lost_context()

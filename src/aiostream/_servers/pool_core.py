@@ -82,16 +82,16 @@ class PoolCore:
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
-        # Now, because a task that waits looks for nothing. If all streams were lost, no release
-        # would come, and it would wait without end.
+        # This is done now, because a task that waits looks for nothing. If all streams were lost,
+        # no release would come, and it would wait without end.
         self._find_lost()
         if self._max_waiting is not None and self.waiting >= self._max_waiting:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         bridge = loops.current_bridge()
         future: Any = bridge.new_queued_future(self._waiters.futures)
         try:
-            # In the `try`, because after an interrupt the future must not stay: a stream that is
-            # handed to it would reach no task.
+            # This is in the `try`, because after an interrupt the future must not stay: a stream
+            # that is handed to it would reach no task.
             is_first = not self._waiters.futures
             self._waiters.futures[future] = None
             if is_first:
@@ -100,14 +100,15 @@ class PoolCore:
             # What was dropped before the watches stood there has raised no alarm.
             self._notice_dropped()
             slot: Slot = await future
-            # Only after a KeyboardInterrupt it is still there. No task waits for it any more.
+            # It is still there only after a KeyboardInterrupt. No task waits for it any more.
             self._waiters.futures.pop(future, None)
             # From here on only this frame knows the slot. If the task is interrupted before it is
             # lent, `_find_lost` sees that the slot is in no list.
             slot.handed_to = None
             return slot
         except BaseException:
-            # First, so that the stream which comes back below does not go to this task again.
+            # This comes first, so that the stream which comes back below does not go to this task
+            # again.
             self._waiters.futures.pop(future, None)
             for handed in self._slots:
                 if handed.handed_to is future:  # it was this task's turn, but it is cancelled
@@ -186,8 +187,8 @@ class PoolCore:
                 del self._lent[slot.key]
             slot.end_loan()
             self._look_at(slot)
-        # Last, because after a KeyboardInterrupt the next call comes here again. What another
-        # thread has appended since then, the next call finds too.
+        # This comes last, because after a KeyboardInterrupt the next call comes here again. What
+        # another thread has appended since then, the next call finds too.
         while self._dropped and self._slot_of(self._dropped[0]) is None:
             self._dropped.popleft()
 
@@ -288,7 +289,7 @@ class PoolCore:
 
     def _work_is_done(self, slot: Slot, entry: Return, code: int) -> None:
         """The event behind a busy stream's work is complete, or has failed."""
-        # In the loop's drain, so between two steps of its tasks, and never in one.
+        # This runs in the loop's drain, so between two steps of its tasks, and never in one.
         if not self._busy.remove(slot, entry):
             return
         if code == 0:
@@ -305,7 +306,7 @@ class PoolCore:
 
     def _fail(self, code: int) -> None:
         """A context has failed. The tasks that wait get the error at once."""
-        # First, because a task that gets the error may acquire again at once.
+        # This comes first, because a task that gets the error may acquire again at once.
         self._healthy_since = None
         self._waiters.fail_all(lambda: self._error(code))
 
@@ -328,8 +329,8 @@ class PoolCore:
     def _refuse(self, reason: str | None = None) -> None:
         """From now on no task gets a stream."""
         reason = reason or f"the pool{self._called} was closed"
-        # First, because the tasks that wake up find the pool closed, and streams that come back
-        # meanwhile are destroyed.
+        # This comes first, because the tasks that wake up find the pool closed, and streams that
+        # come back meanwhile are destroyed.
         self._closed = True
         for slot in list(self._lent.values()):
             self._end_when_dropped(slot)
@@ -369,8 +370,8 @@ class PoolCore:
         # Each refusal asks this, and must not look at all lent streams.
         if self._closed or not self._dropped:
             return busy
-        # With those that were dropped, which the pool has yet to look at. In this order, so that
-        # one that moves meanwhile is not counted twice.
+        # Those that were dropped count too, which the pool has yet to look at. In this order, so
+        # that one that moves meanwhile is not counted twice.
         return busy + sum(slot.is_dropped() for slot in list(self._lent.values()))
 
     @property
@@ -398,7 +399,7 @@ class PoolCore:
                 break
         if not names:
             return ""
-        # With those on their way to a task. The pool knows its future, and not the task.
+        # Those on their way to a task count too. The pool knows its future, and not the task.
         others = lent - len(names)
         return f" to {', '.join(names)}" + (f" and {others} more" if others > 0 else "")
 

@@ -132,8 +132,8 @@ class Return:
         if pool is None:
             return
         if orphaned:
-            # In the janitor's thread, while the pool's thread may be anywhere in the pool. So this
-            # only notes that no event comes.
+            # This runs in the janitor's thread, while the pool's thread may be anywhere in the
+            # pool. So this only notes that no event comes.
             pool._busy.forget(self.slot, self)
         else:
             pool._work_is_done(self.slot, self, code)

@@ -26,8 +26,9 @@ class Waiters:
 
     def __init__(self, dropped: deque[weakref.ref[Any]]) -> None:
         self._dropped = dropped  # the pool's
-        # In order. A future leaves when it is done, also when it is cancelled, so the length is how
-        # many tasks wait. After a KeyboardInterrupt one that is done may stay until its task runs.
+        # They stand in order. A future leaves when it is done, also when it is cancelled, so the
+        # length is how many tasks wait. After a KeyboardInterrupt one that is done may stay until
+        # its task runs.
         self.futures: dict[Any, None] = {}
         # One for each context of the pool. A finalizer may take from it in any thread, so each
         # change is one operation of the list.
@@ -42,7 +43,8 @@ class Waiters:
 
     def alive(self) -> list[Any]:
         """The futures of the tasks that still can be woken, because their loop is open."""
-        # A copy. While this asks the loops, the collector may end a dead task, whose future leaves.
+        # This is a copy. While this asks the loops, the collector may end a dead task, whose future
+        # leaves.
         return [future for future in list(self.futures) if not loops.is_dead(future)]
 
     def hand(self, slot: Slot) -> bool:
@@ -50,12 +52,13 @@ class Waiters:
         while self.futures:
             future = next(iter(self.futures))
             if not future.done() and not loops.is_dead(future):
-                # First, because a KeyboardInterrupt may come before the result is set. A slot that
-                # is in no list and whose future is not done counts as lost, and is found again.
+                # This comes first, because a KeyboardInterrupt may come before the result is set. A
+                # slot that is in no list and whose future is not done counts as lost, and is found
+                # again.
                 slot.handed_to = future
                 set_result(future, slot)
-                # Last, because a KeyboardInterrupt may come before it. The next call then finds
-                # the future done, and goes on to the next task.
+                # This comes last, because a KeyboardInterrupt may come before it. The next call
+                # then finds the future done, and goes on to the next task.
                 self.futures.pop(future, None)
                 return True
             self.futures.pop(future, None)
@@ -64,8 +67,8 @@ class Waiters:
     def fail_all(self, error: Callable[[], BaseException]) -> None:
         """Raises an error in each waiting task, a new one for each."""
         waiting = [future for future in self.alive() if not future.done()]
-        # Before the errors, because a task that wakes up may wait for a stream again, and its new
-        # future must not be cleared with the old ones.
+        # This comes before the errors, because a task that wakes up may wait for a stream again,
+        # and its new future must not be cleared with the old ones.
         self.futures.clear()
         for future in waiting:
             set_exception(future, error())
@@ -83,8 +86,8 @@ class Waiters:
 
     def raise_alarm(self, reference: weakref.ref[Any]) -> None:
         """Has the loop notice that a stream was dropped. May run in a finalizer: takes no lock."""
-        # First, because the loop may look before the callback of `Slot.lent` has noted it. Python
-        # may call either callback first.
+        # This comes first, because the loop may look before the callback of `Slot.lent` has noted
+        # it. Python may call either callback first.
         self._dropped.append(reference)
         # The watches stay, and `Watch.complete` arms them again.
         for watch in list(self.watches):
@@ -95,8 +98,8 @@ class Waiters:
         while self.watches:
             try:
                 watch = self.watches[-1]
-                # Before it leaves the list, because after an interrupt only the list knows it. To
-                # fire it twice does nothing.
+                # This comes before it leaves the list, because after an interrupt only the list
+                # knows it. To fire it twice does nothing.
                 watch.fire()
                 self.watches.remove(watch)
             except (IndexError, ValueError):  # a finalizer has interrupted this, and ended it
@@ -149,7 +152,8 @@ class Watch:
         if code:
             pool._fail(code)
         elif pool._waiters.futures:
-            # First: what is dropped from here on fires the new ticket.
+            # Armed before the pool looks, so that what is dropped from here on fires the new
+            # ticket.
             self.arm()
             pool._notice_dropped()
         else:  # an interrupt has kept the last task that waited from it

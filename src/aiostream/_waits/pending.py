@@ -80,8 +80,8 @@ def pending() -> list[PendingWait]:
 # ------------------------------------------------------------------------ one entry
 
 
-# A task, by the id of the future or the address of the record for which it waits. The two never
-# meet, because both are addresses of what lives now.
+# A task, by the id of the future or the address of the native wait for which it waits. The two
+# never meet, because both are addresses of what lives now.
 _Tasks = dict[int, Any]
 
 

@@ -69,8 +69,8 @@ async def wait(
     left = len(unfinished)
 
     def ended(future: F) -> None:
-        # In this loop's thread, because `_waitable` has refused futures of other loops. So neither
-        # `left` nor `enough` needs a lock.
+        # This runs in this loop's thread, because `_waitable` has refused futures of other loops.
+        # So neither `left` nor `enough` needs a lock.
         nonlocal left
         left -= 1
         if not enough.done() and (left == 0 or _is_enough(future, return_when)):
@@ -121,9 +121,9 @@ def _waitable(name: str, futures: Iterable[F]) -> list[F]:
                 "make a task of a coroutine, and pass a future of concurrent.futures through "
                 "asyncio.wrap_future"
             )
-        # Before any callback is added. The other loop would call it in its own thread, where it
-        # may not settle a future of this loop, and this loop would sleep on. A future that is done
-        # calls back to none.
+        # This comes before any callback is added. The other loop would call it in its own thread,
+        # where it may not settle a future of this loop, and this loop would sleep on. A future that
+        # is done calls back to none.
         if not future.done() and loops.is_elsewhere(future):
             loops.current_bridge()  # raises if no loop runs here
             raise RuntimeError(

@@ -223,9 +223,9 @@ async def synchronize_async(self: Awaitable) -> None:
         else:
             return
     except BaseException:
-        # A cancellation or an interrupt. A stream's record goes to the watcher, which recycles it
-        # when its event is complete. Until then the GPU has not passed it, and no other wait may
-        # record it.
+        # A cancellation or an interrupt. A stream's wait goes to the watcher, which recycles it
+        # when its event is complete. Until then the GPU has not passed the event, and no other wait
+        # may record it.
         if isinstance(answer, _Wait):
             answer.drop()
         elif answer is not None:
@@ -249,7 +249,7 @@ def synchronize(awaited: Awaitable, limit: float | None) -> None:
         CudaError: The work or the context has failed.
     """
     reference, mode = awaited._reference, awaited._mode
-    # On the janitor's queue, because no other thread polls such a wait.
+    # It is on the janitor's queue, because no other thread polls such a wait.
     answer = wait_list_of(reference).begin(reference.handle, process.ORPHANS, mode)
     until, left = time.monotonic() + (math.inf if limit is None else limit), 0.0
     try:
@@ -319,7 +319,7 @@ def enqueue(
             return future
         wait_list = reference.wait_list
         if wait_list is None:
-            # First, because to find the list would ask a capturing stream for its id.
+            # This comes first, because to find the list would ask a capturing stream for its id.
             require_healthy(reference, recent=True)
             wait_list = wait_list_of(reference)
         future = bridge.new_polled_future()
@@ -413,8 +413,8 @@ def keep_until_passed(reference: Reference, keepalive: Any) -> None:
 
     Threads: any, but for the per-thread stream the one that has used it.
     """
-    # An event, because its record never blocks, not even on a full stream. On the janitor's queue,
-    # because this loop may end before the GPU has passed.
+    # It records an event, because that never blocks, not even on a full stream. It is on the
+    # janitor's queue, because this loop may end before the GPU has passed.
     _native.enqueue(
         reference.handle,
         wait_list_of(reference),

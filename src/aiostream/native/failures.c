@@ -99,9 +99,9 @@ static void write_stacks(void) {
 static void end_process(const char *what, bool stacks) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;
-    /* First the thread that ends the process in any case, because the write of the line may block.
-     * It is a thread of its own, because every other thread of the process may hang in the driver,
-     * or wait for one that hangs. */
+    /* The thread that ends the process in any case comes first, because the write of the line may
+     * block. It is a thread of its own, because every other thread of the process may hang in the
+     * driver, or wait for one that hangs. */
     pthread_t thread;
     bool ends = thread_start(&thread, end_after_grace) == 0;
     if (ends) pthread_detach(thread);

@@ -12,8 +12,8 @@
  */
 #include "wait_record.h"
 
-/* In the loop's next turn, because its timer is due at once. A KeyboardInterrupt cannot take that
- * away, as it could take a callback. */
+/* The loop drains again in its next turn, because its timer is due at once. A KeyboardInterrupt
+ * cannot take that away, as it could take a callback. */
 static void drain_again(struct queue *queue) { timer_wake_by(queue_timer(queue), now_ns()); }
 
 int wait_reserve(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
@@ -80,7 +80,7 @@ static void removed(struct wait *wait) { atomic_store(&wait->polled_by_loop, fal
 /* --- leaving the loop --- */
 
 bool wait_drop_future(struct wait *wait, uint64_t ticket) {
-    /* Read twice, because in between the record may have become another loop's, which polls it, but
+    /* Read twice, because in between the wait may have become another loop's, which polls it, but
      * never with the same ticket. */
     if (atomic_load(&wait->ticket) != ticket || !atomic_load(&wait->polled_by_loop) ||
         atomic_load(&wait->ticket) != ticket)

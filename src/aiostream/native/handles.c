@@ -26,7 +26,7 @@ static const uint64_t AWAITED = 1ull << 35, SHARED = 1ull << 36;
 
 struct handle {
     _Atomic uint64_t word; /* the number of uses, and the bits above; any thread */
-    /* references to this record: the Python object's, and those of waits for an event */
+    /* references to this struct: the Python object's, and those of waits for an event */
     _Atomic int64_t refs;
     /* Of an event, any thread: the waits that are not over, event_is_captured */
     _Atomic int64_t waits;

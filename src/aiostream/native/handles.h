@@ -12,7 +12,7 @@ struct handle *handle_new(enum handle_kind, void *value, void *context, bool own
 struct handle *handle_borrow(struct handle *);
 /* It is the library's own, and no longer in the counters. Once, by the thread that made it. */
 void handle_hide(struct handle *);
-/* the record goes with the last reference; the driver's object never does */
+/* the struct goes with the last reference; the driver's object never does */
 void handle_unref(struct handle *);
 void *handle_value(const struct handle *);
 void *handle_context(const struct handle *);

@@ -71,7 +71,7 @@ static PyObject *native_context_register(PyObject *Py_UNUSED(self), PyObject *ar
                             "aiostream can watch no more: use a "
                             "context for longer, or a new process",
                             MAX_CONTEXTS);
-    /* In one step, because an interrupt must not make Python destroy a stream that is in use. */
+    /* One step, because an interrupt must not make Python destroy a stream that is in use. */
     if (is_taken && PyList_SetSlice(made, 0, PyList_Size(made), NULL) < 0) return NULL;
     return PyLong_FromLong(context_index(context));
 }

@@ -156,9 +156,9 @@ static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
     if (cancelled) {
         outcome = CANCELLED;
     } else if (orphaned) {
-        /* In the janitor's thread. The loop is gone, so no other thread uses the future, and no
-         * task would ever read a result. asyncio's own future is left alone, because to settle it
-         * would raise: its loop is closed. */
+        /* This is the janitor's thread. The loop is gone, so no other thread uses the future, and
+         * no task would ever read a result. asyncio's own future is left alone, because to settle
+         * it would raise: its loop is closed. */
         outcome = DROPPED;
         if (!done && is_own_future(future)) {
             PyObject *answer = PyObject_CallMethodObjArgs(future, names.drop, NULL);

@@ -30,7 +30,7 @@ static PyObject *native_own(PyObject *Py_UNUSED(module), PyObject *args) {
 static PyObject *native_orphan(PyObject *Py_UNUSED(module), PyObject *object) {
     uint64_t ticket = PyLong_AsUnsignedLongLongMask(object);
     if (is_child()) Py_RETURN_NONE;
-    /* First, because from then on the janitor may deliver it. */
+    /* This comes first, because from then on the janitor may deliver it. */
     void *owner = disown_if(ticket, BARE);
     wait_orphan(ticket);
     Py_XDECREF(object_of(owner));
@@ -144,9 +144,9 @@ static PyObject *native_owners(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
 }
 
 /* waiting(only_slow): of each pending wait a tuple: the name of its stream, or of a user's event;
- * seconds since it began, and the longest that were expected, or 0; its queue; the address of its
- * record, and what its ticket stands for (not of the slow ones, whose caller must not be the last
- * to hold it). A slow one has taken a second, and 20 times as long as expected. */
+ * seconds since it began, and the longest that were expected, or 0; its queue; the address of the
+ * wait, and what its ticket stands for (not of the slow ones, whose caller must not be the last to
+ * hold it). A slow one has taken a second, and 20 times as long as expected. */
 static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *only_slow) {
     struct waiting each;
     PyObject *list = PyList_New(0);

@@ -108,8 +108,8 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
     if (!result) PyErr_Fetch(&kind, &value, &traceback);
     /* `call` may hold what it has got before it raised. */
     self->result = result ? result : Py_NewRef(call);
-    /* Before the record. Otherwise the event could be complete and counted while this thread waits
-     * for the GIL, and `drain` in another thread would miss the future. */
+    /* This comes before the record. Otherwise the event could be complete and counted while this
+     * thread waits for the GIL, and `drain` in another thread would miss the future. */
     if (result && self->state == NEW && self->future) completion_begin(self);
     if (result || self->keepalive) {
         *at_once = *at_once && result;

@@ -2,8 +2,8 @@
  *
  * `WaitList.begin` begins a wait in the thread of its loop, and answers: it is over, the task polls
  * (a Wait), or a timer or the watcher has it (a ticket). A Wait is polled once in each turn of the
- * loop. It is awaitable on asyncio without a coroutine, so this is the C side of the loop seam. The
- * policy and the state of the wait lie below (task_waits.c).
+ * loop. It is awaitable on asyncio without a coroutine, so this is the C side of asyncio's file.
+ * The policy and the state of the wait lie below (task_waits.c).
  *
  * A Wait belongs to one task. When it dies it is dropped, and the watcher has the wait. It is left
  * alone in a forked child.
@@ -92,10 +92,10 @@ static PyObject *end_iteration(const struct wait_result *result) {
     return NULL;
 }
 
-/* The C side of the seam to asyncio (see `_runtime/loops`): one step of `await wait`. It yields
- * None, as a bare `yield` does, which asks asyncio for one turn of the loop, and then polls with
- * turns in between. The await ends with poll()'s last answer. Only
- * `_runtime/loops/on_asyncio.py` awaits a Wait, because trio would refuse what is yielded here. */
+/* The C side of asyncio's file (see `_runtime/loops`): one step of `await wait`. It yields None, as
+ * a bare `yield` does, which asks asyncio for one turn of the loop, and then polls with turns in
+ * between. The await ends with poll()'s last answer. Only `_runtime/loops/on_asyncio.py` awaits a
+ * Wait, because trio would refuse what is yielded here. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     struct wait_result result;
@@ -131,7 +131,7 @@ static void Wait_dealloc(PyObject *object) {
 
 static PyMemberDef wait_members[] = {
     {"record", T_PYSSIZET, offsetof(WaitObject, wait), READONLY,
-     "The address of its record, as in waiting()."},
+     "The address of the native wait, as in waiting()."},
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef wait_methods[] = {

@@ -110,8 +110,8 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     }
     if (refuse_in_child() || PyList_Append(args[2], Py_None) < 0) return NULL;
     int status;
-    /* Without the GIL, because a driver may hold a lock while a host function runs. If that is a
-     * Python function, it waits for the GIL, and the two threads would wait for each other. */
+    /* The GIL is given up, because a driver may hold a lock while a host function runs. If that is
+     * a Python function, it waits for the GIL, and the two threads would wait for each other. */
     Py_BEGIN_ALLOW_THREADS
     status = enter(handle, list);
     Py_END_ALLOW_THREADS

@@ -56,8 +56,9 @@ enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK
 _Static_assert(FIRST_TICKET == 1 << SLOT_BITS, "generations begin with 1");
 
 struct slot {
-    /* First, because a queue knows a slot by it. Its link belongs to the thread that set QUEUED
-     * until the consumer has taken the stack. On a free list it is under that list's lock. */
+    /* It is the first field, because a queue knows a slot by it. Its link belongs to the thread
+     * that set QUEUED until the consumer has taken the stack. On a free list it is under that
+     * list's lock. */
     struct queue_entry entry;
     _Atomic uint64_t word; /* any thread, by compare-and-swap as drawn above */
     /* Written by reserve, constant until the slot is free again. A stale firing may read it at any

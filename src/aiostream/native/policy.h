@@ -138,7 +138,7 @@ int64_t policy_due_soon(int waits);
 /* By when a pass comes in spite of that, because of P16, which holds for loops that are not
  * busy. */
 int64_t policy_latest_pass(int64_t age, int64_t loop_lag);
-/* When to poll again a record for which no task waits. */
+/* When to poll again a wait that has no task any more. */
 int64_t policy_unwanted(int64_t age);
 
 #endif

@@ -1,11 +1,11 @@
 /* Completion queues: the one way by which what has happened elsewhere comes into a loop.
  *
- * Each bridge opens a queue, and its loop watches the queue's descriptor. A thread that fires a
- * point (the driver's, the watcher, or the loop's own) pushes an entry, and writes the eventfd if
- * the stack was empty. The loop's thread takes the whole stack in one step, oldest first, so one
- * wake-up serves all that has arrived. What it could not deliver it puts back. If the queue is
- * closed, what lies there and what still comes goes to queue 0, the orphans', which the janitor
- * takes.
+ * Each bridge opens a queue, and its loop has a reader on the queue's descriptor. A thread that
+ * fires a point (the driver's, the watcher, or the loop's own) pushes an entry, and writes the
+ * eventfd if the stack was empty. The loop's thread takes the whole stack in one step, oldest
+ * first, so one wake-up serves all that has arrived. What it could not deliver it puts back. If the
+ * queue is closed, what lies there and what still comes goes to queue 0, the orphans', which the
+ * janitor takes.
  *
  * A push takes no lock, allocates nothing, waits for nothing and knows no Python, because the
  * driver's threads push. A queue and its descriptors are recycled and never freed or closed,
@@ -222,7 +222,7 @@ int queue_spend_turn(struct queue *queue, const void *task) {
     }
     if (task != queue->turn.task || queue->turn.ops == 0) {
         queue->turn.task = task;
-        /* the task came on when the one before it was through */
+        /* this task began when the one before it yielded */
         queue->turn.since = queue->turn.latest;
         queue->turn.ops = 0;
         queue->turn.tasks++;

@@ -263,8 +263,8 @@ void wait_leave_to_watcher(struct wait *wait) {
     leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
 }
 
-/* The watcher recycles the record once the library's event is complete. The user's event need not
- * be polled any more. */
+/* The watcher recycles the wait once the library's event is complete. The user's event need not be
+ * polled any more. */
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
     wait_not_pending(wait);
@@ -280,7 +280,7 @@ void wait_end_in_loop(struct wait *wait, int status) {
     wait_release(wait);
 }
 
-/* Its end is near, so its task polls it from now on, or the loop if it is a future. */
+/* Hands it back: its task polls it from now on, or the loop if it is a future's. */
 static void resume(struct wait *wait) {
     if (wait->future) wait_poll_future(wait);
     else wait_fire_hand_back(wait, wait->woken_for);
@@ -304,7 +304,7 @@ void waits_run_due(struct queue *queue) {
     while (due) {
         struct wait *wait = (struct wait *)due;
         due = due->next;
-        /* or the watcher has unlisted it, or has never listed it */
+        /* The exchange fails if the watcher has unlisted the wait, or has never listed it. */
         int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
         looks += wait->look_at_due;

@@ -1,4 +1,4 @@
-/* A timer that the waits' own loop watches, for waits that need no poll until shortly before their
+/* A timer of the waits' own loop, for waits that need no poll until shortly before their
  * expected end. It costs one wake-up in place of three: the watcher need not hear of the wait,
  * wake, and wake the loop. */
 #include "timer.h"

@@ -1,4 +1,4 @@
-/* A timer that a loop watches itself, for waits that need no poll until shortly before their
+/* A timer of a loop, for waits that need no poll until shortly before their
  * expected end. */
 #ifndef AIOSTREAM_TIMER_H
 #define AIOSTREAM_TIMER_H

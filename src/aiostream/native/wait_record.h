@@ -20,8 +20,8 @@
 
 #include "waits.h"
 
-/* A prediction. It is as large as a wait's record, so the waits that begin between two lessons of a
- * history share one. */
+/* A prediction. It is as large as a wait, so the waits that begin between two lessons of a history
+ * share one. */
 struct forecast {
     _Atomic int64_t refs;
     struct prediction prediction; /* constant */
@@ -35,13 +35,13 @@ struct shared_history {
 };
 
 struct wait_list {
-    _Atomic int64_t refs;    /* the owner's, and one for each record that had a wait on it last */
+    _Atomic int64_t refs;    /* the owner's, and one for each wait that was on it last */
     _Atomic int waiting;     /* waits that are not known to be over */
     _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
     struct context *context; /* these two are constant */
     struct shared_history *history;
     _Atomic int64_t limit; /* see wait_list_label; any thread */
-    /* Of its stream, for operators; under the lock of the records, as the next one: */
+    /* Of its stream, for operators; under `pool_lock`, as the next one: */
     char name[STREAM_NAME];
     int64_t noted; /* when it was said to be stalled */
     /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
@@ -63,8 +63,8 @@ struct wait_list {
     int64_t loop_lag; /* the lag of the loop of its oldest wait */
 };
 
-/* Who may touch a record. "Listed" means that the watcher has it in a wait list, or will find it
- * among the new ones. Only the watcher ends that, so a task never recycles a listed record.
+/* Who may touch a wait. "Listed" means that the watcher has it in a wait list, or will find it
+ * among the new ones. Only the watcher ends that, so a task never recycles a listed wait.
  *
  *   TASK           --leave-------> TIMER or WATCHER  (pushed on new_waits)
  *   TASK_LISTED    --leave-------> TIMER or WATCHER
@@ -74,32 +74,32 @@ struct wait_list {
  *   TIMER          --cancelled---> WATCHER           (by the thread that takes it out of its timer)
  *   TIMER          --unlisted----> TASK              (by the watcher: the timer comes before the
  *                                                     next guard look)
- *   TIMER, WATCHER --over--------> the pool          (by the watcher, which fires the ticket)
+ *   TIMER, WATCHER --over--------> the spares        (by the watcher, which fires the ticket)
  *   WATCHER        --handed back-> TASK              (by the watcher)
- *   OVER_LISTED    --unlisted----> the pool          (by the watcher)
+ *   OVER_LISTED    --unlisted----> the spares        (by the watcher)
  *
- * A timer may have a record (TIMER, or TASK between leave and due). Then the record belongs to the
+ * A timer may have a wait (TIMER, or TASK between leave and due). Then the wait belongs to the
  * thread that removes its entry from the timer, which has a lock of its own. That is the loop's
  * thread when the entry is due, or the watcher when it has seen the end and the holder is TIMER. */
 enum holder { HELD_BY_TASK, HELD_BY_TASK_LISTED, HELD_BY_TIMER, HELD_BY_WATCHER, OVER_LISTED };
 
 struct wait {
     struct timer_entry timer_entry; /* first, because the loop's timer knows a wait by it */
-    /* the library's; these two are made with the record and constant */
+    /* the library's; these two are made with the wait and constant */
     void *event;
     struct context *context;
     struct queue *queue;      /* whose loop uses it for all its waits; constant too */
-    struct wait *next_record; /* of all records, constant too */
+    struct wait *next_record; /* of all waits, constant too */
     /* of one list at a time, and used by that list's owner: the queue's spares (their lock),
      * new_waits, wait list */
     struct wait *next;
     _Atomic int holder;
-    /* Written by wait_start, constant until the next wait has the record: */
+    /* Written by wait_start, constant until it is used again: */
     _Atomic(struct wait_list *) list; /* these two are relaxed, as they order nothing */
-    /* constant until the record is back in the pool, as the rest: */
+    /* constant until it is back in the spares, as the rest: */
     /* a user's event, which is polled in place of the library's; otherwise NULL */
     struct handle *users_event;
-    uint64_t opened, closed; /* the list's clock before and after the record */
+    uint64_t opened, closed; /* the clock of the list before and after its record */
     /* written once more for a future, when its work was enqueued; relaxed, as it orders nothing */
     _Atomic int64_t began;
     const struct strategy *strategy;
@@ -137,7 +137,7 @@ extern _Atomic bool some_revisit;        /* the `revisit` of some list is set */
 extern _Atomic int active_count;
 void wait_not_pending(const struct wait *); /* its end goes to its task, or the task has gone */
 
-/* A record for a new wait on a list. The task holds it. Nothing is recorded yet. */
+/* A wait on a list, from the spares or new. The task holds it. Nothing is recorded yet. */
 int wait_start(struct wait_list *, struct queue *, const struct strategy *,
                struct handle *users_event, struct wait **);
 /* Its event is complete, or will never be used again, and the watcher does not list it. */
@@ -159,7 +159,7 @@ enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
 enum wait_look wait_look(struct wait *, struct queue *, int *status);
 /* it is over, in its loop's thread: fires its ticket */
 void wait_end_in_loop(struct wait *, int status);
-void wait_release(struct wait *); /* its task or loop needs the record no more */
+void wait_release(struct wait *); /* its task or loop needs it no more */
 void wait_leave_to_watcher(struct wait *);
 /* Whether the stream has something to wait for: CUDA_NOT_READY, or another answer. */
 int wait_ask(struct wait_list *, void *stream);

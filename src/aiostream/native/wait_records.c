@@ -151,7 +151,7 @@ void wait_list_unref(struct wait_list *list) {
     free(list);
 }
 
-/* --- records --- */
+/* --- waits --- */
 
 static int make(struct queue *queue, struct context *context, struct wait **made) {
     void *event;
@@ -180,8 +180,7 @@ static struct wait **spares_for(struct spares *spares, const struct context *con
     return &spares->waits[context_index(context) % SPARE_WAITS];
 }
 
-/* A record refers to the list of its last wait until the next one takes it, so that a wait that is
- * over still has a name. */
+/* A wait refers to its list until it is used again, so that one that is over still has a name. */
 static int take(struct queue *queue, struct context *context, struct wait **taken) {
     struct spares *spares = queue_spares(queue);
     pthread_mutex_lock(&spares->lock);
@@ -359,8 +358,8 @@ bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *st
     return found;
 }
 
-/* When the simulator dropped all work, before it recovered from a fault. Then the events of waits
- * that had begun are complete, although their work is not. Any thread. */
+/* The time at which the simulator dropped all work, before it recovered from a fault. The events of
+ * waits that had begun by then are complete, although their work is not. Any thread. */
 static _Atomic int64_t dropped_at;
 void waits_drop_work(void) { atomic_store(&dropped_at, now_ns()); }
 

@@ -73,7 +73,7 @@ int wait_record_future(struct wait *, void *stream);
 /* Whether the stream has done everything already, so that there is nothing to record. */
 bool wait_is_over_at_once(struct wait *, void *stream);
 /* In the loop's thread: the watcher gets a wait that the loop polls. False: the loop does not poll
- * it. The record may already be another wait's, and the ticket shows that. */
+ * it. It may be in use again already, and the ticket shows that. */
 bool wait_drop_future(struct wait *, uint64_t ticket);
 /* In the loop's thread, under RELAXED, before each drain: polls the futures whose end is near. If
  * some are left, the loop's timer is due at once. */

@@ -19,14 +19,14 @@
 static const int64_t NEVER = INT64_MAX;
 static const int64_t TOGETHER_NS = 3000; /* what is due so soon is polled in this pass */
 
-static struct wait_list *active; /* the lists with records; used by the watcher alone */
+static struct wait_list *active; /* the lists with waits; used by the watcher alone */
 
 bool waits_are_new(void) { return atomic_load(&new_waits) != NULL || atomic_load(&some_revisit); }
 
 /* --- lists --- */
 
-/* In the order of the records, which is that of their ends. A wait that its task polled first comes
- * late. */
+/* Puts it in the order of the records, which is that of their ends. A wait that its task polled
+ * first comes late. */
 static void insert(struct wait_list *list, struct wait *wait) {
     struct wait **link = &list->first;
     if (list->last && list->last->opened <= wait->opened) link = &list->last->next;
@@ -55,8 +55,8 @@ static void deactivate(struct wait_list *list) {
     atomic_fetch_sub(&active_count, 1);
 }
 
-/* The watcher no longer lists a record, whose link is out of the list already. The record belongs
- * to its task, unless the task has left it again. Then it is new once more, even if a timer has it,
+/* The watcher no longer lists a wait, whose link is out of the list already. The wait belongs to
+ * its task, unless the task has left it again. Then it is new once more, even if a timer has it,
  * because the guard looks before that timer are still to be planned. */
 static void unlist(struct wait *wait) {
     int holder = HELD_BY_TASK_LISTED;
@@ -89,8 +89,8 @@ static bool is_timers(struct timer_entry *entry, uint64_t wait) {
 
 /* Whether the watcher owns a wait whose end it has seen. If a timer has it, it is the task's once
  * the timer is due. `holder` may be old: the task may have polled the wait since then, and be just
- * leaving it to the timer again. Then its entry is in the timer, but the task still uses the record
- * until it has changed the holder. */
+ * leaving it to the timer again. Then its entry is in the timer, but the task still uses it until
+ * it has changed the holder. */
 static bool claim(struct wait *wait, int holder) {
     return holder == HELD_BY_WATCHER ||
            timer_remove(queue_timer(wait->queue), is_timers, (uintptr_t)wait);

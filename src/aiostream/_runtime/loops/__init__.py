@@ -1,8 +1,8 @@
-"""The seam to the event loops: how what the GPU has reached gets to the loop that waits for it.
+"""The event loops: how what the GPU has reached gets to the loop that waits for it.
 
 Each running loop has one bridge.
 The library makes it at the loop's first wait, and the bridge dies with its loop.
-A bridge owns a native queue, and the loop watches the queue's descriptor.
+A bridge owns a native queue, and the loop has a reader on the queue's descriptor.
 One wake-up delivers everything that has arrived.
 
 Nothing here holds a loop.
@@ -13,7 +13,7 @@ What arrives on a closed queue goes to the janitor, as an orphan.
 Each kind of loop is one file: a subclass of `Bridge`, and the functions of a `LoopKind`.
 To support another kind of loop, add its file here and its name to `_KINDS`.
 
-asyncio's seam has a part in C: `_native.Wait` is an awaitable of asyncio (`native/module_waits.c`).
+asyncio's file has a part in C: `_native.Wait` is an awaitable of asyncio (`native/module_waits.c`).
 Its iterator yields `None` for each turn of the loop, as a bare `yield` does in `asyncio.sleep(0)`.
 Only `on_asyncio` awaits it, because trio expects other values from a task.
 """

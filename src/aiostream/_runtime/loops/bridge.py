@@ -13,7 +13,7 @@ from aiostream._runtime.completion import SettledFuture
 class Bridge:
     """The way from the driver's threads into one loop.
 
-    A subclass says how its kind of loop watches the descriptor, makes futures and calls functions.
+    A subclass says how its kind of loop reads the descriptor, makes futures and calls functions.
 
     Threads: the loop's thread, unless a method says otherwise.
     """
@@ -34,8 +34,8 @@ class Bridge:
         # second close would close the queue of the next owner.
         self._unclosed: list[int] = []
         # The queue's number goes into the list inside of the native call, because an interrupt
-        # between the call and an assignment would lose the queue.
-        # What the loop watches: readable if something has arrived or a wait's timer is due.
+        # between the call and an assignment would lose the queue. The loop has a reader on the
+        # descriptor, which is readable if something has arrived or a wait's timer is due.
         self.descriptor = _native.queue_open(self._unclosed)
         self.queue = self._unclosed[0]
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
@@ -55,7 +55,8 @@ class Bridge:
     def drain(self) -> None:
         """Settles everything that has arrived. The loop calls it."""
         try:
-            # Before the queue is read. What arrives from here on brings a request of its own.
+            # This comes before the queue is read. What arrives from here on brings a request of its
+            # own.
             self.asked, self.at_once = False, True
             _native.drain(self.queue, False)
             if self.questions is not None:

@@ -27,9 +27,9 @@ class _Latest(threading.local):
 _running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
 
-# Held while one of the two dicts changes, because loops may start in several threads at once, and a
-# WeakKeyDictionary is written in Python. Reentrant, because a signal handler may come here in the
-# thread that holds it.
+# It is held while one of the two dicts changes, because loops may start in several threads at once,
+# and a WeakKeyDictionary is written in Python. It is reentrant, because a signal handler may come
+# here in the thread that holds it.
 _lock = threading.RLock()
 # Weak values, because the loop's selector holds the bridge and drops it when the loop is closed. A
 # strong value would keep the queue open until the loop object dies, and nothing would read what
@@ -94,12 +94,12 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     process.start()
     bridge = AsyncioBridge(loop)
     try:
-        # In an empty context, because the loop would keep the context of the first task. What that
-        # task's variables hold would then live as long as the loop.
+        # It runs in an empty context, because the loop would keep the context of the first task.
+        # What that task's variables hold would then live as long as the loop.
         contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
-        # Before the bridge is in the dict. A KeyboardInterrupt in between would otherwise leave a
-        # bridge there that no thread watches, and its waits would hang.
+        # This comes before the bridge is in the dict. A KeyboardInterrupt in between would
+        # otherwise leave a bridge there that no thread reads, and its waits would hang.
         unwatched().add(bridge)
         with _lock:
             _dispatched_bridges[loop] = bridge
@@ -171,7 +171,7 @@ class AsyncioBridge(Bridge):
         loop = self.loop()
         if loop is None or loop.is_closed():
             return False
-        # In an empty context, because the timer would keep what the task's variables hold.
+        # It runs in an empty context, because the timer would keep what the task's variables hold.
         loop.call_later(seconds, function, context=contextvars.Context())
         return True
 
@@ -212,8 +212,9 @@ class QueuedFuture(asyncio.Future[Any]):
     def cancel(self, msg: Any = None) -> bool:
         """See `asyncio.Future`."""
         cancelled = super().cancel(msg)
-        # After it, because a KeyboardInterrupt in between must not leave a pending future that is
-        # in no queue: its task would hang. A cancelled one leaves when its task runs.
+        # This comes after it, because a KeyboardInterrupt in between must not leave a pending
+        # future that is in no queue: its task would hang. A cancelled one leaves when its task
+        # runs.
         if cancelled:
             self.queue.pop(self, None)
         return cancelled
@@ -230,7 +231,7 @@ class AsyncioFuture(asyncio.Future[Any]):
     point: Completion
 
     def __repr__(self) -> str:
-        # An interrupt may have come before the maker has set the slot.
+        # An interrupt may have come before the maker has set the point.
         point = None if self.done() else getattr(self, "point", None)
         return f"{super().__repr__()[:-1]}{completion.described(point)}>"
 

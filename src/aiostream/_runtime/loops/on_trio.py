@@ -26,9 +26,9 @@ from aiostream._runtime.observing import is_observed, observed_await, observers
 from aiostream.errors import CudaError, StreamClosedError
 
 _running_loop = asyncio._get_running_loop
-# Held while the run variable is made, because runs may start in several threads at once. With two
-# run variables a run would get two bridges. Reentrant, because a signal handler may come here in
-# the thread that holds it.
+# It is held while the run variable is made, because runs may start in several threads at once. With
+# two run variables a run would get two bridges. It is reentrant, because a signal handler may come
+# here in the thread that holds it.
 _lock = threading.RLock()
 # A `trio.lowlevel.RunVar`, written once, under _lock. It is made at the first use, because
 # importing aiostream must not import trio.
@@ -275,7 +275,7 @@ class TrioFuture(OwnFuture):
             raise concurrent.futures.InvalidStateError(f"the future is {self._state} already")
 
     def _drop(self) -> None:
-        # Called by the janitor. The run has ended, and its tasks with it. So no task waits, and
+        # The janitor calls this. The run has ended, and its tasks with it. So no task waits, and
         # callbacks are not called, because only the run's thread may call them.
         if not self.done():
             self._message = "the run of trio to which the future belonged has ended"

@@ -1,4 +1,4 @@
-"""Loops that cannot watch a descriptor themselves: the janitor watches their queues for them.
+"""Loops that cannot read a descriptor themselves: the janitor reads their queues for them.
 
 Such loops are asyncio's without `add_reader`, and trio once it has cancelled its system tasks. The
 janitor asks them for a drain when something arrives.
@@ -16,20 +16,21 @@ from aiostream import _native
 from aiostream._runtime import process
 from aiostream._runtime.loops.bridge import Bridge
 
-# Held while the one `Unwatched` is made, because two threads may need it first at the same time.
-# Without it there could be two, each with an epoll that is never closed. Reentrant, because a
-# signal handler may come here in the thread that holds it, and would deadlock with itself.
+# It is held while the one `Unwatched` is made, because two threads may need it first at the same
+# time. Without it there could be two, each with an epoll that is never closed. It is reentrant,
+# because a signal handler may come here in the thread that holds it, and would deadlock with
+# itself.
 _lock = threading.RLock()
 
 
 class Unwatched:
-    """The queues of the loops that cannot watch them. The janitor calls `serve`."""
+    """The queues of the loops that cannot read them. The janitor calls `serve`."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        # Held while `_bridges` and the epoll change together. Any thread adds, and the janitor
-        # forgets. Without it, a late `_forget` could unregister the descriptor that `add` has just
-        # registered for the next owner. Reentrant for signal handlers.
+        # It is held while `_bridges` and the epoll change together. Any thread adds, and the
+        # janitor forgets. Without it, a late `_forget` could unregister the descriptor that `add`
+        # has just registered for the next owner. It is reentrant for signal handlers.
         self._lock = threading.RLock()
         # Descriptor -> bridge. Weak, because only its loop may keep a bridge alive. A descriptor
         # outlives its bridge and goes to another one, because queues are recycled and never closed.
@@ -91,7 +92,7 @@ class Unwatched:
         # retry, what has arrived for them would wait until something else arrives.
         for descriptor in arrived | self._failed:
             self._have_drained(descriptor)
-        # Not the failed ones. If such a loop is closed, the retry above finds that out.
+        # The failed ones are left out. If such a loop is closed, the retry above finds that out.
         for descriptor in self._asked - arrived - self._failed:
             self._look_after(descriptor)
 
@@ -103,7 +104,8 @@ class Unwatched:
             if bridge is not None and bridge.asked and not bridge.is_gone():
                 return
         except BaseException as error:
-            # As in `_have_drained`. The loop is not looked after again until the next request.
+            # This is as in `_have_drained`. The loop is not looked after again until the next
+            # request.
             _native.write_unraisable(error, "aiostream's janitor")
             self._asked.discard(descriptor)
             return
@@ -117,7 +119,7 @@ class Unwatched:
         bridge = reference() if reference is not None else None
         try:
             if bridge is not None:
-                # Before the request, because the loop may drain at once.
+                # This comes before the request, because the loop may drain at once.
                 bridge.asked = True
                 self._asked.add(descriptor)
             there = bridge is not None and bridge.schedule_drain()
@@ -136,7 +138,7 @@ class Unwatched:
                 bridge.close()
 
     def _forget(self, descriptor: int, reference: weakref.ref[Bridge] | None) -> None:
-        # The next owner of the descriptor may watch it itself. If the janitor did so too, each of
+        # The next owner's loop may read the descriptor itself. If the janitor did so too, each of
         # that owner's arrivals would wake it for nothing.
         with self._lock:
             # Another bridge may have been added meanwhile. To unregister its descriptor would make
