@@ -1,4 +1,10 @@
-"""The ledger: what the library began, and what became of it."""
+"""The ledger: what the library began, and what became of it.
+
+Native code counts where a thing happens, in any thread, by one atomic step. `statistics()` reads
+the counters in the thread of its caller, one after another, and counts what is pending now one by
+one, so that each checks the other. Other threads go on meanwhile. So it reads in the order of a
+completion's life, and again if the numbers do not add up. It takes no lock and calls no driver.
+"""
 
 from __future__ import annotations
 
@@ -166,9 +172,8 @@ def statistics() -> Statistics:
 
 
 def _snapshot() -> Statistics:
-    # Those are read first that come first in a completion's life. What moves on while another
-    # thread reads is then counted twice, and `drain` waits once more. In the other order it could
-    # be missed.
+    # What moves on while this reads is counted twice, and `drain` waits once more. In the other
+    # order it could be missed.
     pending_waits, oldest = _native.pending_waits()
     points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
     futures = completion.pending_points()

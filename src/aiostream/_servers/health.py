@@ -1,4 +1,12 @@
-"""Lost contexts: their listeners, the health check, and the end of the process."""
+"""Lost contexts and stalls: their listeners, the health check, and the end of the process.
+
+Any thread may meet a fatal code: a call of Python's, which makes the error, or native code, for
+which the janitor makes it. `_noticed` runs where the error is made, perhaps on the driver's thread,
+and calls no listener itself. `process.call_in_order` has the listeners' thread call them, one after
+another, so they may block, and no loop waits for them. If no thread can be started, the janitor
+calls them. `health()` asks in the thread of its caller. The end of the process is native and needs
+no GIL (`native/failures.c`).
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@
  *
  * What raises goes back to the queue with all that came after it, so nothing is lost by an
  * interrupt. A host function of the user's goes to the janitor's queue from the beginning, because
- * it belongs to no loop. No driver call is made with the GIL held.
+ * it belongs to no loop. No driver call is made with the GIL held. owners() and waiting() list what
+ * is pending, for any thread.
  */
 #include "module_completions.h"
 

@@ -10,6 +10,10 @@ The loop holds its bridge: asyncio in its selector, trio in its run variables.
 So a loop that dies takes its bridge along, and the bridge's finalizer closes the queue.
 What arrives on a closed queue goes to the janitor, as an orphan.
 
+The loop's thread alone uses its bridge, with two exceptions.
+The janitor asks loops without readers for a drain.
+A finalizer may close a bridge in any thread, so that takes no lock of Python's.
+
 Each kind of loop is one file: a subclass of `Bridge`, and the functions of a `LoopKind`.
 To support another kind of loop, add its file here and its name to `_KINDS`.
 
