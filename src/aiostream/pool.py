@@ -13,7 +13,7 @@ from aiostream._base import checks, driver
 from aiostream._runtime import loops
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._servers.pool_core import PoolCore
-from aiostream._servers.pool_slots import Loan, Slot, require_distinct
+from aiostream._servers.pool_streams import Loan, Pooled, require_distinct
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike
@@ -306,16 +306,17 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # this way, so no other task can take the stream in between. A task that comes while others
         # wait must not overtake them.
         if self._idle and not self._waiters.futures:
-            slot = self._idle.take()
-            lent = self._lend(slot, bridge, loan)
+            pooled = self._idle.take()
+            lent = self._lend(pooled, bridge, loan)
         else:
             # A task that waits must not hold the bridge, because the bridge would survive its loop.
             del bridge
-            # Another task or the loop's drain hands the slot over. Both run in this thread, and
-            # behind this line there is no await, so nothing changes before this task has it.
-            slot = await self._in_turn()
-            lent = self._lend(slot, loops.current_bridge(), loan)
-        self._lent[slot.key] = slot  # and no call after it: see `_lend`
+            # Another task or the loop's drain hands the pooled stream over. Both run in this
+            # thread, and behind this line there is no await, so nothing changes before this task
+            # has it.
+            pooled = await self._in_turn()
+            lent = self._lend(pooled, loops.current_bridge(), loan)
+        self._lent[pooled.key] = pooled  # and no call after it: see `_lend`
         return lent
 
     def _enter(self) -> loops.Bridge:
@@ -343,7 +344,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             self._look_again_soon()
         return bridge
 
-    def _lend(self, slot: Slot, bridge: loops.Bridge, loan: Loan | None = None) -> Stream:
+    def _lend(self, pooled: Pooled, bridge: loops.Bridge, loan: Loan | None = None) -> Stream:
         """Makes the object that a task gets. Its caller then notes it in `_lent`, and returns it.
 
         With a loan it is the pool's own stream, which the task has until the loan dies.
@@ -352,29 +353,29 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         a call, and then the stream would count as lent, but to no task. Before the note, the stream
         is in no list, and `_find_lost` takes it back.
         """
-        lent = slot.stream
+        lent = pooled.stream
         try:
             if loan is None:
                 lent = lent._borrowed_as(type(lent))
         except StreamClosedError:  # a borrowed stream, whose owner has closed it
-            self._drop(slot)
+            self._drop(pooled)
             raise
         except BaseException:
-            # There was no memory, for example. Only this call knows the slot, so that it would be
-            # lost, and tasks may wait for it.
-            self._put_back(slot)
+            # There was no memory, for example. Only this call knows the pooled stream, so that it
+            # would be lost, and tasks may wait for it.
+            self._put_back(pooled)
             raise
         task = bridge.current_task()
         # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
-        slot.holder = weakref.ref(task) if task is not None else None
+        pooled.holder = weakref.ref(task) if task is not None else None
         held = lent if loan is None else loan
-        slot.key = id(held)
-        slot.alarm = weakref.ref(held, self._waiters.raise_alarm)
+        pooled.key = id(held)
+        pooled.alarm = weakref.ref(held, self._waiters.raise_alarm)
         # The callback may run in any thread, and between any two lines of this module. So it is the
         # deque's own method: it takes no lock, and touches nothing else of the pool.
-        slot.lent = weakref.ref(held, self._dropped.append)
+        pooled.lent = weakref.ref(held, self._dropped.append)
         if self._closed:
-            self._end_when_dropped(slot)
+            self._end_when_dropped(pooled)
         return lent
 
     def acquire_nowait(self) -> Stream:
@@ -395,9 +396,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
                 self._look_again()
         if not self._idle or self._waiters.futures:
             raise PoolFullError(f"no stream is free: {self._reasons()}")
-        slot = self._idle.take()
-        lent = self._lend(slot, bridge)
-        self._lent[slot.key] = slot  # and no call after it: see `_lend`
+        pooled = self._idle.take()
+        lent = self._lend(pooled, bridge)
+        self._lent[pooled.key] = pooled  # and no call after it: see `_lend`
         return lent
 
     def release(self, stream: Stream) -> None:
@@ -417,8 +418,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         """
         # The id alone would not do. It may have been that of an object that has died, and is now
         # that of any other object.
-        slot = self._lent.get(id(stream))
-        if slot is None or slot.lent is None or slot.lent() is not stream:
+        pooled = self._lent.get(id(stream))
+        if pooled is None or pooled.lent is None or pooled.lent() is not stream:
             if self._is_collected(stream):
                 # It is in a block of a dead task, where nothing may be raised. Perhaps this is not
                 # the loop's thread. The pool takes the stream back as one that was dropped.
@@ -433,28 +434,28 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # borrowed streams may end before it, and their sources would destroy what the thread uses.
         if not handle.is_used:
             stream._source = None
-        self._end_loan(slot, is_done=False)
+        self._end_loan(pooled, is_done=False)
 
     def _end_run(self, loan: Loan, is_done: bool) -> None:
         """Takes the stream of a `run` back. `is_done`: its work was awaited."""
-        slot = self._lent.get(id(loan))
+        pooled = self._lent.get(id(loan))
         # Otherwise the collector has ended the dead task's loan, and now ends its frames.
-        if slot is not None and slot.lent is not None and slot.lent() is loan:
-            self._end_loan(slot, is_done)
+        if pooled is not None and pooled.lent is not None and pooled.lent() is loan:
+            self._end_loan(pooled, is_done)
 
-    def _end_loan(self, slot: Slot, is_done: bool) -> None:
+    def _end_loan(self, pooled: Pooled, is_done: bool) -> None:
         # From here on the stream is in no list, until it is put into one. If a KeyboardInterrupt
         # comes in between, the next `acquire` finds it.
-        del self._lent[slot.key]
-        slot.alarm = slot.lent = slot.holder = None
-        own = slot.stream._handle
+        del self._lent[pooled.key]
+        pooled.alarm = pooled.lent = pooled.holder = None
+        own = pooled.stream._handle
         # The order of the two matters, because a thread that uses the stream may enqueue more.
         if not (self._waiters.futures or self._closed or own.is_used) and (
             is_done or _native.stream_query(own) == 0
         ):
-            self._idle.append(slot)
+            self._idle.append(pooled)
         else:
-            self._look_at(slot)
+            self._look_at(pooled)
         # No event will say when the work of this one, or of another one, is over. If tasks wait,
         # none of them calls the pool, so the loop has to.
         if self._busy.has_unwatched:
@@ -480,8 +481,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # It closes all of them, whatever one of the closes raises, and the first one last. What an
         # interrupt keeps from it is in no list, and the next call finds it (`_find_lost`).
         with contextlib.ExitStack() as closing:
-            for slot in (*self._idle, *self._busy.take_all()):
-                closing.callback(slot.stream.close)
+            for pooled in (*self._idle, *self._busy.take_all()):
+                closing.callback(pooled.stream.close)
             self._idle.clear()
 
     async def aclose(self) -> None:
@@ -503,10 +504,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             await waiting.checkpoint()
             # This is a copy, because other tasks of the loop run in the awaits, and give streams
             # back.
-            for slot in (*self._idle, *self._busy.slots()):
+            for pooled in (*self._idle, *self._busy.all_pooled()):
                 # Another task may call close() meanwhile.
                 with contextlib.suppress(StreamClosedError):
-                    await slot.stream.synchronize_async()
+                    await pooled.stream.synchronize_async()
         except BaseException:
             with contextlib.suppress(CudaError):  # the first error says what went wrong
                 self.close()

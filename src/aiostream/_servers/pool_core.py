@@ -15,7 +15,7 @@ from aiostream._handles.reference import share_history
 from aiostream._objects import captures
 from aiostream._runtime import loops, process
 from aiostream._servers.pool_returns import Busy, Return
-from aiostream._servers.pool_slots import Idle, IdleOnDevices, Loan, Slot
+from aiostream._servers.pool_streams import Idle, IdleOnDevices, Loan, Pooled
 from aiostream._servers.pool_waiters import Waiters
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
@@ -43,14 +43,14 @@ class PoolCore:
         # watches. A thread that exports metrics reads lengths, which may be one step old.
         self._closed = False
         self._max_waiting = max_waiting
-        self._set_slots([Slot(each, each.context._device_ordinal()) for each in streams])
-        share_history(slot.stream._reference for slot in self._slots)
+        self._set_pooled([Pooled(each, each.context._device_ordinal()) for each in streams])
+        share_history(pooled.stream._reference for pooled in self._pooled)
         one = len(self._places) == 1
-        self._idle = Idle(reversed(self._slots)) if one else IdleOnDevices(self._slots)
+        self._idle = Idle(reversed(self._pooled)) if one else IdleOnDevices(self._pooled)
         self._busy = Busy()
-        self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has
-        # `lent` and `alarm` of each slot whose `Stream` died before it was given back. Any thread
-        # appends, because an object may die in any. Only the loop's thread removes.
+        self._lent: dict[int, Pooled] = {}  # by the id of the `Stream` that the task has
+        # `lent` and `alarm` of each pooled stream whose `Stream` died before it was given back. Any
+        # thread appends, because an object may die in any. Only the loop's thread removes.
         self._dropped: deque[weakref.ref[Stream | Loan]] = deque()
         self._waiters = Waiters(self._dropped)
         self._at_once = 0  # how often a stream was free at once
@@ -66,21 +66,21 @@ class PoolCore:
         # loop, and a kept pool would keep it.
         self._bridge: weakref.ref[loops.Bridge] | None = None
 
-    def _set_slots(self, slots: list[Slot]) -> None:
-        self._slots = slots
-        self._size = len(slots)
+    def _set_pooled(self, all_pooled: list[Pooled]) -> None:
+        self._pooled = all_pooled
+        self._size = len(all_pooled)
         # A stream of each device, by which the pool knows the contexts.
-        self._places = list({slot.device: slot.stream for slot in slots}.values())
+        self._places = list({pooled.device: pooled.stream for pooled in all_pooled}.values())
 
     # ------------------------------------------------------------------------------------------ use
 
-    def _end_when_dropped(self, slot: Slot) -> None:
+    def _end_when_dropped(self, pooled: Pooled) -> None:
         """A closed pool has no next use, so there the callback of a drop ends the stream itself."""
-        lent = slot.lent() if slot.lent is not None else None
+        lent = pooled.lent() if pooled.lent is not None else None
         if lent is not None:
-            slot.lent = weakref.ref(lent, partial(_end_dropped, slot.stream))
+            pooled.lent = weakref.ref(lent, partial(_end_dropped, pooled.stream))
 
-    async def _in_turn(self) -> Slot:
+    async def _in_turn(self) -> Pooled:
         """Waits until it is this task's turn."""
         # This is done now, because a task that waits looks for nothing. If all streams were lost,
         # no release would come, and it would wait without end.
@@ -99,18 +99,18 @@ class PoolCore:
             del bridge
             # What was dropped before the watches stood there has raised no alarm.
             self._notice_dropped()
-            slot: Slot = await future
+            pooled: Pooled = await future
             # It is still there only after a KeyboardInterrupt. No task waits for it any more.
             self._waiters.futures.pop(future, None)
-            # From here on only this frame knows the slot. If the task is interrupted before it is
-            # lent, `_find_lost` sees that the slot is in no list.
-            slot.handed_to = None
-            return slot
+            # From here on only this frame knows the pooled stream. If the task is interrupted
+            # before it is lent, `_find_lost` sees that the pooled stream is in no list.
+            pooled.handed_to = None
+            return pooled
         except BaseException:
             # This comes first, so that the stream which comes back below does not go to this task
             # again.
             self._waiters.futures.pop(future, None)
-            for handed in self._slots:
+            for handed in self._pooled:
                 if handed.handed_to is future:  # it was this task's turn, but it is cancelled
                     handed.handed_to = None
                     self._put_back(handed)
@@ -132,7 +132,7 @@ class PoolCore:
             gc.collect()
         if self._dropped:
             self._take_dropped()
-        handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
+        handed = [pooled.handed_to for pooled in self._pooled if pooled.handed_to is not None]
         alive = self._waiters.alive()
         lent = len(self._lent) + sum(not loops.is_dead(future) for future in handed)
         if lent or alive:
@@ -149,8 +149,8 @@ class PoolCore:
         # is kept. The callback must not keep the pool.
         self._bridge = weakref.ref(bridge, partial(_end_watches_for, weakref.ref(self)))
         self._looking = None
-        for slot in self._slots:
-            slot.handed_to = None
+        for pooled in self._pooled:
+            pooled.handed_to = None
         self._busy.unwatch_all()  # the answers of their events go to the former loop
         self._find_lost()
 
@@ -159,37 +159,37 @@ class PoolCore:
 
         A KeyboardInterrupt came between two steps, or a loop ended there.
         """
-        # Each slot is in at most one list, so equal numbers mean that none is lost. A slot on its
-        # way to a task is in none, and is looked at below.
+        # Each pooled stream is in at most one list, so equal numbers mean that none is lost. A
+        # pooled stream on its way to a task is in none, and is looked at below.
         if len(self._idle) + len(self._busy) + len(self._lent) == self._size:
             return
-        known = {*self._idle, *self._busy.slots(), *self._lent.values()}
-        for slot in self._slots:
-            if slot not in known and not slot.is_handed_over():
-                slot.handed_to = None
+        known = {*self._idle, *self._busy.all_pooled(), *self._lent.values()}
+        for pooled in self._pooled:
+            if pooled not in known and not pooled.is_handed_over():
+                pooled.handed_to = None
                 # A frame of a traceback may still hold the object. It is closed, so that it cannot
                 # be used next to the one of the task that gets the stream now.
-                lent = slot.lent() if slot.lent is not None else None
+                lent = pooled.lent() if pooled.lent is not None else None
                 if isinstance(lent, Stream):
                     lent._handle.close()
-                slot.end_loan()
-                self._busy.add_unwatched(slot)
+                pooled.end_loan()
+                self._busy.add_unwatched(pooled)
 
     def _take_dropped(self) -> None:
         """Takes back the streams whose `Stream` died before it was given back.
 
         A task dropped it, or a KeyboardInterrupt came before `release` could begin.
         """
-        found = {self._slot_of(reference): None for reference in self._dropped.copy()}
-        for slot in filter(None, found):
+        found = {self._pooled_of(reference): None for reference in self._dropped.copy()}
+        for pooled in filter(None, found):
             # The id may be that of a stream that was lent since.
-            if self._lent.get(slot.key) is slot:
-                del self._lent[slot.key]
-            slot.end_loan()
-            self._look_at(slot)
+            if self._lent.get(pooled.key) is pooled:
+                del self._lent[pooled.key]
+            pooled.end_loan()
+            self._look_at(pooled)
         # This comes last, because after a KeyboardInterrupt the next call comes here again. What
         # another thread has appended since then, the next call finds too.
-        while self._dropped and self._slot_of(self._dropped[0]) is None:
+        while self._dropped and self._pooled_of(self._dropped[0]) is None:
             self._dropped.popleft()
 
     def _notice_dropped(self) -> None:
@@ -207,60 +207,60 @@ class PoolCore:
         source = getattr(stream, "_source", None)
         return (
             source is not None
-            and any(slot.stream is source for slot in self._slots)
+            and any(pooled.stream is source for pooled in self._pooled)
             and not cast("Stream", stream).closed
         )
 
-    def _slot_of(self, reference: weakref.ref[Stream | Loan]) -> Slot | None:
-        return next((s for s in self._slots if reference is s.lent or reference is s.alarm), None)
+    def _pooled_of(self, reference: weakref.ref[Stream | Loan]) -> Pooled | None:
+        return next((s for s in self._pooled if reference is s.lent or reference is s.alarm), None)
 
-    def _put_back(self, slot: Slot) -> None:
+    def _put_back(self, pooled: Pooled) -> None:
         """The stream's work is done. It goes to the task that has waited for longest."""
         if self._closed:
-            slot.stream.close()
-        elif not (self._waiters.futures and self._waiters.hand(slot)):
-            self._idle.append(slot)
+            pooled.stream.close()
+        elif not (self._waiters.futures and self._waiters.hand(pooled)):
+            self._idle.append(pooled)
 
-    def _drop(self, slot: Slot) -> None:
+    def _drop(self, pooled: Pooled) -> None:
         """The stream's owner has closed it. The pool continues without it."""
-        self._set_slots([each for each in self._slots if each is not slot])
-        slot.stream.close()
-        if not self._slots:
+        self._set_pooled([each for each in self._pooled if each is not pooled])
+        pooled.stream.close()
+        if not self._pooled:
             self._refuse(f"the owners have closed all streams of the pool{self._called}")
 
     # -------------------------------------------------------------------------------- returned work
 
-    def _look_at(self, slot: Slot) -> None:
+    def _look_at(self, pooled: Pooled) -> None:
         """Decides whether a stream that was given back is free, or when the pool learns that."""
-        if slot.stream._handle.is_used and not self._closed:
+        if pooled.stream._handle.is_used and not self._closed:
             # A thread of enqueue_in_thread uses it, and may enqueue more. An event recorded now
             # would come too early. `release` has closed the thread's `Stream`, so no new use can
             # begin, and the answer changes once.
-            self._busy.add_unwatched(slot)
+            self._busy.add_unwatched(pooled)
             self._thread_left = True
             return
-        code = _native.stream_query(slot.stream._handle)
+        code = _native.stream_query(pooled.stream._handle)
         if code <= _native.RESULT_CAPTURING:
-            captures.end_left(slot.stream._reference)  # one that this library began
-            code = _native.stream_query(slot.stream._handle)
+            captures.end_left(pooled.stream._reference)  # one that this library began
+            code = _native.stream_query(pooled.stream._handle)
         if code == 0 or self._closed:
-            self._put_back(slot)
+            self._put_back(pooled)
         elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
-            self._drop(slot)
+            self._drop(pooled)
         elif code == _NOT_READY:
-            self._busy.add(slot, self, self._open_bridge())
-        elif code > 0 and (failure := slot.stream.context.health()):
+            self._busy.add(pooled, self, self._open_bridge())
+        elif code > 0 and (failure := pooled.stream.context.health()):
             self._fail(failure)
-            self._put_back(slot)
+            self._put_back(pooled)
         else:
             # It takes part in a capture of another stream, or the driver refused for once.
-            self._busy.add_unwatched(slot)
+            self._busy.add_unwatched(pooled)
 
     def _look_again(self) -> None:
         """Looks at the busy streams that no event watches."""
         self._thread_left = False
-        for slot in self._busy.take_unwatched():
-            self._look_at(slot)
+        for pooled in self._busy.take_unwatched():
+            self._look_at(pooled)
 
     def _look_again_soon(self) -> None:
         """Has the loop look at unwatched streams if tasks wait, or if a thread uses a stream.
@@ -287,15 +287,15 @@ class PoolCore:
         bridge = self._bridge() if self._bridge is not None else None
         return bridge if bridge is not None and bridge.is_open else None
 
-    def _work_is_done(self, slot: Slot, entry: Return, code: int) -> None:
+    def _work_is_done(self, pooled: Pooled, entry: Return, code: int) -> None:
         """The event behind a busy stream's work is complete, or has failed."""
         # This runs in the loop's drain, so between two steps of its tasks, and never in one.
-        if not self._busy.remove(slot, entry):
+        if not self._busy.remove(pooled, entry):
             return
         if code == 0:
-            self._put_back(slot)
+            self._put_back(pooled)
             return
-        self._look_at(slot)  # the context has failed, or the driver refused the query
+        self._look_at(pooled)  # the context has failed, or the driver refused the query
         self._look_again_soon()
 
     # --------------------------------------------------------------------------------------- errors
@@ -311,9 +311,9 @@ class PoolCore:
         self._waiters.fail_all(lambda: self._error(code))
 
     def _error(self, code: int) -> CudaError:
-        numbers = dict.fromkeys(str(slot.device) for slot in self._slots)
+        numbers = dict.fromkeys(str(pooled.device) for pooled in self._pooled)
         where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
-        # Both are in the order of the slots. A lost context no longer knows its device.
+        # Both are in the order of the pooled streams. A lost context no longer knows its device.
         lost = [
             number for number, each in zip(numbers, self._places, strict=False) if _is_lost(each)
         ]
@@ -332,8 +332,8 @@ class PoolCore:
         # This comes first, because the tasks that wake up find the pool closed, and streams that
         # come back meanwhile are destroyed.
         self._closed = True
-        for slot in list(self._lent.values()):
-            self._end_when_dropped(slot)
+        for pooled in list(self._lent.values()):
+            self._end_when_dropped(pooled)
         # What was dropped before the line above has only been noted.
         self._take_dropped()
         self._waiters.end_watches()
@@ -372,13 +372,13 @@ class PoolCore:
             return busy
         # Those that were dropped count too, which the pool has yet to look at. In this order, so
         # that one that moves meanwhile is not counted twice.
-        return busy + sum(slot.is_dropped() for slot in list(self._lent.values()))
+        return busy + sum(pooled.is_dropped() for pooled in list(self._lent.values()))
 
     @property
     def lent(self) -> int:
         """How many streams tasks hold, or get in the loop's next turn."""
         if self._closed:
-            return sum(slot.is_held() for slot in self._slots)
+            return sum(pooled.is_held() for pooled in self._pooled)
         return self._size - len(self._idle) - self.busy
 
     @property
@@ -390,9 +390,9 @@ class PoolCore:
     def _holders(self, lent: int) -> str:
         """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
         names: list[str] = []
-        for slot in list(self._lent.values()):
-            holder = slot.holder  # read once, because another thread may export this
-            task = holder() if holder is not None and not slot.is_dropped() else None
+        for pooled in list(self._lent.values()):
+            holder = pooled.holder  # read once, because another thread may export this
+            task = holder() if holder is not None and not pooled.is_dropped() else None
             if task is not None:
                 names.append(repr(loops.task_name(task)))
             if len(names) == _MOST_NAMES:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiostream import _native
 from aiostream._handles.reference import new_wait_list
 from aiostream._runtime import loops
-from aiostream._servers.pool_slots import Slot
+from aiostream._servers.pool_streams import Pooled
 from aiostream._waits import waiting
 from aiostream.errors import CudaError
 
@@ -29,7 +29,7 @@ class Busy:
     def __init__(self) -> None:
         # `None` for an unwatched stream. The loop's thread replaces the whole dict, and the janitor
         # writes one item of the dict that it has read (`forget`).
-        self._returns: dict[Slot, Return | None] = {}
+        self._returns: dict[Pooled, Return | None] = {}
         # A hint for the loop's thread. The janitor only ever sets it, after it has written the
         # item: in the other order the loop could clear it, look, and not find the item.
         self.has_unwatched = False
@@ -40,41 +40,41 @@ class Busy:
     def __len__(self) -> int:
         return len(self._returns)
 
-    def slots(self) -> list[Slot]:
+    def all_pooled(self) -> list[Pooled]:
         """The busy streams."""
         return list(self._returns)
 
-    def add_unwatched(self, slot: Slot) -> None:
+    def add_unwatched(self, pooled: Pooled) -> None:
         """Adds a stream that no event watches."""
-        self._returns[slot] = None
+        self._returns[pooled] = None
         self.has_unwatched = True
 
-    def add(self, slot: Slot, pool: PoolCore, bridge: loops.Bridge | None) -> None:
+    def add(self, pooled: Pooled, pool: PoolCore, bridge: loops.Bridge | None) -> None:
         """Adds a stream, and has an event behind its work watched for the loop of `bridge`."""
-        # A KeyboardInterrupt in `_watch` leaves the slot in no list, where it is found again. The
-        # answer of its event is then ignored, see `remove`.
-        self._returns[slot] = entry = self._watch(slot, pool, bridge)
+        # A KeyboardInterrupt in `_watch` leaves the pooled stream in no list, where it is found
+        # again. The answer of its event is then ignored, see `remove`.
+        self._returns[pooled] = entry = self._watch(pooled, pool, bridge)
         self.has_unwatched |= entry is None
 
-    def remove(self, slot: Slot, entry: Return) -> bool:
+    def remove(self, pooled: Pooled, entry: Return) -> bool:
         """Removes a stream whose `Return` has come. `False` if the pool no longer waits for it."""
-        if self._returns.get(slot) is not entry:
+        if self._returns.get(pooled) is not entry:
             return False  # the pool was closed, or another loop uses it now
-        del self._returns[slot]
+        del self._returns[pooled]
         return True
 
-    def take_unwatched(self) -> list[Slot]:
+    def take_unwatched(self) -> list[Pooled]:
         """Takes out the unwatched streams. The caller looks at each of them."""
         # Cleared before the look. What the janitor notes after the look sets it again.
         self.has_unwatched = False
         # The janitor may set an item to None during this, but adds and removes none, so the
         # iteration does not fail.
-        found = [slot for slot, entry in self._returns.items() if entry is None]
-        for slot in found:
-            del self._returns[slot]
+        found = [pooled for pooled, entry in self._returns.items() if entry is None]
+        for pooled in found:
+            del self._returns[pooled]
         return found
 
-    def take_all(self) -> list[Slot]:
+    def take_all(self) -> list[Pooled]:
         """Takes out all streams."""
         # A new dict, so that a `forget` under way does not put its item back.
         found, self._returns = list(self._returns), {}
@@ -87,31 +87,31 @@ class Busy:
         self._returns = dict.fromkeys(self._returns)
         self.has_unwatched = bool(self._returns)
 
-    def forget(self, slot: Slot, entry: Return) -> None:
+    def forget(self, pooled: Pooled, entry: Return) -> None:
         """The loop that would have learned of the end is gone. Runs in the janitor's thread."""
         returns = self._returns  # read once, because another loop may replace it meanwhile
         # The item cannot go away between these two lines. Only its own `Return` removes it, and
         # that one is here, in this thread.
-        if returns.get(slot) is entry:
-            returns[slot] = None
+        if returns.get(pooled) is entry:
+            returns[pooled] = None
             self.has_unwatched = True
 
-    def _watch(self, slot: Slot, pool: PoolCore, bridge: loops.Bridge | None) -> Return | None:
+    def _watch(self, pooled: Pooled, pool: PoolCore, bridge: loops.Bridge | None) -> Return | None:
         """Records an event behind the work. `None` if that is not possible."""
         if bridge is None:
             return None
-        reference = slot.stream._reference
+        reference = pooled.stream._reference
         try:
-            if slot.wait_list is None:
-                slot.wait_list = new_wait_list(reference, self._history)
+            if pooled.wait_list is None:
+                pooled.wait_list = new_wait_list(reference, self._history)
         except (MemoryError, CudaError):
             return None
         # The watcher may see the event complete at once. It fires into the loop's queue, so
         # `Return.complete` cannot run before this thread is back in its drain. The watcher polls,
         # because the loop may not be running.
-        entry = Return(pool, slot)
+        entry = Return(pool, pooled)
         watched = _native.watch(
-            reference.handle, slot.wait_list, bridge.queue, waiting.BY_WATCHER, entry
+            reference.handle, pooled.wait_list, bridge.queue, waiting.BY_WATCHER, entry
         )
         return entry if watched else None
 
@@ -119,12 +119,12 @@ class Busy:
 class Return:
     """A busy stream that an event watches. It lives until the event is complete."""
 
-    __slots__ = ("pool", "slot")
+    __slots__ = ("pool", "pooled")
 
-    def __init__(self, pool: PoolCore, slot: Slot) -> None:
+    def __init__(self, pool: PoolCore, pooled: Pooled) -> None:
         self.pool = weakref.ref(pool)
         # Keeps the stream until the work is done, even if the pool is collected before.
-        self.slot = slot
+        self.pooled = pooled
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The work is done (`code` is 0), or has failed."""
@@ -134,6 +134,6 @@ class Return:
         if orphaned:
             # This runs in the janitor's thread, while the pool's thread may be anywhere in the
             # pool. So this only notes that no event comes.
-            pool._busy.forget(self.slot, self)
+            pool._busy.forget(self.pooled, self)
         else:
-            pool._work_is_done(self.slot, self, code)
+            pool._work_is_done(self.pooled, self, code)

@@ -11,7 +11,7 @@ from aiostream import _native
 from aiostream._handles.reference import Reference
 from aiostream._runtime import loops
 from aiostream._runtime.completion import set_exception, set_result
-from aiostream._servers.pool_slots import Slot
+from aiostream._servers.pool_streams import Pooled
 
 if TYPE_CHECKING:
     from aiostream._servers.pool_core import PoolCore
@@ -47,16 +47,16 @@ class Waiters:
         # leaves.
         return [future for future in list(self.futures) if not loops.is_dead(future)]
 
-    def hand(self, slot: Slot) -> bool:
+    def hand(self, pooled: Pooled) -> bool:
         """Gives a stream to the task that has waited for longest. `False` if no task waits."""
         while self.futures:
             future = next(iter(self.futures))
             if not future.done() and not loops.is_dead(future):
                 # This comes first, because a KeyboardInterrupt may come before the result is set. A
-                # slot that is in no list and whose future is not done counts as lost, and is found
-                # again.
-                slot.handed_to = future
-                set_result(future, slot)
+                # pooled stream that is in no list and whose future is not done counts as lost, and
+                # is found again.
+                pooled.handed_to = future
+                set_result(future, pooled)
                 # This comes last, because a KeyboardInterrupt may come before it. The next call
                 # then finds the future done, and goes on to the next task.
                 self.futures.pop(future, None)
@@ -86,7 +86,7 @@ class Waiters:
 
     def raise_alarm(self, reference: weakref.ref[Any]) -> None:
         """Has the loop notice that a stream was dropped. May run in a finalizer: takes no lock."""
-        # This comes first, because the loop may look before the callback of `Slot.lent` has noted
+        # This comes first, because the loop may look before the callback of `Pooled.lent` has noted
         # it. Python may call either callback first.
         self._dropped.append(reference)
         # The watches stay, and `Watch.complete` arms them again.

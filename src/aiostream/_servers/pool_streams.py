@@ -26,7 +26,7 @@ class Loan:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class Pooled:
     """One stream of a pool. Only the thread of the loop that uses the pool touches it."""
 
     stream: Stream
@@ -40,8 +40,8 @@ class Slot:
     key: int = 0  # the id of that object
     # The task that holds it, for error messages.
     holder: weakref.ref[Any] | None = None
-    # The future of a task that gets the stream next, until that task runs. Meanwhile the slot is
-    # in no list, and this is how `_find_lost` knows that it is on its way.
+    # The future of a task that gets the stream next, until that task runs. Meanwhile the pooled
+    # stream is in no list, and this is how `_find_lost` knows that it is on its way.
     handed_to: Any = None
     # Where the pool waits for the work that tasks have left on the stream.
     wait_list: _native.WaitList | None = None
@@ -60,7 +60,7 @@ class Slot:
         return (self.lent is not None and not self.is_dropped()) or self.is_handed_over()
 
     def is_handed_over(self) -> bool:
-        """Whether a task will find the slot in its future.
+        """Whether a task will find the pooled stream in its future.
 
         A KeyboardInterrupt may have come after `handed_to` was set and before the future was. A
         loop that was closed never runs its tasks again.
@@ -76,7 +76,7 @@ class Slot:
         )
 
 
-class Idle(deque[Slot]):
+class Idle(deque[Pooled]):
     """The free streams of a pool on one device, the one that was used last at the end.
 
     That one is taken, because what it needs still lies in the processor's caches, and because a
@@ -90,25 +90,25 @@ class Idle(deque[Slot]):
 class IdleOnDevices:
     """The free streams of a pool on several devices. Its cost grows with the devices alone."""
 
-    def __init__(self, slots: list[Slot]) -> None:
-        self._sizes = Counter(slot.device for slot in slots)
-        self._free: dict[int, deque[Slot]] = {device: deque() for device in self._sizes}
+    def __init__(self, all_pooled: list[Pooled]) -> None:
+        self._sizes = Counter(pooled.device for pooled in all_pooled)
+        self._free: dict[int, deque[Pooled]] = {device: deque() for device in self._sizes}
         self._order = itertools.count()
-        for slot in slots:  # the first of each device at the end
-            slot.freed = next(self._order)
-            self._free[slot.device].appendleft(slot)
+        for pooled in all_pooled:  # the first of each device at the end
+            pooled.freed = next(self._order)
+            self._free[pooled.device].appendleft(pooled)
 
-    def append(self, slot: Slot) -> None:
+    def append(self, pooled: Pooled) -> None:
         """Adds a stream that became free now."""
-        slot.freed = next(self._order)
-        self._free[slot.device].append(slot)
+        pooled.freed = next(self._order)
+        self._free[pooled.device].append(pooled)
 
-    def take(self) -> Slot:
+    def take(self) -> Pooled:
         """Takes a stream of the device with the fewest in use. Equal devices take turns."""
         # Only the loop's thread comes here, so what `min` has read still holds at the `pop`.
         return min(self._free.values(), key=self._load).pop()
 
-    def _load(self, free: deque[Slot]) -> tuple[float, int]:
+    def _load(self, free: deque[Pooled]) -> tuple[float, int]:
         if not free:
             return math.inf, 0
         return self._sizes[free[0].device] - len(free), free[-1].freed
@@ -121,7 +121,7 @@ class IdleOnDevices:
     def __len__(self) -> int:
         return sum(map(len, self._free.values()))
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[Pooled]:
         return itertools.chain.from_iterable(self._free.values())
 
 
