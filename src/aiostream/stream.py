@@ -132,7 +132,7 @@ class Stream(
                     driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
             value = driver.handle_in(made) if handle is None else handle.value
             self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
-            self._reference.common.make.append((flags, urgency))
+            self._reference.shared.make.append((flags, urgency))
         if limit:
             self._reference.limit_waits(limit)
 
@@ -308,7 +308,7 @@ class Stream(
         borrowed._mode = self._mode
         own = self._reference
         borrowed._reference = Reference(
-            handle, self._context, self._name, own.wait_list, False, own.common
+            handle, self._context, self._name, own.wait_list, False, own.shared
         )
         return borrowed
 
@@ -560,7 +560,7 @@ class Stream(
         """
         development.warn_if_blocking("Stream.synchronize")
         seconds = checks.timeout(timeout)
-        if seconds is not None or self._reference.common.limit():  # so that it is seen
+        if seconds is not None or self._reference.shared.limit():  # so that it is seen
             waiting.synchronize(self, seconds)
             return
         # The GIL is given up and the handle pinned all the time. A close in another thread returns

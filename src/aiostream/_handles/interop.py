@@ -215,10 +215,10 @@ def note_source(reference: Reference, source: Any) -> None:
 
 def use_torch_stream(reference: Reference, torch: Any, stream: Any) -> None:
     """Makes a torch stream torch's current one wherever `reference` becomes current."""
-    reference.common.currents["torch"] = partial(torch.cuda.stream, stream)
+    reference.shared.currents["torch"] = partial(torch.cuda.stream, stream)
 
 
 def use_cupy_stream(reference: Reference, stream: Any) -> None:
     """Makes a cupy stream cupy's current one wherever `reference` becomes current."""
     # A cupy stream is its own context manager.
-    reference.common.currents["cupy"] = lambda: stream
+    reference.shared.currents["cupy"] = lambda: stream

@@ -23,7 +23,7 @@ CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(slots=True, eq=False)
-class Common:
+class SharedByBorrowers:
     """What a stream and all streams that are borrowed from it share.
 
     Threads: any. Each change is one dict or list operation, or one assignment, so it needs no lock.
@@ -61,18 +61,18 @@ class Reference:
     # Any thread may look up a stream's and assign it, because all threads find the same one.
     wait_list: _native.WaitList | None = None
     is_event: bool = False
-    common: Common = field(default_factory=Common)
+    shared: SharedByBorrowers = field(default_factory=SharedByBorrowers)
 
     def limit_waits(self, own: float | None = None) -> None:
         """Sets after which time without an end the stream is stalled, outside `may_take`."""
         if own is not None:
-            self.common.stalled_after = own
-        seconds = self.common.limit()
+            self.shared.stalled_after = own
+        seconds = self.shared.limit()
         process.limit_stalls(seconds)
-        for waits in (wait_list_of(self), self.common.thread_waits):
+        for waits in (wait_list_of(self), self.shared.thread_waits):
             if waits is not None:
                 waits.label(self.name, seconds)
-        if self.common.limit() != seconds:  # another thread has changed it meanwhile
+        if self.shared.limit() != seconds:  # another thread has changed it meanwhile
             self.limit_waits()
 
 
@@ -126,7 +126,7 @@ def keep_retired(reference: Reference) -> None:
     """Lets a later `Stream` use a stream that is closed, if it was retired."""
     if reference.handle.is_shared and not reference.handle.is_open:
         with contextlib.suppress(IndexError):
-            make = reference.common.make.pop()  # of two threads that close the stream, one gets it
+            make = reference.shared.make.pop()  # of two threads that close the stream, one gets it
             reference.context._retired.setdefault(make, []).append(reference.handle)
 
 
@@ -190,7 +190,7 @@ def new_wait_list(reference: Reference, history: _native.History | None = None) 
     """Returns a wait list for some of a stream's waits, apart from the stream's own."""
     context_id = reference.context._ensure_monitored()
     made = _native.WaitList(context_id, history or _native.History())
-    made.label(reference.name, reference.common.limit())
+    made.label(reference.name, reference.shared.limit())
     return made
 
 
@@ -202,14 +202,14 @@ def order_of(reference: Reference) -> _native.Order:
     """
     if reference.handle.value == PER_THREAD:  # another stream in each thread
         return _per_thread.orders.setdefault(reference.context._ensure_monitored(), _native.Order())
-    common = reference.common
-    if common.order is None:
+    shared = reference.shared
+    if shared.order is None:
         # The list's, if it is known, because it is also that of other objects on the same stream.
         # It is chosen once, by `setdefault`, because with two there would be two orders.
         known = reference.wait_list
         made = known.order if known is not None else _native.Order()
-        common.order = common.chosen.setdefault("order", made)
-    return common.order
+        shared.order = shared.chosen.setdefault("order", made)
+    return shared.order
 
 
 def share_history(references: Iterable[Reference]) -> None:
@@ -220,7 +220,7 @@ def share_history(references: Iterable[Reference]) -> None:
         # list is polled.
         if reference.handle.value != PER_THREAD:
             reference.wait_list = _find_wait_list(reference, history)
-            reference.wait_list.label(reference.name, reference.common.limit())
+            reference.wait_list.label(reference.name, reference.shared.limit())
 
 
 def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:
@@ -244,14 +244,14 @@ def current_in_libraries(reference: Reference) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # This is a copy, because another thread may borrow the stream for a further library
         # meanwhile, and Python refuses to iterate over a dict that grows.
-        for make_current in list(reference.common.currents.values()):
+        for make_current in list(reference.shared.currents.values()):
             stack.enter_context(make_current())
         yield
 
 
 def in_libraries(reference: Reference, call: Callable[[], Any]) -> Callable[[], Any]:
     """Returns what calls `call` with the stream current in torch or cupy, if they know it."""
-    return partial(_call_in, reference, call, []) if reference.common.currents else call
+    return partial(_call_in, reference, call, []) if reference.shared.currents else call
 
 
 def _call_in(reference: Reference, call: Callable[[], Any], results: list[Any]) -> Any:

@@ -234,7 +234,7 @@ class AttributeMethods:
         raw = cuda.CUstreamAttrValue()
         setattr(raw, form.field, form.to_driver(value))
         number = cuda.CUstreamAttrID(int(attribute))
-        self._reference.common.make.clear()  # because no other `Stream` may get the attribute
+        self._reference.shared.make.clear()  # because no other `Stream` may get the attribute
         call_on(self._reference, "cuStreamSetAttribute", number, raw)
 
     def copy_attributes(self, source: Any) -> None:
@@ -250,5 +250,5 @@ class AttributeMethods:
         """
         with pinned(interop.reference_to(source)) as value:
             other = driver.bindings().CUstream(value)
-            self._reference.common.make.clear()  # as in `set_attribute`
+            self._reference.shared.make.clear()  # as in `set_attribute`
             call_on(self._reference, "cuStreamCopyAttributes", other)

@@ -108,7 +108,7 @@ class RunMethods:
             ...         await stream.synchronize_async()  # in place of a load
         """
         driver.refuse_forked()
-        longer, limit = self._reference.common.longer, checks.limit(seconds)
+        longer, limit = self._reference.shared.longer, checks.limit(seconds)
         longer.append(limit)
         try:
             self._reference.limit_waits()
@@ -163,13 +163,13 @@ class RunMethods:
         reference = self._reference
         call: Callable[[], T] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
-        if reference.common.currents:
+        if reference.shared.currents:
             call = in_libraries(reference, call)
         # Only this frame refers to it: see its type.
         work = _native.Work(reference, self._mode, call, _give_up)
         try:
             wait_list = reference.wait_list or wait_list_of(reference)
-            refusal = work.begin(reference.handle, wait_list, reference.common.held)
+            refusal = work.begin(reference.handle, wait_list, reference.shared.held)
             if refusal:
                 captures = refusal <= _native.RESULT_CAPTURING
                 refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"

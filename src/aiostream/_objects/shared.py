@@ -81,7 +81,7 @@ class SharingMethods(Transferable):
         """
         # Refused and not awaited, because this thread may be in the block. It would then wait
         # for itself. A block that begins after this check pins the handle, and is awaited.
-        if self._owned and self._reference.common.held:
+        if self._owned and self._reference.shared.held:
             raise RuntimeError(
                 f"{self._name} is in use, in a block of as_current(), or in a call of run or "
                 "run_in_thread: give it away after that"
@@ -200,7 +200,7 @@ class SharingMethods(Transferable):
                 await stream.synchronize_async()
         """
         reference = self._reference
-        held, mark = reference.common.held, object()
+        held, mark = reference.shared.held, object()
         with pinned(reference), reference.context.as_current(), current_in_libraries(reference):
             try:
                 # `into_raw` refuses while this is there. It must not wait for the end of the block,

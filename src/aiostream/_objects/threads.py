@@ -98,7 +98,7 @@ class _ThreadCall(Completion):
         # stream until then, or the worker would use a destroyed handle.
         if not handle.hold(self.pins):
             driver.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
-        reference.common.held.append(self)
+        reference.shared.held.append(self)
 
     # ---------------------------------------------------------------------- in the worker thread
 
@@ -185,7 +185,7 @@ class _ThreadCall(Completion):
         # The worker and `cancel` never both come here: see `unstarted`.
         # It is not there if an interrupt came between the pin and the append.
         with contextlib.suppress(ValueError):
-            self.reference.common.held.remove(self)
+            self.reference.shared.held.remove(self)
         # No call lies between the two, so no interrupt comes in between.
         pins, self.pins = self.pins, []
         if pins:
@@ -205,14 +205,14 @@ def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
 
 
 def _wait_list(reference: Reference) -> _native.WaitList:
-    common = reference.common
+    shared = reference.shared
     # The per-thread stream is another stream in each worker. In one wait list, only the oldest wait
     # would be polled, and the others may end before it.
     if reference.handle.value == PER_THREAD:
         return new_wait_list(reference)
-    if common.thread_waits is None:
-        common.thread_waits = new_wait_list(reference)
-    return common.thread_waits
+    if shared.thread_waits is None:
+        shared.thread_waits = new_wait_list(reference)
+    return shared.thread_waits
 
 
 class ThreadStream:

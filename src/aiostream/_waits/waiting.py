@@ -311,7 +311,7 @@ def enqueue(
         CudaError: The driver refused, or the context has failed.
     """
     bridge = _current_bridge()
-    common = reference.common
+    shared = reference.shared
     try:
         if mode == BY_HOST_FUNCTION:
             future = bridge.new_future()
@@ -331,9 +331,9 @@ def enqueue(
             bridge.queue,
             mode,
             future,
-            in_libraries(reference, call) if common.currents else call,
+            in_libraries(reference, call) if shared.currents else call,
             keepalive,
-            common.order or order_of(reference),
+            shared.order or order_of(reference),
             reference.name,
             bridge.at_once,
         )
