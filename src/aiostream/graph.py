@@ -514,7 +514,7 @@ class ExecutableGraph(Transferable, WithBlock):
         reference = interop.reference_to(stream)
         waiting.require_ready(reference)
         self._use(reference, use)
-        await waiting.synchronize_async(waiting.Target(reference, waiting.mode_for(stream)))
+        await waiting.synchronize_async(waiting.Unobserved(reference, waiting.mode_for(stream)))
 
 
 _USES = {

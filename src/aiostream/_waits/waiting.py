@@ -124,7 +124,7 @@ def mode_for(stream: Any) -> int:
 
 
 class Awaitable(Protocol):
-    """What can be waited for: a `Stream`, an `Event`, or a `Target`."""
+    """What can be waited for: a `Stream`, an `Event`, or an `Unobserved`."""
 
     @property
     def _reference(self) -> Reference: ...
@@ -133,7 +133,7 @@ class Awaitable(Protocol):
     def _mode(self) -> int: ...
 
 
-class Target:
+class Unobserved:
     """What a wait needs of a stream. No observer sees a wait for it."""
 
     __slots__ = ("_mode", "_reference")
@@ -177,7 +177,7 @@ async def synchronize_async(self: Awaitable) -> None:
     # and memory. The argument keeps the stream alive, because a stream that only this coroutine
     # refers to must not be closed by its finalizer.
     reference, mode = self._reference, self._mode
-    if observers and not isinstance(self, Target | _native.Work) and not is_observed():
+    if observers and not isinstance(self, Unobserved | _native.Work) and not is_observed():
         kind = "Event" if reference.is_event else "Stream"
         await observed(f"{kind}.synchronize_async", synchronize_async, self)
         return
