@@ -18,7 +18,7 @@ from aiostream import Context, CudaError, Stream, _native, blocking, device, sim
 from aiostream._base import clash, driver, forwarding, hints, turns
 from aiostream._base.checks import has_gil as has_gil
 from aiostream._handles import interop
-from aiostream._handles import reference as _reference
+from aiostream._handles import operand as _operand
 from aiostream._objects import captures
 from aiostream._observers import blocked, trace_files
 from aiostream._runtime import completion as _completion
@@ -334,16 +334,16 @@ def native_strategies() -> tuple[str, ...]:
 
 def begin_wait(stream: Stream, strategy: int) -> Any:
     """Begins a wait with the strategy of that number."""
-    reference = stream._reference
-    wait_list = _reference.wait_list_of(reference)
+    reference = stream._operand
+    wait_list = _operand.wait_list_of(reference)
     return wait_list.begin(reference.handle, current_bridge().queue, strategy)
 
 
 def reserve_wait(stream: Stream, strategy: int) -> Any:
     """Reserves a wait with the strategy of that number, until what it returns is dropped."""
-    reference = stream._reference
+    reference = stream._operand
     reserved = _native.Completion(None, reference.name)
-    wait_list = _reference.wait_list_of(reference)
+    wait_list = _operand.wait_list_of(reference)
     refusal = reserved.reserve(wait_list, current_bridge().queue, strategy, reference.handle)
     driver.raise_for(refusal, "cuEventCreate", reference.name)
     return reserved
@@ -552,14 +552,14 @@ async def next_turn() -> None:
     await (loops.current_bridge().checkpoint or loops.yield_turn)()
 
 
-def reference_to(stream: Any) -> Any:
+def operand_of(stream: Any) -> Any:
     """How the library uses a stream of another library, or its address."""
-    return interop.reference_to(stream)
+    return interop.operand_of(stream)
 
 
 def pinned(owned: Any) -> Any:
     """Keeps the handle of a stream or graph in use until the block ends, as driver calls do."""
-    return _reference.pinned(owned._reference) if isinstance(owned, Stream) else owned._pinned()
+    return _operand.pinned(owned._operand) if isinstance(owned, Stream) else owned._pinned()
 
 
 RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
@@ -595,7 +595,7 @@ def fail_references(patch: pytest.MonkeyPatch) -> None:
         raise MemoryError
 
     for module in (event_module, stream_module):
-        patch.setattr(module, "Reference", reference)
+        patch.setattr(module, "Operand", reference)
 
 
 def last_handle_of(node: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import Reference, call_on
+from aiostream._handles.operand import Operand, call_on
 from aiostream._objects import captures
 from aiostream._objects.nodes import (
     GraphDependency,
@@ -106,7 +106,7 @@ class CaptureScope:
     def __init__(
         self, stream: CaptureMethods, mode: CaptureMode, flags: InstantiateFlags | None
     ) -> None:
-        # The stream itself and not its reference, because the finalizer of a stream to which only
+        # The stream itself and not its operand, because the finalizer of a stream to which only
         # this scope refers would close it.
         self._stream = stream
         self._mode = checks.member(CaptureMode, mode, "mode")
@@ -142,7 +142,7 @@ class CaptureScope:
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "capturing" if self._entered else "not begun"
-        return f"<aiostream.CaptureScope of {self._stream._reference.name}, {state}>"
+        return f"<aiostream.CaptureScope of {self._stream._operand.name}, {state}>"
 
     def __enter__(self) -> CaptureScope:
         if self._entered:
@@ -155,7 +155,7 @@ class CaptureScope:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._ended = True
-        stream = self._stream._reference
+        stream = self._stream._operand
         if error is not None:
             # The body's error says what went wrong first.
             with contextlib.suppress(CudaError, StreamClosedError):
@@ -177,7 +177,7 @@ class CaptureScope:
 class CaptureMethods:
     """The captures of a `Stream`, which inherits them from here."""
 
-    _reference: Reference  # set by `Stream`
+    _operand: Operand  # set by `Stream`
 
     def capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> CaptureScope:
         """Captures the work of a `with` block into a graph.
@@ -256,7 +256,7 @@ class CaptureMethods:
             StreamCaptureError: It is the legacy stream, which cannot capture.
             CudaError: It captures already (401).
         """
-        stream = self._reference
+        stream = self._operand
         driver_mode = _as_driver_mode(mode)
         captures.begin(stream, lambda: call_on(stream, "cuStreamBeginCapture", driver_mode))
 
@@ -284,7 +284,7 @@ class CaptureMethods:
             NotSupportedError: The driver is older than CUDA 12.3.
             CudaError: It captures already, or a dependency is not a node of the graph.
         """
-        stream, name = self._reference, "cuStreamBeginCaptureToGraph"
+        stream, name = self._operand, "cuStreamBeginCaptureToGraph"
         nodes, edges = as_driver_dependencies(dependencies)
         # None would not do, which the bindings refuse before 12.9.10 and in 13.0.
         edges = edges or [driver.bindings().CUgraphEdgeData()] * len(nodes)
@@ -320,7 +320,7 @@ class CaptureMethods:
             NotSupportedError: The driver is older than CUDA 13.3.
             CudaError: The driver refused.
         """
-        stream, name = self._reference, "cuStreamBeginRecaptureToGraph"
+        stream, name = self._operand, "cuStreamBeginRecaptureToGraph"
         driver.require(name, stream.name)
         cuda = driver.bindings()
         existing = Graph.borrow(graph)
@@ -349,7 +349,7 @@ class CaptureMethods:
                 began on another stream (903): it is invalidated, and you have to end it there.
             CudaError: The stream does not capture (401).
         """
-        return captures.end(self._reference)
+        return captures.end(self._operand)
 
     def capture_status(self) -> CaptureStatus:
         """Whether the stream captures (`cuStreamIsCapturing`).
@@ -360,14 +360,14 @@ class CaptureMethods:
             StreamClosedError: The stream is closed.
             StreamCaptureError: It is the legacy stream while a blocking stream captures (906).
         """
-        return captures.status(self._reference)
+        return captures.status(self._operand)
 
     def capture_info(self) -> CaptureInfo:
         """The capture's status, id, graph and present dependencies (`cuStreamGetCaptureInfo`).
 
         The question does not disturb the capture. It raises the same errors as `capture_status`.
         """
-        stream = self._reference
+        stream = self._operand
         status, identity, value, nodes, edges = captures.query(stream)
         if identity is None:
             return CaptureInfo(status)
@@ -392,7 +392,7 @@ class CaptureMethods:
         nodes, edges = as_driver_dependencies(dependencies)
         name = driver.annotated("cuStreamUpdateCaptureDependencies")
         update = int(checks.member(DependencyUpdate, mode, "mode"))
-        call_on(self._reference, name, nodes, edges, len(nodes), update)
+        call_on(self._operand, name, nodes, edges, len(nodes), update)
 
 
 # ----------------------------------------------------------------------------- the modes of threads

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from aiostream import _native, errors
 from aiostream._base import checks, development, driver
 from aiostream._handles import interop
+from aiostream._handles.operand import HasOperand, Operand, current_or_default_context, pinned
 from aiostream._handles.owned import WithBlock
-from aiostream._handles.reference import HasReference, Reference, current_or_default_context, pinned
 from aiostream._runtime import process
 from aiostream._waits import waiting
 from aiostream.device import Context, Device, DeviceLike
@@ -104,7 +104,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
                 self._name = _name_of(value, self._context)
                 # This comes last, because from here on the finalizer of this object destroys the
                 # event.
-                self._reference = Reference(handle, self._context, self._name, waits, is_event=True)
+                self._operand = Operand(handle, self._context, self._name, waits, is_event=True)
             except BaseException:
                 handle.close()
                 raise
@@ -112,7 +112,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
     # It is in one place, because `record` replaces it in one step.
     @property
     def _handle(self) -> _native.Handle:  # type: ignore[override]
-        return self._reference.handle
+        return self._operand.handle
 
     @property
     def handle(self) -> int:
@@ -164,10 +164,10 @@ class Event(WithBlock, waiting.AwaitedBlock):
             RuntimeError: A task awaits this interprocess event. Nothing was recorded.
             CudaError: The driver refused. The code is 400 for a stream of another context.
         """
-        reference, before = interop.reference_to(stream), self._handle
-        code = _native.event_record(self._reference, reference.handle, self._flags)
+        operand, before = interop.operand_of(stream), self._handle
+        code = _native.event_record(self._operand, operand.handle, self._flags)
         if self._handle is not before:
-            self._name = self._reference.name = _name_of(self._handle.value, self._context)
+            self._name = self._operand.name = _name_of(self._handle.value, self._context)
         if code == _native.RESULT_AWAITED:
             raise RuntimeError(
                 f"{self._name} is awaited, and an interprocess event cannot get a new handle for "
@@ -175,14 +175,14 @@ class Event(WithBlock, waiting.AwaitedBlock):
             )
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
             raise errors.closed(self._name)
-        if code == _INVALID_HANDLE and reference.context != self._context:
+        if code == _INVALID_HANDLE and operand.context != self._context:
             raise driver.error(
                 code,
                 "cuEventRecord",
-                reference.name,
+                operand.name,
                 f"The event lives on {self._context._place()}: {_ELSEWHERE}",
             )
-        driver.raise_for(code, "cuEventRecord", reference.name)
+        driver.raise_for(code, "cuEventRecord", operand.name)
 
     def query(self) -> bool:
         """Whether the GPU has passed the recorded point (`cuEventQuery`).
@@ -289,7 +289,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         cuda, name = driver.bindings(), "cuEventElapsedTime"
         # Pinned, because another thread may close one of the two, and the driver would then read
         # the time of a destroyed event.
-        with pinned(self._reference, name) as first, pinned(end._reference, name) as second:
+        with pinned(self._operand, name) as first, pinned(end._operand, name) as second:
             return float(
                 driver.call(name, cuda.CUevent(first), cuda.CUevent(second), stream=self._name)
             )
@@ -366,7 +366,7 @@ def _name_of(handle: int, context: Context) -> str:
 
 
 def _require_stream(stream: Any) -> None:
-    if not isinstance(stream, HasReference) or stream._reference.is_event:
+    if not isinstance(stream, HasOperand) or stream._operand.is_event:
         raise TypeError(
             f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes one "
             "of another library's"

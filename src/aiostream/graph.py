@@ -15,8 +15,8 @@ from typing import Any, Self, cast
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles import interop
+from aiostream._handles.operand import Operand, current_or_default_context, pin, pinned
 from aiostream._handles.owned import Transferable, WithBlock
-from aiostream._handles.reference import Reference, current_or_default_context, pin, pinned
 from aiostream._objects.nodes import GraphNode
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observed_future, observers
@@ -227,7 +227,7 @@ class Graph(Transferable, WithBlock):
         cuda = driver.bindings()
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
-                stream = stack.enter_context(pinned(interop.reference_to(upload_stream)))
+                stream = stack.enter_context(pinned(interop.operand_of(upload_stream)))
                 parameters.hUploadStream = cuda.CUstream(stream)
             value = stack.enter_context(self._pinned())
             stack.enter_context(self._context._pushed())
@@ -394,7 +394,7 @@ class ExecutableGraph(Transferable, WithBlock):
             ...         executable.launch(stream)
             ...         await stream.synchronize_async()
         """
-        self._use(interop.reference_to(stream), "launch")
+        self._use(interop.operand_of(stream), "launch")
 
     def launch_async(self, stream: Any) -> CompletionFuture[None]:
         """Launches the graph, and returns a future that settles when the GPU has run it.
@@ -443,7 +443,7 @@ class ExecutableGraph(Transferable, WithBlock):
 
         Raises the same errors as `launch`.
         """
-        self._use(interop.reference_to(stream), "upload")
+        self._use(interop.operand_of(stream), "upload")
 
     def upload_async(self, stream: Any) -> CompletionFuture[None]:
         """Uploads the graph, and returns a future of that.
@@ -488,7 +488,7 @@ class ExecutableGraph(Transferable, WithBlock):
             error.result = result
         raise error
 
-    def _use(self, stream: Reference, use: str) -> None:
+    def _use(self, stream: Operand, use: str) -> None:
         call, name = _USES[use]
         self._require_open()
         code = call(self._handle, stream.handle)
@@ -501,9 +501,9 @@ class ExecutableGraph(Transferable, WithBlock):
         if observers and not is_observed():
             name, method = f"ExecutableGraph.{use}_async", ExecutableGraph._use_async
             return observed_future(name, method, self, stream, use)
-        reference = interop.reference_to(stream)
+        operand = interop.operand_of(stream)
         mode = waiting.mode_for(stream)
-        future = waiting.enqueue(reference, mode, lambda: self._use(reference, use))
+        future = waiting.enqueue(operand, mode, lambda: self._use(operand, use))
         return cast("CompletionFuture[None]", future)
 
     async def _use_and_wait(self, stream: Any, use: str) -> None:
@@ -511,10 +511,10 @@ class ExecutableGraph(Transferable, WithBlock):
             name, method = f"ExecutableGraph.{use}_and_wait", ExecutableGraph._use_and_wait
             await observed(name, method, self, stream, use)
             return
-        reference = interop.reference_to(stream)
-        waiting.require_ready(reference)
-        self._use(reference, use)
-        await waiting.synchronize_async(waiting.Unobserved(reference, waiting.mode_for(stream)))
+        operand = interop.operand_of(stream)
+        waiting.require_ready(operand)
+        self._use(operand, use)
+        await waiting.synchronize_async(waiting.Unobserved(operand, waiting.mode_for(stream)))
 
 
 _USES = {

@@ -19,7 +19,7 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import Reference
+from aiostream._handles.operand import Operand
 from aiostream._runtime import process, stuck
 from aiostream._waits import waiting
 from aiostream.enums import HostFunctionSync
@@ -71,7 +71,7 @@ class HostFunction:
 
 
 def _arm(
-    stream: Reference,
+    stream: Operand,
     kind: int,
     point: HostFunction,
     sync_mode: int,
@@ -84,7 +84,7 @@ def _arm(
 
 
 def _launch_python(
-    stream: Reference,
+    stream: Operand,
     function: Callable[..., object],
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
@@ -102,7 +102,7 @@ def _launch_python(
 
 
 def _launch_foreign(
-    stream: Reference, function: Any, arguments: tuple[Any, ...], sync_mode: int
+    stream: Operand, function: Any, arguments: tuple[Any, ...], sync_mode: int
 ) -> None:
     address = ctypes.cast(function, ctypes.c_void_p).value
     if not address:
@@ -140,7 +140,7 @@ def _address_of(data: Any) -> int:
 class HostFunctionMethods:
     """The host functions and callbacks of a `Stream`, which inherits them from here."""
 
-    _reference: Reference  # set by `Stream`
+    _operand: Operand  # set by `Stream`
 
     def launch_host_func(
         self,
@@ -194,18 +194,18 @@ class HostFunctionMethods:
             ...     print(steps)
             ['the GPU was here']
         """
-        mode, reference = -1, self._reference
+        mode, operand = -1, self._operand
         if sync_mode is not None:
             mode = int(checks.member(HostFunctionSync, sync_mode, "sync_mode"))
-            driver.require("cuLaunchHostFunc_v2", reference.name)
+            driver.require("cuLaunchHostFunc_v2", operand.name)
         if not isinstance(fn, _FunctionPointer):
-            _launch_python(reference, fn, args, kwargs, _native.KIND_PYTHON_HOST, mode)
+            _launch_python(operand, fn, args, kwargs, _native.KIND_PYTHON_HOST, mode)
         elif kwargs:
             raise TypeError(
                 "a native host function takes no keyword arguments: pass the address of its data"
             )
         else:
-            _launch_foreign(reference, fn, args, mode)
+            _launch_foreign(operand, fn, args, mode)
 
     def add_callback(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
         """Enqueues `fn(error, *args, **kwargs)` as a callback (`cuStreamAddCallback`).
@@ -213,4 +213,4 @@ class HostFunctionMethods:
         The driver calls it after a failure too. `error` is `None` or a `CudaError`. In all else it
         is as `launch_host_func`, except that a stream that captures refuses it.
         """
-        _launch_python(self._reference, fn, args, kwargs, _native.KIND_PYTHON_CALLBACK)
+        _launch_python(self._operand, fn, args, kwargs, _native.KIND_PYTHON_CALLBACK)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
 from aiostream._base import checks, development, driver
-from aiostream._handles import interop, reference
-from aiostream._handles.reference import Reference, context_of, current_or_default_context
+from aiostream._handles import interop, operand
+from aiostream._handles.operand import Operand, context_of, current_or_default_context
 from aiostream._objects import captures
 from aiostream._objects.attributes import AttributeMethods
 from aiostream._objects.memory import MemoryMethods
@@ -127,14 +127,14 @@ class Stream(
         context = current_or_default_context(device)
         with driver.unless_owned("cuStreamDestroy") as made:
             with context._pushed():
-                handle = reference.reuse_retired(context, (flags, urgency))
+                handle = operand.reuse_retired(context, (flags, urgency))
                 if handle is None:
                     driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
             value = driver.handle_in(made) if handle is None else handle.value
             self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
-            self._reference.shared.make.append((flags, urgency))
+            self._operand.shared.make.append((flags, urgency))
         if limit:
-            self._reference.limit_waits(limit)
+            self._operand.limit_waits(limit)
 
     def _init_fields(
         self,
@@ -154,15 +154,15 @@ class Stream(
         self._owned = owned
         self._constants = {}
         self._source = source
-        self._name = reference.name_of(value, context, self._label)
+        self._name = operand.name_of(value, context, self._label)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         # Counted as open from here on. No other thread can use it before this object is complete.
-        handle = handle or reference.new_handle(value, context, owned, made)
+        handle = handle or operand.new_handle(value, context, owned, made)
         try:
-            self._reference = Reference(handle, context, self._name)
+            self._operand = Operand(handle, context, self._name)
             if source is not None:
-                interop.note_source(self._reference, source)
+                interop.note_source(self._operand, source)
         except BaseException:
             if made is None:
                 handle.release()  # because the caller of `from_raw` still owns the stream
@@ -226,10 +226,10 @@ class Stream(
             borrowed._mode = waiting.mode_of(borrowed._wait)
         if name is not None:
             borrowed._label = checks.label(name)
-            called = reference.name_of(borrowed._handle.value, borrowed._context, name)
-            borrowed._name = borrowed._reference.name = called
+            called = operand.name_of(borrowed._handle.value, borrowed._context, name)
+            borrowed._name = borrowed._operand.name = called
         if limit:
-            borrowed._reference.limit_waits(limit)
+            borrowed._operand.limit_waits(limit)
         return borrowed
 
     @classmethod
@@ -256,7 +256,7 @@ class Stream(
             True
         """
         value = interop.raw_handle(handle, "a CUDA stream")
-        if value <= reference.PER_THREAD:
+        if value <= operand.PER_THREAD:
             raise ValueError(
                 f"handle {value} is a special stream without an owner: use Stream.legacy(), "
                 "per_thread() or borrow()"
@@ -275,13 +275,13 @@ class Stream(
     def legacy(cls, device: DeviceLike | None = None) -> Self:
         """The legacy default stream of a device, with which every blocking stream synchronizes."""
         context = current_or_default_context(device)
-        return cls._from_handle(reference.LEGACY, context, owned=False)
+        return cls._from_handle(operand.LEGACY, context, owned=False)
 
     @classmethod
     def per_thread(cls, device: DeviceLike | None = None) -> Self:
         """The per-thread default stream. Each call on it uses the stream of the calling thread."""
         context = current_or_default_context(device)
-        return cls._from_handle(reference.PER_THREAD, context, owned=False)
+        return cls._from_handle(operand.PER_THREAD, context, owned=False)
 
     def to_borrowed(self) -> Self:
         """Returns a second `Stream` on the same handle, which does not own it.
@@ -306,8 +306,8 @@ class Stream(
         borrowed._handle = handle = self._handle.borrow()
         borrowed._wait = self._wait
         borrowed._mode = self._mode
-        own = self._reference
-        borrowed._reference = Reference(
+        own = self._operand
+        borrowed._operand = Operand(
             handle, self._context, self._name, own.wait_list, False, own.shared
         )
         return borrowed
@@ -375,16 +375,16 @@ class Stream(
         # Two threads that close at once both come here, and one of them ends it
         # (`captures.end_left`).
         if self._owned and self._handle.is_shared:
-            captures.end_shared(self._reference)
+            captures.end_shared(self._operand)
         try:
             super().close()
         finally:
             # This comes after the close, because until then another thread may ask for the capture,
             # which would note it again.
             if self._owned:
-                captures.forget(self._reference)
+                captures.forget(self._operand)
                 # This comes last, because a new `Stream` may now capture.
-                reference.keep_retired(self._reference)
+                operand.keep_retired(self._operand)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Blocks until the work is done, destroys the stream, and raises what went wrong.
@@ -443,13 +443,13 @@ class Stream(
     def _finalizer(
         self,
         handle: _native.Handle,
-        is_noted: Callable[[Reference], bool] = captures.is_noted,
-        retire: Callable[[Reference], None] = captures.retire,
+        is_noted: Callable[[Operand], bool] = captures.is_noted,
+        retire: Callable[[Operand], None] = captures.retire,
     ) -> Callable[[], Any]:
         # A finalizer may run in any thread, under any lock, so this only chooses. The janitor calls
         # what it returns. The defaults bind the functions, because at the interpreter's end the
         # module's names may be gone.
-        own = self._reference
+        own = self._operand
         if handle.is_shared or is_noted(own):
             return lambda: retire(own)
         return handle.drop
@@ -510,7 +510,7 @@ class Stream(
                 self._require_open()
                 return
             raw = driver.bindings().CUevent(handle)
-            reference.call_on(self._reference, "cuStreamWaitEvent", raw, bits)
+            operand.call_on(self._operand, "cuStreamWaitEvent", raw, bits)
         finally:
             if owner is not None and held:
                 owner.unpin()
@@ -560,7 +560,7 @@ class Stream(
         """
         development.warn_if_blocking("Stream.synchronize")
         seconds = checks.timeout(timeout)
-        if seconds is not None or self._reference.shared.limit():  # so that it is seen
+        if seconds is not None or self._operand.shared.limit():  # so that it is seen
             waiting.synchronize(self, seconds)
             return
         # The GIL is given up and the handle pinned all the time. A close in another thread returns
@@ -669,7 +669,7 @@ class Stream(
         # code that keeps its result: an interrupt there would lose it.
         call = partial(fn, self, *args, **kwargs)
         try:
-            future = waiting.enqueue(self._reference, self._mode, call, (fn, args, kwargs))
+            future = waiting.enqueue(self._operand, self._mode, call, (fn, args, kwargs))
         except TypeError as problem:
             checks.explain_call(problem, "enqueue_async")
             raise
@@ -680,7 +680,7 @@ class Stream(
     def _future(self, call: str, kind: int) -> CompletionFuture[None]:
         if observers and not is_observed():
             return observed_future(call, Stream._future, self, call, kind)
-        return cast("CompletionFuture[None]", waiting.complete(self._reference, kind).future)
+        return cast("CompletionFuture[None]", waiting.complete(self._operand, kind).future)
 
     def _close_after(self, error: BaseException) -> None:
         """Closes the stream because a wait has raised.

@@ -18,8 +18,8 @@ from typing import Any, Self
 from aiostream import _native
 from aiostream._base import development, driver
 from aiostream._handles import interop
+from aiostream._handles.operand import call_on
 from aiostream._handles.owned import Owned
-from aiostream._handles.reference import call_on
 from aiostream._runtime import completion, process
 from aiostream._runtime.statistics import Statistics, statistics
 from aiostream._servers import ending, health
@@ -125,12 +125,12 @@ class Gate:
             StreamClosedError: You have closed the stream.
             CudaError: The driver refused.
         """
-        reference = interop.reference_to(stream)
+        operand = interop.operand_of(stream)
         cuda = driver.bindings()
-        with reference.context.as_current():
+        with operand.context.as_current():
             flags = cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
             pointer = cuda.CUdeviceptr(self._pointer)
-            call_on(reference, "cuStreamWaitValue32", pointer, 1, flags)
+            call_on(operand, "cuStreamWaitValue32", pointer, 1, flags)
 
     def open(self) -> None:
         """Lets everything through, also what is held later, until you shut it.

@@ -27,7 +27,7 @@ from typing import Any, Self
 from aiostream import _native
 from aiostream._base import checks
 from aiostream._handles import interop
-from aiostream._handles.reference import Reference
+from aiostream._handles.operand import Operand
 from aiostream._observers import blocked, trace_files
 from aiostream._observers.trace_clock import GpuClock, Moment
 from aiostream._runtime import loops, process
@@ -98,7 +98,7 @@ class _Record(Observation):
     recorder: Recording
     call: str
     name: str  # of the stream, the event or the pool
-    stream: Reference | None  # until the await is over, because the stream need not outlive it here
+    stream: Operand | None  # until the await is over, because the stream need not outlive it here
     clock: GpuClock | None
     task: str
     loop: str
@@ -409,16 +409,16 @@ class Recording:
         # The call itself says so. A lock that another thread held at the fork stays held here.
         if self._is_forked():
             return Observation()
-        stream: Reference | None = None
+        stream: Operand | None = None
         if call.startswith("ExecutableGraph."):
             # If it is no stream, the call itself raises the error.
             with contextlib.suppress(TypeError, ValueError, CudaError, StreamClosedError):
-                stream = interop.reference_to(args[0])
+                stream = interop.operand_of(args[0])
             name = "no stream" if stream is None else stream.name
         elif isinstance(target, StreamPool):
             name = f"pool{target._called} of {target.size} streams"
         else:
-            stream = target._reference
+            stream = target._operand
             name = stream.name
             if stream.is_event:
                 stream = None
@@ -432,7 +432,7 @@ class Recording:
         self._is_unsaved = True
         return made
 
-    def _clock_of(self, stream: Reference) -> GpuClock | None:
+    def _clock_of(self, stream: Operand) -> GpuClock | None:
         # In a forked child, a recording of its own has no marks, because the driver refuses them.
         if not self._gpu or _native.is_forked():
             return None

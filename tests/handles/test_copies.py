@@ -238,7 +238,7 @@ def test_a_foreign_stream_can_be_the_first_that_the_library_sees(driver_kind: st
             internals.driver_call("cuDeviceGet", 0))
         internals.driver_call("cuCtxPushCurrent", context)
         handle = int(internals.driver_call("cuStreamCreate", 1))
-        reference = internals.reference_to(handle)
+        reference = internals.operand_of(handle)
         print(reference.handle.value == handle)
         """
     assert succeed(driver_kind, script).strip() == "True"

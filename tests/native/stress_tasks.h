@@ -66,7 +66,7 @@ static void await_wake(struct queue *queue, const char *who) {
 
 /* --- users' events --- */
 
-/* An Event. `handle` is that of its Reference. The test keeps the handles that were replaced, and
+/* An Event. `handle` is that of its Operand. The test keeps the handles that were replaced, and
  * closes them at once. */
 struct users_event {
     _Atomic(struct handle *) handle;

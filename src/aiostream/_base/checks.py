@@ -247,7 +247,7 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 
 # The modules that call the functions which users give to `run`, `enqueue_async` and their like.
 _CALLERS = {
-    "aiostream._handles.reference",
+    "aiostream._handles.operand",
     "aiostream._objects.runs",
     "aiostream._objects.threads",
     "aiostream._waits.waiting",

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from aiostream._base import checks
-from aiostream._handles.reference import HasReference, Reference, context_of, name_of, new_handle
+from aiostream._handles.operand import HasOperand, Operand, context_of, name_of, new_handle
 from aiostream._runtime import process
 
 _STREAM_NAMES = frozenset(("CUstream", "cudaStream_t"))
@@ -188,37 +188,37 @@ def _graph_number(graph: Any, kind: str, executable: bool) -> int:
     )
 
 
-def reference_to(stream: Any) -> Reference:
-    """Returns a `Reference` to any library's stream.
+def operand_of(stream: Any) -> Operand:
+    """Returns a `Operand` to any library's stream.
 
     A stream of this library gives its own, which refuses each use after the stream is closed.
     """
-    if isinstance(stream, HasReference) and not stream._reference.is_event:
-        return stream._reference
+    if isinstance(stream, HasOperand) and not stream._operand.is_event:
+        return stream._operand
     value = stream_handle(stream)
     process.start()  # here too, because the first stream may be another library's
     context = context_of(value)
-    return Reference(new_handle(value, context, owned=False), context, name_of(value, context))
+    return Operand(new_handle(value, context, owned=False), context, name_of(value, context))
 
 
-def note_source(reference: Reference, source: Any) -> None:
+def note_source(operand: Operand, source: Any) -> None:
     """Notes that a stream was borrowed from `source`.
 
     If that is torch's or cupy's stream, it becomes their current one where ours becomes current.
     """
     libraries = {base.__module__.partition(".")[0] for base in type(source).__mro__}
     if "torch" in libraries:
-        use_torch_stream(reference, sys.modules["torch"], source)
+        use_torch_stream(operand, sys.modules["torch"], source)
     elif "cupy" in libraries:
-        use_cupy_stream(reference, source)
+        use_cupy_stream(operand, source)
 
 
-def use_torch_stream(reference: Reference, torch: Any, stream: Any) -> None:
-    """Makes a torch stream torch's current one wherever `reference` becomes current."""
-    reference.shared.currents["torch"] = partial(torch.cuda.stream, stream)
+def use_torch_stream(operand: Operand, torch: Any, stream: Any) -> None:
+    """Makes a torch stream torch's current one wherever `operand` becomes current."""
+    operand.shared.currents["torch"] = partial(torch.cuda.stream, stream)
 
 
-def use_cupy_stream(reference: Reference, stream: Any) -> None:
-    """Makes a cupy stream cupy's current one wherever `reference` becomes current."""
+def use_cupy_stream(operand: Operand, stream: Any) -> None:
+    """Makes a cupy stream cupy's current one wherever `operand` becomes current."""
     # A cupy stream is its own context manager.
-    reference.shared.currents["cupy"] = lambda: stream
+    operand.shared.currents["cupy"] = lambda: stream

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from aiostream import _native, errors
 from aiostream._base import checks, driver
 from aiostream._handles import interop
-from aiostream._handles.reference import PER_THREAD, Reference, call_on, pinned
+from aiostream._handles.operand import PER_THREAD, Operand, call_on, pinned
 from aiostream.enums import (
     AccessProperty,
     MemSyncDomain,
@@ -142,7 +142,7 @@ _FORMS = {
 class AttributeMethods:
     """What the driver knows of a `Stream`, which inherits this from here."""
 
-    _reference: Reference  # set by `Stream`
+    _operand: Operand  # set by `Stream`
     # What the driver has answered that never changes, by its function. Any thread may read and
     # write it, by single dict operations.
     _constants: dict[str, int]
@@ -156,7 +156,7 @@ class AttributeMethods:
         Raises:
             NotSupportedError: The driver is older than CUDA 12.5.
         """
-        _, green = call_on(self._reference, "cuStreamGetCtx_v2")
+        _, green = call_on(self._operand, "cuStreamGetCtx_v2")
         return int(green) or None
 
     @property
@@ -168,7 +168,7 @@ class AttributeMethods:
     def priority(self) -> int:
         """Its priority, after clamping (`cuStreamGetPriority`)."""
         # Asked each time, because `set_attribute` changes it. This does not disturb a capture.
-        return int(call_on(self._reference, "cuStreamGetPriority"))
+        return int(call_on(self._operand, "cuStreamGetPriority"))
 
     @property
     def id(self) -> int:
@@ -183,14 +183,14 @@ class AttributeMethods:
 
         Not while the stream captures, because the question would end its capture.
         """
-        reference = self._reference
-        if not reference.handle.is_open:
-            raise errors.closed(reference.name)
+        operand = self._operand
+        if not operand.handle.is_open:
+            raise errors.closed(operand.name)
         known = self._constants.get(name)
         if known is None:
-            driver.raise_for(_native.capture_refusal(reference.handle), name, reference.name)
-            known = int(call_on(reference, name))
-            if reference.handle.value != PER_THREAD:  # because each thread has its own
+            driver.raise_for(_native.capture_refusal(operand.handle), name, operand.name)
+            known = int(call_on(operand, name))
+            if operand.handle.value != PER_THREAD:  # because each thread has its own
                 self._constants[name] = known
         return known
 
@@ -211,7 +211,7 @@ class AttributeMethods:
         """
         attribute = checks.member(StreamAttribute, attribute, "attribute")
         number = driver.bindings().CUstreamAttrID(int(attribute))
-        raw = call_on(self._reference, "cuStreamGetAttribute", number)
+        raw = call_on(self._operand, "cuStreamGetAttribute", number)
         form = _FORMS[attribute]
         if form.field in ("syncPolicy", "memSyncDomain", "priority"):
             # Read from the union itself, because the bindings' enumerations raise on a value that
@@ -234,8 +234,8 @@ class AttributeMethods:
         raw = cuda.CUstreamAttrValue()
         setattr(raw, form.field, form.to_driver(value))
         number = cuda.CUstreamAttrID(int(attribute))
-        self._reference.shared.make.clear()  # because no other `Stream` may get the attribute
-        call_on(self._reference, "cuStreamSetAttribute", number, raw)
+        self._operand.shared.make.clear()  # because no other `Stream` may get the attribute
+        call_on(self._operand, "cuStreamSetAttribute", number, raw)
 
     def copy_attributes(self, source: Any) -> None:
         """Copies all attributes from another stream of the same context (`cuStreamCopyAttributes`).
@@ -248,7 +248,7 @@ class AttributeMethods:
             StreamClosedError: One of the two is closed.
             CudaError: The driver refused.
         """
-        with pinned(interop.reference_to(source)) as value:
+        with pinned(interop.operand_of(source)) as value:
             other = driver.bindings().CUstream(value)
-            self._reference.shared.make.clear()  # as in `set_attribute`
-            call_on(self._reference, "cuStreamCopyAttributes", other)
+            self._operand.shared.make.clear()  # as in `set_attribute`
+            call_on(self._operand, "cuStreamCopyAttributes", other)

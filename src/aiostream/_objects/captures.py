@@ -18,7 +18,7 @@ from typing import Any
 
 from aiostream import _native, errors
 from aiostream._base import driver
-from aiostream._handles.reference import PER_THREAD, Reference, call_on, keep_retired
+from aiostream._handles.operand import PER_THREAD, Operand, call_on, keep_retired
 from aiostream.enums import CaptureStatus
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.graph import Graph
@@ -81,7 +81,7 @@ _in_progress: list[_Record] = []
 _begun: dict[_Origin, int] = {}
 
 
-def _origin_of(stream: Reference) -> _Origin:
+def _origin_of(stream: Operand) -> _Origin:
     # The per-thread stream is another stream in each thread.
     thread = threading.get_ident() if stream.handle.value == PER_THREAD else 0
     return stream.handle.value, stream.context, thread
@@ -108,14 +108,14 @@ def _forget(capture: _Record | None, how: _End) -> None:
     capture.end(how)
 
 
-def _identity_of(stream: Reference) -> int | None:
+def _identity_of(stream: Operand) -> int | None:
     """The id of the capture that a stream is in. `None` if there is none, or if it is unknown."""
     with contextlib.suppress(CudaError):
         return query(stream)[1]
     return None
 
 
-def begin(stream: Reference, call: Callable[[], Any]) -> None:
+def begin(stream: Operand, call: Callable[[], Any]) -> None:
     """Begins a capture by `call`, and notes it. If this raises after the beginning, it ends it.
 
     The caller knows of no capture then, and nothing would ever end it.
@@ -138,7 +138,7 @@ def begin(stream: Reference, call: Callable[[], Any]) -> None:
         raise
 
 
-def _note_begun(stream: Reference) -> int | None:
+def _note_begun(stream: Operand) -> int | None:
     identity = _identity_of(stream)
     if identity is not None:
         _begun[_origin_of(stream)] = identity
@@ -150,7 +150,7 @@ def _began_on(identity: int) -> _Origin | None:
     return next((origin for origin, begun in list(_begun.items()) if begun == identity), None)
 
 
-def end_left(stream: Reference) -> None:
+def end_left(stream: Operand) -> None:
     """Ends a capture that this library began on this stream, and no other capture."""
     # Popped, so that of two threads one ends the capture.
     begun = _begun.pop(_origin_of(stream), None)
@@ -164,7 +164,7 @@ def end_left(stream: Reference) -> None:
             end(stream)
 
 
-def is_noted(stream: Reference) -> bool:
+def is_noted(stream: Operand) -> bool:
     """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
     # Any thread may ask, also one that is just changing the two. So this takes no lock and reads
     # copies. What another thread is adding now is of a stream that it refers to, and that is not
@@ -175,7 +175,7 @@ def is_noted(stream: Reference) -> bool:
     }
 
 
-def forget(stream: Reference) -> None:
+def forget(stream: Operand) -> None:
     """Forgets the capture of a stream that is destroyed, because the capture has ended with it.
 
     This closes what was seen of a capture that other code began, too. The stream may have been its
@@ -188,7 +188,7 @@ def forget(stream: Reference) -> None:
             _forget(capture, _End.FAILED)
 
 
-def end_shared(stream: Reference) -> None:
+def end_shared(stream: Operand) -> None:
     """Ends the capture of a shared stream that is about to be retired.
 
     A retired stream is not destroyed, so nothing else would ever end its capture.
@@ -200,7 +200,7 @@ def end_shared(stream: Reference) -> None:
         end_left(stream)
 
 
-def retire(stream: Reference) -> None:
+def retire(stream: Operand) -> None:
     """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
     # This runs in the janitor's thread, because a finalizer must not call the driver.
     if stream.handle.is_shared:
@@ -210,7 +210,7 @@ def retire(stream: Reference) -> None:
     keep_retired(stream)
 
 
-def forget_ended_elsewhere(stream: Reference) -> None:
+def forget_ended_elsewhere(stream: Operand) -> None:
     """Forgets a capture of the stream that other code has ended.
 
     This comes before the next capture begins, because the graph of that one may get the handle of
@@ -222,7 +222,7 @@ def forget_ended_elsewhere(stream: Reference) -> None:
 
 
 def begin_into(
-    stream: Reference, graph: Graph, call: Callable[[int], Any], recapture: Any = None
+    stream: Operand, graph: Graph, call: Callable[[int], Any], recapture: Any = None
 ) -> None:
     """Begins a capture into a graph by `call(handle)`, pins the graph, and notes it.
 
@@ -261,7 +261,7 @@ def begin_into(
         raise
 
 
-def query(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
+def query(stream: Operand) -> tuple[CaptureStatus, int | None, int, Any, Any]:
     name = driver.annotated("cuStreamGetCaptureInfo")
     status, identity, graph, nodes, edges, _ = call_on(stream, name)
     status = CaptureStatus(int(status))
@@ -269,11 +269,11 @@ def query(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
     return status, identity, int(graph), nodes, edges
 
 
-def status(stream: Reference) -> CaptureStatus:
+def status(stream: Operand) -> CaptureStatus:
     return CaptureStatus(int(call_on(stream, "cuStreamIsCapturing")))
 
 
-def borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
+def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
     capture = _find(identity, None)
     if capture is None:
         here = _origin_of(stream)
@@ -298,7 +298,7 @@ def borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
     return graph
 
 
-def end(stream: Reference) -> Graph:
+def end(stream: Operand) -> Graph:
     # Looked up before the driver ends it, because afterwards the driver no longer knows its id.
     capture = _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
     try:
@@ -326,7 +326,7 @@ def end(stream: Reference) -> Graph:
             capture = _find(identity, None) if identity is not None else None
 
 
-def _still_captures(stream: Reference) -> bool:
+def _still_captures(stream: Operand) -> bool:
     try:
         return status(stream) is not CaptureStatus.NONE
     except (CudaError, StreamClosedError):

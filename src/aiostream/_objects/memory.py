@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiostream._base import checks, driver
-from aiostream._handles.reference import Reference, call_on, refuse_capture
+from aiostream._handles.operand import Operand, call_on, refuse_capture
 from aiostream.enums import (
     DevResourceType,
     MemAttach,
@@ -84,7 +84,7 @@ def _flags_of(operation: WaitValue | WriteValue) -> int:
     return int(checks.member(kind, operation.flags, "flags"))
 
 
-def _one(stream: Reference, name: str, operation: WaitValue | WriteValue) -> None:
+def _one(stream: Operand, name: str, operation: WaitValue | WriteValue) -> None:
     flags = _flags_of(operation)
     _check(operation.value, operation.bits)
     pointer = driver.bindings().CUdeviceptr(_address(operation.pointer))
@@ -124,7 +124,7 @@ def _as_driver_operation(operation: Any) -> Any:
 class MemoryMethods:
     """What a `Stream` does with memory. It inherits this from here."""
 
-    _reference: Reference  # set by `Stream`
+    _operand: Operand  # set by `Stream`
 
     def attach_mem_async(
         self, pointer: Any, length: int = 0, flags: MemAttach = MemAttach.SINGLE
@@ -148,8 +148,8 @@ class MemoryMethods:
         size = checks.address(checks.integer("length", length))
         who = int(checks.member(MemAttach, flags, "flags"))
         address = driver.bindings().CUdeviceptr(_address(pointer))
-        refuse_capture(self._reference, "cuStreamAttachMemAsync")
-        call_on(self._reference, "cuStreamAttachMemAsync", address, size, who)
+        refuse_capture(self._operand, "cuStreamAttachMemAsync")
+        call_on(self._operand, "cuStreamAttachMemAsync", address, size, who)
 
     def wait_value(
         self,
@@ -179,7 +179,7 @@ class MemoryMethods:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        _one(self._reference, "cuStreamWaitValue", WaitValue(pointer, value, flags, bits))
+        _one(self._operand, "cuStreamWaitValue", WaitValue(pointer, value, flags, bits))
 
     def write_value(
         self,
@@ -193,7 +193,7 @@ class MemoryMethods:
 
         The arguments and errors are those of `wait_value`.
         """
-        _one(self._reference, "cuStreamWriteValue", WriteValue(pointer, value, flags, bits))
+        _one(self._operand, "cuStreamWriteValue", WriteValue(pointer, value, flags, bits))
 
     def batch_mem_op(self, operations: Iterable[Any]) -> None:
         """Enqueues several operations on memory in one call, in their order (`cuStreamBatchMemOp`).
@@ -215,7 +215,7 @@ class MemoryMethods:
         raw = [_as_driver_operation(operation) for operation in operations]
         if not 0 < len(raw) <= _MOST_OPERATIONS:
             raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
-        call_on(self._reference, "cuStreamBatchMemOp", len(raw), raw, 0)
+        call_on(self._operand, "cuStreamBatchMemOp", len(raw), raw, 0)
 
     def dev_resource(self, kind: DevResourceType = DevResourceType.SM) -> DevResource:
         """Returns which resources of the device the stream may use (`cuStreamGetDevResource`).
@@ -226,7 +226,7 @@ class MemoryMethods:
             NotSupportedError: The driver is older than CUDA 13.1.
             CudaError: The driver refused. It knows multiprocessors only.
         """
-        stream, name = self._reference, "cuStreamGetDevResource"
+        stream, name = self._operand, "cuStreamGetDevResource"
         kind = checks.member(DevResourceType, kind, "kind")
         driver.require(name, stream.name)
         refuse_capture(stream, name)

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import PER_THREAD, Reference, in_libraries, wait_list_of
+from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_list_of
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
@@ -31,12 +31,12 @@ def _keep(work: _native.Work) -> None:
         return
     objects = work.objects
     if objects is not None:
-        reference: Reference = work._reference
+        operand: Operand = work._operand
         # Another thread has another per-thread stream, so from there nothing proves the end.
-        if reference.handle.value == PER_THREAD and work.thread != threading.get_ident():
+        if operand.handle.value == PER_THREAD and work.thread != threading.get_ident():
             _native.leak(objects)
         else:
-            waiting.keep_until_passed(reference, objects)
+            waiting.keep_until_passed(operand, objects)
     work.end()
 
 
@@ -56,7 +56,7 @@ def _give_up(
 class RunMethods:
     """The part of `Stream` that makes something and waits for it in one."""
 
-    _reference: Reference  # these three are of `Stream`
+    _operand: Operand  # these three are of `Stream`
     _mode: int
     synchronize: Callable[[float | None], None]
 
@@ -108,14 +108,14 @@ class RunMethods:
             ...         await stream.synchronize_async()  # in place of a load
         """
         driver.refuse_forked()
-        longer, limit = self._reference.shared.longer, checks.limit(seconds)
+        longer, limit = self._operand.shared.longer, checks.limit(seconds)
         longer.append(limit)
         try:
-            self._reference.limit_waits()
+            self._operand.limit_waits()
             yield
         finally:
             longer.remove(limit)
-            self._reference.limit_waits()
+            self._operand.limit_waits()
 
     async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `fn(*args, **kwargs)`, waits until the GPU has done the work, returns the result.
@@ -160,20 +160,20 @@ class RunMethods:
             result: T = await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
             return result
         checks.plain_function(fn, "run")
-        reference = self._reference
+        operand = self._operand
         call: Callable[[], T] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
-        if reference.shared.currents:
-            call = in_libraries(reference, call)
+        if operand.shared.currents:
+            call = in_libraries(operand, call)
         # Only this frame refers to it: see its type.
-        work = _native.Work(reference, self._mode, call, _give_up)
+        work = _native.Work(operand, self._mode, call, _give_up)
         try:
-            wait_list = reference.wait_list or wait_list_of(reference)
-            refusal = work.begin(reference.handle, wait_list, reference.shared.held)
+            wait_list = operand.wait_list or wait_list_of(operand)
+            refusal = work.begin(operand.handle, wait_list, operand.shared.held)
             if refusal:
                 captures = refusal <= _native.RESULT_CAPTURING
                 refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
-                driver.raise_for(refusal, refused, reference.name)
+                driver.raise_for(refusal, refused, operand.name)
             await waiting.synchronize_async(work)
         except BaseException as problem:
             _keep(work)

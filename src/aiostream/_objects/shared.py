@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from aiostream import errors
 from aiostream._handles import interop
+from aiostream._handles.operand import Operand, current_in_libraries, pinned
 from aiostream._handles.owned import Transferable
-from aiostream._handles.reference import Reference, current_in_libraries, pinned
 
 __all__: list[str] = []
 
@@ -33,7 +33,7 @@ def _library(name: str, package: str) -> ModuleType:
 class SharingMethods(Transferable):
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
-    _reference: Reference  # set by `Stream`
+    _operand: Operand  # set by `Stream`
 
     @property
     def handle(self) -> int:
@@ -81,13 +81,13 @@ class SharingMethods(Transferable):
         """
         # Refused and not awaited, because this thread may be in the block. It would then wait
         # for itself. A block that begins after this check pins the handle, and is awaited.
-        if self._owned and self._reference.shared.held:
+        if self._owned and self._operand.shared.held:
             raise RuntimeError(
                 f"{self._name} is in use, in a block of as_current(), or in a call of run or "
                 "run_in_thread: give it away after that"
             )
         if self._owned and self._handle.is_shared:
-            self._reference.context._given_away.add(self._handle.value)
+            self._operand.context._given_away.add(self._handle.value)
         return super().into_raw()
 
     def core(self) -> Any:
@@ -136,12 +136,12 @@ class SharingMethods(Transferable):
                 await stream.synchronize_async()
         """
         torch = _library("torch", "torch")
-        device = torch.device("cuda", self._reference.context._device_ordinal())
+        device = torch.device("cuda", self._operand.context._device_ordinal())
         stream = self._shared(lambda handle: torch.cuda.ExternalStream(handle, device=device))
         # Another object, because the one that is returned keeps this stream alive. If the stream
         # kept that one alive, it would never be dropped.
         interop.use_torch_stream(
-            self._reference, torch, torch.cuda.ExternalStream(stream.cuda_stream, device=device)
+            self._operand, torch, torch.cuda.ExternalStream(stream.cuda_stream, device=device)
         )
         return stream
 
@@ -157,9 +157,9 @@ class SharingMethods(Transferable):
             StreamClosedError: The stream is closed.
         """
         cupy = _library("cupy", "cupy-cuda13x")
-        ordinal = self._reference.context._device_ordinal()
+        ordinal = self._operand.context._device_ordinal()
         stream = self._shared(lambda handle: cupy.cuda.ExternalStream(handle, ordinal))
-        interop.use_cupy_stream(self._reference, cupy.cuda.ExternalStream(stream.ptr, ordinal))
+        interop.use_cupy_stream(self._operand, cupy.cuda.ExternalStream(stream.ptr, ordinal))
         return stream
 
     def numba(self) -> Any:
@@ -199,9 +199,9 @@ class SharingMethods(Transferable):
                     output = model(batch)
                 await stream.synchronize_async()
         """
-        reference = self._reference
-        held, mark = reference.shared.held, object()
-        with pinned(reference), reference.context.as_current(), current_in_libraries(reference):
+        operand = self._operand
+        held, mark = operand.shared.held, object()
+        with pinned(operand), operand.context.as_current(), current_in_libraries(operand):
             try:
                 # `into_raw` refuses while this is there. It must not wait for the end of the block,
                 # because it may be called in it.
@@ -212,13 +212,13 @@ class SharingMethods(Transferable):
                     held.remove(mark)
 
     def _shared(self, make: Callable[[int], Any]) -> Any:
-        handle = self._reference.handle
+        handle = self._operand.handle
         # Pinned until it counts as shared, because a close in another thread would destroy the
         # handle that the other library has just taken.
-        with pinned(self._reference) as value:
+        with pinned(self._operand) as value:
             stream = make(value)  # before it counts as shared, because this may fail
             if not handle.share():
-                raise errors.closed(self._reference.name)
+                raise errors.closed(self._operand.name)
         try:
             stream._aiostream = self
         except AttributeError:  # cuda.core's streams take no attributes

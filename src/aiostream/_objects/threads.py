@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.reference import PER_THREAD, Reference, in_libraries, new_wait_list
+from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -40,22 +40,22 @@ class _ThreadCall(Completion):
     __slots__ = (
         "__weakref__",
         "limiter",
+        "operand",
         "pins",
         "raised",
-        "reference",
         "refusal",
         "refused",
         "unstarted",
         "withdrawn",
     )
 
-    def __init__(self, reference: Reference, function: Callable[[], Any], limiter: Any) -> None:
-        reference.context._ensure_monitored()
+    def __init__(self, operand: Operand, function: Callable[[], Any], limiter: Any) -> None:
+        operand.context._ensure_monitored()
         future = loops.current_bridge().new_future()
-        super().__init__(future, reference.name, function)
+        super().__init__(future, operand.name, function)
         if observers:
             future_made(future)
-        self.reference = reference
+        self.operand = operand
         self.limiter = limiter
         self.unstarted, self.withdrawn = [True], list[bool]()
         # One item while it pins the stream. Popped once, by the worker or by `cancel`.
@@ -85,20 +85,20 @@ class _ThreadCall(Completion):
 
     def prepare(self) -> None:
         """Takes what `run` needs. From now on `run` or `cancel` ends it, and the stream stays."""
-        reference = self.reference
+        operand = self.operand
         # What may be refused is asked again, because the task may have waited long for its token.
         # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
         # and the worker records the event.
-        queue, handle = loops.current_bridge().queue, reference.handle
-        refusal = self.reserve(_wait_list(reference), queue, waiting.BY_WATCHER, handle)
+        queue, handle = loops.current_bridge().queue, operand.handle
+        refusal = self.reserve(_wait_list(operand), queue, waiting.BY_WATCHER, handle)
         captures = refusal <= _native.RESULT_CAPTURING
         refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
-        driver.raise_for(refusal, refused, reference.name)
+        driver.raise_for(refusal, refused, operand.name)
         # The worker may begin after the stream's owner has closed it. The pin keeps the driver's
         # stream until then, or the worker would use a destroyed handle.
         if not handle.hold(self.pins):
             driver.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
-        reference.shared.held.append(self)
+        operand.shared.held.append(self)
 
     # ---------------------------------------------------------------------- in the worker thread
 
@@ -108,10 +108,10 @@ class _ThreadCall(Completion):
             self.unstarted.pop()
         except IndexError:  # the task was cancelled before
             return
-        call = in_libraries(self.reference, self.keepalive)
+        call = in_libraries(self.operand, self.keepalive)
         status = _UNKNOWN_ERROR
         try:
-            answer = super().run(self.reference.handle, call)
+            answer = super().run(self.operand.handle, call)
             if isinstance(answer, int):
                 status = 0  # the function was not called
                 driver.raise_for(answer, "cuCtxPushCurrent", self.stream)
@@ -185,11 +185,11 @@ class _ThreadCall(Completion):
         # The worker and `cancel` never both come here: see `unstarted`.
         # It is not there if an interrupt came between the pin and the append.
         with contextlib.suppress(ValueError):
-            self.reference.shared.held.remove(self)
+            self.operand.shared.held.remove(self)
         # No call lies between the two, so no interrupt comes in between.
         pins, self.pins = self.pins, []
         if pins:
-            self.reference.handle.let_go()
+            self.operand.handle.let_go()
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
@@ -204,21 +204,21 @@ def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
     return True
 
 
-def _wait_list(reference: Reference) -> _native.WaitList:
-    shared = reference.shared
+def _wait_list(operand: Operand) -> _native.WaitList:
+    shared = operand.shared
     # The per-thread stream is another stream in each worker. In one wait list, only the oldest wait
     # would be polled, and the others may end before it.
-    if reference.handle.value == PER_THREAD:
-        return new_wait_list(reference)
+    if operand.handle.value == PER_THREAD:
+        return new_wait_list(operand)
     if shared.thread_waits is None:
-        shared.thread_waits = new_wait_list(reference)
+        shared.thread_waits = new_wait_list(operand)
     return shared.thread_waits
 
 
 class ThreadStream:
     """The part of `Stream` that uses worker threads."""
 
-    _reference: Reference  # set by `Stream`
+    _operand: Operand  # set by `Stream`
 
     async def run_in_thread(
         self,
@@ -285,13 +285,13 @@ class ThreadStream:
         import anyio.to_thread  # here, because importing aiostream must not import anyio
 
         checks.plain_function(fn, "run_in_thread")
-        reference = self._reference
-        waiting.require_ready(reference)
+        operand = self._operand
+        waiting.require_ready(operand)
         if limiter is None:
             limiter = anyio.to_thread.current_default_thread_limiter()
         elif not hasattr(limiter, "acquire_on_behalf_of_nowait"):
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        call = _ThreadCall(reference, partial(fn, *args, **kwargs), limiter)
+        call = _ThreadCall(operand, partial(fn, *args, **kwargs), limiter)
         future: Any = call.future
         try:
             call.expect()

@@ -15,7 +15,7 @@ from collections import deque
 
 from aiostream import _native
 from aiostream._base import driver
-from aiostream._handles.reference import Reference
+from aiostream._handles.operand import Operand
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.event import Event
@@ -102,7 +102,7 @@ class GpuClock:
             self._stream = Stream()
         self._stream._handle.hide()
 
-    def mark(self, stream: Reference) -> Moment | None:
+    def mark(self, stream: Operand) -> Moment | None:
         """Records a timing event on a stream. `None` if that is not possible, as under capture."""
         if self._closed:
             return None
@@ -116,7 +116,7 @@ class GpuClock:
             return None
         recorded = _now()
         # It is not `Event.record`, whose checks take longer than the record.
-        code = _native.event_record(event._reference, stream.handle, event._flags)
+        code = _native.event_record(event._operand, stream.handle, event._flags)
         moment = Moment(event, recorded)
         if code == 0 and not event._handle.is_captured:
             return moment

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from aiostream import _native
 from aiostream._base import driver
-from aiostream._handles.reference import share_history
+from aiostream._handles.operand import share_history
 from aiostream._objects import captures
 from aiostream._runtime import loops, process
 from aiostream._servers.pool_returns import Busy, Return
@@ -44,7 +44,7 @@ class PoolCore:
         self._closed = False
         self._max_waiting = max_waiting
         self._set_pooled([Pooled(each, each.context._device_ordinal()) for each in streams])
-        share_history(pooled.stream._reference for pooled in self._pooled)
+        share_history(pooled.stream._operand for pooled in self._pooled)
         one = len(self._places) == 1
         self._idle = Idle(reversed(self._pooled)) if one else IdleOnDevices(self._pooled)
         self._busy = Busy()
@@ -95,7 +95,7 @@ class PoolCore:
             is_first = not self._waiters.futures
             self._waiters.futures[future] = None
             if is_first:
-                self._waiters.watch(self, bridge, [place._reference for place in self._places])
+                self._waiters.watch(self, bridge, [place._operand for place in self._places])
             del bridge
             # What was dropped before the watches stood there has raised no alarm.
             self._notice_dropped()
@@ -241,7 +241,7 @@ class PoolCore:
             return
         code = _native.stream_query(pooled.stream._handle)
         if code <= _native.RESULT_CAPTURING:
-            captures.end_left(pooled.stream._reference)  # one that this library began
+            captures.end_left(pooled.stream._operand)  # one that this library began
             code = _native.stream_query(pooled.stream._handle)
         if code == 0 or self._closed:
             self._put_back(pooled)

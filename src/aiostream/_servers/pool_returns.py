@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from aiostream import _native
-from aiostream._handles.reference import new_wait_list
+from aiostream._handles.operand import new_wait_list
 from aiostream._runtime import loops
 from aiostream._servers.pool_streams import Pooled
 from aiostream._waits import waiting
@@ -100,10 +100,10 @@ class Busy:
         """Records an event behind the work. `None` if that is not possible."""
         if bridge is None:
             return None
-        reference = pooled.stream._reference
+        operand = pooled.stream._operand
         try:
             if pooled.wait_list is None:
-                pooled.wait_list = new_wait_list(reference, self._history)
+                pooled.wait_list = new_wait_list(operand, self._history)
         except (MemoryError, CudaError):
             return None
         # The watcher may see the event complete at once. It fires into the loop's queue, so
@@ -111,7 +111,7 @@ class Busy:
         # because the loop may not be running.
         entry = Return(pool, pooled)
         watched = _native.watch(
-            reference.handle, pooled.wait_list, bridge.queue, waiting.BY_WATCHER, entry
+            operand.handle, pooled.wait_list, bridge.queue, waiting.BY_WATCHER, entry
         )
         return entry if watched else None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiostream import _native
-from aiostream._handles.reference import LEGACY
+from aiostream._handles.operand import LEGACY
 from aiostream._runtime import loops
 from aiostream.stream import Stream
 

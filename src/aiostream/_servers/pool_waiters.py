@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiostream import _native
-from aiostream._handles.reference import Reference
+from aiostream._handles.operand import Operand
 from aiostream._runtime import loops
 from aiostream._runtime.completion import set_exception, set_result
 from aiostream._servers.pool_streams import Pooled
@@ -75,11 +75,11 @@ class Waiters:
 
     # -------------------------------------------------------------------------------------- watches
 
-    def watch(self, pool: PoolCore, bridge: loops.Bridge, references: list[Reference]) -> None:
+    def watch(self, pool: PoolCore, bridge: loops.Bridge, operands: list[Operand]) -> None:
         """Has the watcher read the health of the contexts, until `end_watches`."""
-        if len(self.watches) != len(references):  # an interrupt has left some of them
+        if len(self.watches) != len(operands):  # an interrupt has left some of them
             self.end_watches()
-            self.watches.extend([Watch(pool, bridge, reference) for reference in references])
+            self.watches.extend([Watch(pool, bridge, operand) for operand in operands])
         # When they stand in the list, where `end_watches` finds them after an interrupt.
         for watch in self.watches:
             watch.arm()
@@ -119,9 +119,9 @@ class Watch:
 
     __slots__ = ("_context_id", "_pool", "_queue", "_tickets")
 
-    def __init__(self, pool: PoolCore, bridge: loops.Bridge, reference: Reference) -> None:
+    def __init__(self, pool: PoolCore, bridge: loops.Bridge, operand: Operand) -> None:
         self._pool = weakref.ref(pool)
-        self._queue, self._context_id = bridge.queue, reference.context._ensure_monitored()
+        self._queue, self._context_id = bridge.queue, operand.context._ensure_monitored()
         # The current ticket is the last. Native code appends it, because a KeyboardInterrupt
         # between the call and an assignment would lose an armed ticket. The loop's thread writes,
         # and any thread reads a copy.

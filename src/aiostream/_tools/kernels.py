@@ -12,7 +12,7 @@ from typing import Any
 
 from aiostream._base import checks, driver
 from aiostream._handles import interop
-from aiostream._handles.reference import pinned
+from aiostream._handles.operand import pinned
 from aiostream.device import Context
 
 # Any thread, single dict operations. The kernels stay loaded as long as their context exists.
@@ -70,16 +70,16 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
                 f"{name} is launched with ctypes values, such as ctypes.c_uint64(5), not with "
                 f"{type(argument).__name__}"
             )
-    reference = interop.reference_to(stream)
+    operand = interop.operand_of(stream)
     values = tuple(argument.value for argument in arguments)
     types = tuple(type(argument) for argument in arguments)
-    function = load(reference.context)[name]
-    with pinned(reference, "cuLaunchKernel") as value, reference.context._pushed():
+    function = load(operand.context)[name]
+    with pinned(operand, "cuLaunchKernel") as value, operand.context._pushed():
         blocks, per_block = -(-threads // _BLOCK), min(threads, _BLOCK)
         shape = (blocks, 1, 1, per_block, 1, 1, 0)  # without shared memory
         cu_stream = driver.bindings().CUstream(value)
         arguments_of_call = (function, *shape, cu_stream, (values, types), 0)
-        driver.call("cuLaunchKernel", *arguments_of_call, stream=reference.name)
+        driver.call("cuLaunchKernel", *arguments_of_call, stream=operand.name)
 
 
 def spin(stream: Any, seconds: float) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from aiostream import _native
 from aiostream._base import checks, driver, hints
-from aiostream._handles.reference import Reference, in_libraries, order_of, wait_list_of
+from aiostream._handles.operand import Operand, in_libraries, order_of, wait_list_of
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion, SettledFuture
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -127,7 +127,7 @@ class Awaitable(Protocol):
     """What can be waited for: a `Stream`, an `Event`, or an `Unobserved`."""
 
     @property
-    def _reference(self) -> Reference: ...
+    def _operand(self) -> Operand: ...
 
     @property
     def _mode(self) -> int: ...
@@ -136,10 +136,10 @@ class Awaitable(Protocol):
 class Unobserved:
     """What a wait needs of a stream. No observer sees a wait for it."""
 
-    __slots__ = ("_mode", "_reference")
+    __slots__ = ("_mode", "_operand")
 
-    def __init__(self, reference: Reference, mode: int) -> None:
-        self._reference = reference
+    def __init__(self, operand: Operand, mode: int) -> None:
+        self._operand = operand
         self._mode = mode
 
 
@@ -176,17 +176,17 @@ async def synchronize_async(self: Awaitable) -> None:
     # `Stream` has this function as its method, because each coroutine in between would cost time
     # and memory. The argument keeps the stream alive, because a stream that only this coroutine
     # refers to must not be closed by its finalizer.
-    reference, mode = self._reference, self._mode
+    operand, mode = self._operand, self._mode
     if observers and not isinstance(self, Unobserved | _native.Work) and not is_observed():
-        kind = "Event" if reference.is_event else "Stream"
+        kind = "Event" if operand.is_event else "Stream"
         await observed(f"{kind}.synchronize_async", synchronize_async, self)
         return
-    if mode == BY_HOST_FUNCTION and not reference.is_event:
-        await wait_for(complete(reference))
+    if mode == BY_HOST_FUNCTION and not operand.is_event:
+        await wait_for(complete(operand))
         return
     bridge = _current_bridge()
-    wait_list = reference.wait_list or wait_list_of(reference)
-    answer = wait_list.begin(reference.handle, bridge.queue, mode)
+    wait_list = operand.wait_list or wait_list_of(operand)
+    answer = wait_list.begin(operand.handle, bridge.queue, mode)
     checkpoint, until_over = bridge.checkpoint, bridge.until_over
     yields = answer is None and checkpoint is None and bridge.must_yield()
     # An exception or a suspended task keeps this frame. If the frame kept the bridge, the bridge
@@ -201,7 +201,7 @@ async def synchronize_async(self: Awaitable) -> None:
     # Exactly one of task, timer and watcher holds the wait (`wait_record.h`). Here it is the task
     # while `answer` is a Wait, and another one while it is a ticket.
     future: Any = None
-    asked = "cuEventQuery" if reference.is_event else "cuStreamQuery"
+    asked = "cuEventQuery" if operand.is_event else "cuStreamQuery"
     try:
         while answer is not None:
             if isinstance(answer, _Wait):
@@ -236,7 +236,7 @@ async def synchronize_async(self: Awaitable) -> None:
                 answer.drop()
         future = None
         raise
-    driver.raise_for(answer, asked, reference.name)
+    driver.raise_for(answer, asked, operand.name)
 
 
 def synchronize(awaited: Awaitable, limit: float | None) -> None:
@@ -248,9 +248,9 @@ def synchronize(awaited: Awaitable, limit: float | None) -> None:
         StreamCaptureError: The stream is capturing.
         CudaError: The work or the context has failed.
     """
-    reference, mode = awaited._reference, awaited._mode
+    operand, mode = awaited._operand, awaited._mode
     # It is on the janitor's queue, because no other thread polls such a wait.
-    answer = wait_list_of(reference).begin(reference.handle, process.ORPHANS, mode)
+    answer = wait_list_of(operand).begin(operand.handle, process.ORPHANS, mode)
     until, left = time.monotonic() + (math.inf if limit is None else limit), 0.0
     try:
         while isinstance(answer, _Wait) and left >= 0:  # at least once
@@ -260,11 +260,11 @@ def synchronize(awaited: Awaitable, limit: float | None) -> None:
         if isinstance(answer, _Wait):
             answer.drop()
     if isinstance(answer, _Wait):
-        raise TimeoutError(f"{reference.name} was not done after {limit:g} s, and goes on")
-    driver.raise_for(answer or 0, "cuEventQuery", reference.name)
+        raise TimeoutError(f"{operand.name} was not done after {limit:g} s, and goes on")
+    driver.raise_for(answer or 0, "cuEventQuery", operand.name)
 
 
-def require_ready(reference: Reference) -> None:
+def require_ready(operand: Operand) -> None:
     """Raises, before work is enqueued, what would refuse a wait behind that work.
 
     Raises:
@@ -274,14 +274,14 @@ def require_ready(reference: Reference) -> None:
         ContextFailedError: The context has failed.
     """
     _current_bridge()
-    require_healthy(reference, recent=False)
+    require_healthy(operand, recent=False)
 
 
-def require_healthy(reference: Reference, recent: bool) -> None:
+def require_healthy(operand: Operand, recent: bool) -> None:
     """Raises what `require_ready` does, for a caller that has a loop.
 
     Args:
-        reference: The stream.
+        operand: The stream.
         recent: Use the answer of the last millisecond, which costs no driver call.
 
     Raises:
@@ -289,14 +289,14 @@ def require_healthy(reference: Reference, recent: bool) -> None:
         StreamCaptureError: The stream is capturing.
         ContextFailedError: The context has failed.
     """
-    health = _native.health(reference.context._ensure_monitored(), recent)
-    driver.raise_for(health, "cuStreamQuery", reference.name)
-    captured = _native.capture_refusal(reference.handle)
-    driver.raise_for(captured, "cuStreamIsCapturing", reference.name)
+    health = _native.health(operand.context._ensure_monitored(), recent)
+    driver.raise_for(health, "cuStreamQuery", operand.name)
+    captured = _native.capture_refusal(operand.handle)
+    driver.raise_for(captured, "cuStreamIsCapturing", operand.name)
 
 
 def enqueue(
-    reference: Reference, mode: int, call: Callable[[], Any], keepalive: Any = None
+    operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any = None
 ) -> SettledFuture:
     """Calls `call`, which enqueues work on a stream, and returns a future of its result.
 
@@ -311,36 +311,36 @@ def enqueue(
         CudaError: The driver refused, or the context has failed.
     """
     bridge = _current_bridge()
-    shared = reference.shared
+    shared = operand.shared
     try:
         if mode == BY_HOST_FUNCTION:
             future = bridge.new_future()
-            _complete(reference, bridge, future, _HOST_FUNCTION, call, keepalive)
+            _complete(operand, bridge, future, _HOST_FUNCTION, call, keepalive)
             return future
-        wait_list = reference.wait_list
+        wait_list = operand.wait_list
         if wait_list is None:
             # This comes first, because to find the list would ask a capturing stream for its id.
-            require_healthy(reference, recent=True)
-            wait_list = wait_list_of(reference)
+            require_healthy(operand, recent=True)
+            wait_list = wait_list_of(operand)
         future = bridge.new_polled_future()
         if observers:
             future_made(future)
         answer = _native.enqueue(
-            reference.handle,
+            operand.handle,
             wait_list,
             bridge.queue,
             mode,
             future,
-            in_libraries(reference, call) if shared.currents else call,
+            in_libraries(operand, call) if shared.currents else call,
             keepalive,
-            shared.order or order_of(reference),
-            reference.name,
+            shared.order or order_of(operand),
+            operand.name,
             bridge.at_once,
         )
         if answer is True:
             bridge.at_once = not bridge.must_yield()
         elif answer is not None:
-            _refuse(answer, reference, "cuEventCreate", "cuEventRecord")
+            _refuse(answer, operand, "cuEventCreate", "cuEventRecord")
         return future
     finally:
         # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its
@@ -348,7 +348,7 @@ def enqueue(
         del bridge
 
 
-def complete(reference: Reference, kind: int = _HOST_FUNCTION) -> Completion:
+def complete(operand: Operand, kind: int = _HOST_FUNCTION) -> Completion:
     """Enqueues a host function at the stream's current end, or a callback, which brings a status.
 
     Raises:
@@ -359,13 +359,13 @@ def complete(reference: Reference, kind: int = _HOST_FUNCTION) -> Completion:
     """
     bridge = _current_bridge()
     try:
-        return _complete(reference, bridge, bridge.new_future(), kind)
+        return _complete(operand, bridge, bridge.new_future(), kind)
     finally:
         del bridge  # as in `enqueue`
 
 
 def _complete(
-    reference: Reference,
+    operand: Operand,
     bridge: loops.Bridge,
     future: SettledFuture,
     kind: int,
@@ -375,37 +375,37 @@ def _complete(
     if observers:
         future_made(future)
     answer = _native.enqueue(
-        reference.handle,
-        reference.context._ensure_monitored(),
+        operand.handle,
+        operand.context._ensure_monitored(),
         bridge.queue,
         kind,
         future,
-        in_libraries(reference, call) if call is not None else None,
+        in_libraries(operand, call) if call is not None else None,
         keepalive,
-        order_of(reference),
-        reference.name,
+        order_of(operand),
+        operand.name,
         False,
     )
     del bridge  # as in `enqueue`
     if not isinstance(answer, Completion):
-        _refuse(answer, reference, CALLS[kind], CALLS[kind], call is not None)
+        _refuse(answer, operand, CALLS[kind], CALLS[kind], call is not None)
     return answer
 
 
 def _refuse(
-    answer: Any, reference: Reference, before: str, after: str, has_call: bool = True
+    answer: Any, operand: Operand, before: str, after: str, has_call: bool = True
 ) -> NoReturn:
     """Raises why work was not enqueued, or its completion: see `_native.enqueue`."""
     if isinstance(answer, int):
         captures = answer <= _native.RESULT_CAPTURING
-        driver.raise_for(answer, "cuStreamIsCapturing" if captures else before, reference.name)
+        driver.raise_for(answer, "cuStreamIsCapturing" if captures else before, operand.name)
     else:
         hint = LEFT_CAPTURING if has_call else None
-        driver.raise_for(answer[0], after, reference.name, hint)
+        driver.raise_for(answer[0], after, operand.name, hint)
     raise AssertionError("a completion is refused with an error")
 
 
-def keep_until_passed(reference: Reference, keepalive: Any) -> None:
+def keep_until_passed(operand: Operand, keepalive: Any) -> None:
     """Keeps objects alive until the GPU has passed the current end of a pinned stream.
 
     No task waits for that. If the driver refuses, the objects live as long as the process, and are
@@ -416,15 +416,15 @@ def keep_until_passed(reference: Reference, keepalive: Any) -> None:
     # It records an event, because that never blocks, not even on a full stream. It is on the
     # janitor's queue, because this loop may end before the GPU has passed.
     _native.enqueue(
-        reference.handle,
-        wait_list_of(reference),
+        operand.handle,
+        wait_list_of(operand),
         process.ORPHANS,
         BY_WATCHER,
         None,
         None,
         keepalive,
-        order_of(reference),
-        reference.name,
+        order_of(operand),
+        operand.name,
         False,
     )
 

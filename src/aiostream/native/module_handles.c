@@ -394,9 +394,9 @@ static int do_event_record(struct handle *stream, void *argument) {
                         &recording->fresh);
 }
 
-/* Gives a Reference the handle of a fresh event. Its old Handle goes with the last thread that
+/* Gives an Operand the handle of a fresh event. Its old Handle goes with the last thread that
  * uses it, and the driver's event with the last wait. */
-static int replace_event(PyObject *reference, struct handle *old, struct handle *fresh) {
+static int replace_event(PyObject *operand, struct handle *old, struct handle *fresh) {
     HandleObject *made = (HandleObject *)PyType_GenericAlloc(handle_type, 0);
     if (!made) {
         handle_abandon(fresh);
@@ -404,7 +404,7 @@ static int replace_event(PyObject *reference, struct handle *old, struct handle 
     }
     made->handle = fresh;
     made->made_here = true;
-    int failed = PyObject_SetAttrString(reference, "handle", (PyObject *)made);
+    int failed = PyObject_SetAttrString(operand, "handle", (PyObject *)made);
     /* Another thread has closed the event meanwhile. If it comes later, it sees the new handle. */
     if (!handle_is_open(old)) {
         Py_BEGIN_ALLOW_THREADS
@@ -415,22 +415,22 @@ static int replace_event(PyObject *reference, struct handle *old, struct handle 
     return failed;
 }
 
-/* event_record(reference, stream, flags): records an event. If that needs a fresh one, it is made
+/* event_record(operand, stream, flags): records an event. If that needs a fresh one, it is made
  * with the flags. It is one step, because with steps of Python in between, another thread's wait
  * could begin after the check, and a KeyboardInterrupt could lose the fresh event. */
 static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) {
-    PyObject *reference, *stream;
+    PyObject *operand, *stream;
     struct recording recording = {0};
-    if (!PyArg_ParseTuple(args, "OOI", &reference, &stream, &recording.flags)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOI", &operand, &stream, &recording.flags)) return NULL;
     struct handle *stream_handle = as_handle(stream);
-    PyObject *event = stream_handle ? PyObject_GetAttrString(reference, "handle") : NULL;
+    PyObject *event = stream_handle ? PyObject_GetAttrString(operand, "handle") : NULL;
     recording.event = event ? as_handle(event) : NULL;
     int result = 0, failed = -1;
     if (recording.event) {
         Py_BEGIN_ALLOW_THREADS
         result = operate(stream_handle, do_event_record, &recording);
         Py_END_ALLOW_THREADS
-        failed = recording.fresh ? replace_event(reference, recording.event, recording.fresh) : 0;
+        failed = recording.fresh ? replace_event(operand, recording.event, recording.fresh) : 0;
     }
     Py_XDECREF(event);
     return failed ? NULL : PyLong_FromLong(result);
@@ -484,7 +484,7 @@ static PyMethodDef handle_functions[] = {
     {"gone_refusal", native_gone_refusal, METH_O,
      "0, or 709 if the context of a stream or event was destroyed or reset."},
     {"event_record", native_event_record, METH_VARARGS,
-     "Records the event of a Reference, which may get a fresh handle: the driver's code."},
+     "Records the event of an Operand, which may get a fresh handle: the driver's code."},
     {"event_query", native_event_query, METH_O, "cuEventQuery."},
     {"event_synchronize", native_event_synchronize, METH_O, "cuEventSynchronize."},
     {NULL, NULL, 0, NULL},

@@ -15,7 +15,7 @@
 
 typedef struct {
     PyObject_HEAD
-    PyObject *reference, *mode; /* what a wait needs of a stream */
+    PyObject *operand, *mode; /* what a wait needs of a stream */
     PyObject *keeper;
     PyObject *call, *result;
     PyObject *handle; /* pinned from begin to end */
@@ -31,11 +31,11 @@ enum { MOST_TRIES = 3 };
 static PyTypeObject *work_type;
 
 static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *reference, *mode, *call, *keeper;
-    if (!PyArg_ParseTuple(args, "OOOO", &reference, &mode, &call, &keeper)) return NULL;
+    PyObject *operand, *mode, *call, *keeper;
+    if (!PyArg_ParseTuple(args, "OOOO", &operand, &mode, &call, &keeper)) return NULL;
     WorkObject *self = (WorkObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
-    self->reference = Py_NewRef(reference);
+    self->operand = Py_NewRef(operand);
     self->mode = Py_NewRef(mode);
     self->call = Py_NewRef(call);
     self->keeper = Py_NewRef(keeper);
@@ -61,7 +61,7 @@ static void give_away(WorkObject *self) {
         heir->ob_base = fresh;
         heir->tries++;
         Py_INCREF(heir->keeper);
-        self->reference = self->mode = self->call = self->result = self->handle = self->held = NULL;
+        self->operand = self->mode = self->call = self->result = self->handle = self->held = NULL;
         PyObject *answer = PyObject_CallFunctionObjArgs(self->keeper, object, NULL);
         if (!answer) PyErr_WriteUnraisable(self->keeper);
         Py_XDECREF(answer);
@@ -79,8 +79,8 @@ static void give_away(WorkObject *self) {
 static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
     if (self->pinned && !is_child()) give_away(self);
-    PyObject *fields[] = {self->reference, self->mode,   self->keeper, self->call,
-                          self->result,    self->handle, self->held};
+    PyObject *fields[] = {self->operand, self->mode,   self->keeper, self->call,
+                          self->result,  self->handle, self->held};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
     free_object(object);
 }
@@ -152,7 +152,7 @@ static PyMethodDef work_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef work_members[] = {
-    {"_reference", T_OBJECT, offsetof(WorkObject, reference), READONLY, "The stream."},
+    {"_operand", T_OBJECT, offsetof(WorkObject, operand), READONLY, "The stream."},
     {"_mode", T_OBJECT, offsetof(WorkObject, mode), READONLY, "How to wait."},
     {"thread", T_ULONG, offsetof(WorkObject, thread), READONLY, "The thread that has begun it."},
     {NULL, 0, 0, 0, NULL},

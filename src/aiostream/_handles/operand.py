@@ -52,7 +52,7 @@ class SharedByBorrowers:
 
 
 @dataclass(slots=True, eq=False)
-class Reference:
+class Operand:
     """What the library needs to use a stream, or to wait for an event."""
 
     handle: _native.Handle  # of an event, `Event.record` may put another one here, in any thread
@@ -77,10 +77,10 @@ class Reference:
 
 
 @runtime_checkable
-class HasReference(Protocol):
+class HasOperand(Protocol):
     """A `Stream` or `Event` of this library, which stand above this module."""
 
-    _reference: Reference
+    _operand: Operand
 
 
 def context_of(handle: int) -> Context:
@@ -122,12 +122,12 @@ def new_handle(
     return _native.Handle(_HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, made)
 
 
-def keep_retired(reference: Reference) -> None:
+def keep_retired(operand: Operand) -> None:
     """Lets a later `Stream` use a stream that is closed, if it was retired."""
-    if reference.handle.is_shared and not reference.handle.is_open:
+    if operand.handle.is_shared and not operand.handle.is_open:
         with contextlib.suppress(IndexError):
-            make = reference.shared.make.pop()  # of two threads that close the stream, one gets it
-            reference.context._retired.setdefault(make, []).append(reference.handle)
+            make = operand.shared.make.pop()  # of two threads that close the stream, one gets it
+            operand.context._retired.setdefault(make, []).append(operand.handle)
 
 
 def reuse_retired(context: Context, make: tuple[int, int]) -> _native.Handle | None:
@@ -165,78 +165,78 @@ class _PerThread(threading.local):
 _per_thread = _PerThread()
 
 
-def wait_list_of(reference: Reference) -> _native.WaitList:
-    """Returns the wait list of a stream, which all references to the stream share.
+def wait_list_of(operand: Operand) -> _native.WaitList:
+    """Returns the wait list of a stream, which all operands of the stream share.
 
     Threads: the thread that waits.
     """
-    if reference.wait_list is not None:
-        return reference.wait_list
-    if reference.handle.value == PER_THREAD:
-        context_id = reference.context._ensure_monitored()
+    if operand.wait_list is not None:
+        return operand.wait_list
+    if operand.handle.value == PER_THREAD:
+        context_id = operand.context._ensure_monitored()
         known = _per_thread.wait_lists.get(context_id)
         # No other thread can add it in between, because the dict is this thread's own.
         if known is None:
-            known = _per_thread.wait_lists[context_id] = new_wait_list(reference)
+            known = _per_thread.wait_lists[context_id] = new_wait_list(operand)
         return known
     # Two threads may come here at once. The context keeps one list for each stream, so both assign
     # the same one.
-    reference.wait_list = _find_wait_list(reference, None)
-    reference.wait_list.label(reference.name)
-    return reference.wait_list
+    operand.wait_list = _find_wait_list(operand, None)
+    operand.wait_list.label(operand.name)
+    return operand.wait_list
 
 
-def new_wait_list(reference: Reference, history: _native.History | None = None) -> _native.WaitList:
+def new_wait_list(operand: Operand, history: _native.History | None = None) -> _native.WaitList:
     """Returns a wait list for some of a stream's waits, apart from the stream's own."""
-    context_id = reference.context._ensure_monitored()
+    context_id = operand.context._ensure_monitored()
     made = _native.WaitList(context_id, history or _native.History())
-    made.label(reference.name, reference.shared.limit())
+    made.label(operand.name, operand.shared.limit())
     return made
 
 
-def order_of(reference: Reference) -> _native.Order:
+def order_of(operand: Operand) -> _native.Order:
     """Returns the order in which the futures of a stream settle.
 
     It is one for a stream and all that are borrowed from it. It asks the driver nothing, because
     a question could end a capture that another thread begins.
     """
-    if reference.handle.value == PER_THREAD:  # another stream in each thread
-        return _per_thread.orders.setdefault(reference.context._ensure_monitored(), _native.Order())
-    shared = reference.shared
+    if operand.handle.value == PER_THREAD:  # another stream in each thread
+        return _per_thread.orders.setdefault(operand.context._ensure_monitored(), _native.Order())
+    shared = operand.shared
     if shared.order is None:
         # The list's, if it is known, because it is also that of other objects on the same stream.
         # It is chosen once, by `setdefault`, because with two there would be two orders.
-        known = reference.wait_list
+        known = operand.wait_list
         made = known.order if known is not None else _native.Order()
         shared.order = shared.chosen.setdefault("order", made)
     return shared.order
 
 
-def share_history(references: Iterable[Reference]) -> None:
+def share_history(operands: Iterable[Operand]) -> None:
     """Lets the waits on several streams learn from each other, because they run the same work."""
     history = _native.History()
-    for reference in references:
+    for operand in operands:
         # The per-thread stream keeps the lists of its threads, because only the oldest wait of a
         # list is polled.
-        if reference.handle.value != PER_THREAD:
-            reference.wait_list = _find_wait_list(reference, history)
-            reference.wait_list.label(reference.name, reference.shared.limit())
+        if operand.handle.value != PER_THREAD:
+            operand.wait_list = _find_wait_list(operand, history)
+            operand.wait_list.label(operand.name, operand.shared.limit())
 
 
-def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:
-    handle, context = reference.handle, reference.context
+def _find_wait_list(operand: Operand, history: _native.History | None) -> _native.WaitList:
+    handle, context = operand.handle, operand.context
     if handle.value <= LEGACY:
         return context._wait_list(LEGACY, history)
     # cuStreamGetId would invalidate a capture of the stream. A new list does meanwhile, because
     # every wait is refused during a capture, and on a closed stream.
     if _native.capture_refusal(handle) == 0:
         with contextlib.suppress(errors.StreamClosedError):
-            return context._wait_list(int(call_on(reference, "cuStreamGetId")), history)
+            return context._wait_list(int(call_on(operand, "cuStreamGetId")), history)
     return _native.WaitList(context._ensure_monitored(), history or _native.History())
 
 
 @contextlib.contextmanager
-def current_in_libraries(reference: Reference) -> Iterator[None]:
+def current_in_libraries(operand: Operand) -> Iterator[None]:
     """Makes the stream torch's or cupy's current one for a block, if they know it.
 
     The stream's context is current already.
@@ -244,39 +244,37 @@ def current_in_libraries(reference: Reference) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # This is a copy, because another thread may borrow the stream for a further library
         # meanwhile, and Python refuses to iterate over a dict that grows.
-        for make_current in list(reference.shared.currents.values()):
+        for make_current in list(operand.shared.currents.values()):
             stack.enter_context(make_current())
         yield
 
 
-def in_libraries(reference: Reference, call: Callable[[], Any]) -> Callable[[], Any]:
+def in_libraries(operand: Operand, call: Callable[[], Any]) -> Callable[[], Any]:
     """Returns what calls `call` with the stream current in torch or cupy, if they know it."""
-    return partial(_call_in, reference, call, []) if reference.shared.currents else call
+    return partial(_call_in, operand, call, []) if operand.shared.currents else call
 
 
-def _call_in(reference: Reference, call: Callable[[], Any], results: list[Any]) -> Any:
-    with current_in_libraries(reference):
+def _call_in(operand: Operand, call: Callable[[], Any], results: list[Any]) -> Any:
+    with current_in_libraries(operand):
         # The native call is innermost, because no interrupt can come between the end of `call` and
         # its append. Otherwise the result could die while the GPU uses it.
-        refusal = _native.call_in_context(reference.handle, call, results)
-    driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
+        refusal = _native.call_in_context(operand.handle, call, results)
+    driver.raise_for(refusal, "cuCtxPushCurrent", operand.name)
     return results[0]
 
 
-def pinned(
-    reference: Reference, call: str = "cuCtxGetId"
-) -> contextlib.AbstractContextManager[int]:
+def pinned(operand: Operand, call: str = "cuCtxGetId") -> contextlib.AbstractContextManager[int]:
     """Keeps the handle of a stream or event valid for a `with` block, and gives its value.
 
     Args:
-        reference: The stream or event.
+        operand: The stream or event.
         call: The driver function of the block. The error names it.
 
     Raises:
         StreamClosedError: It is closed.
         ContextFailedError: Its context was destroyed or reset by other code (709).
     """
-    return pin(reference.handle, reference.name, call)
+    return pin(operand.handle, operand.name, call)
 
 
 @contextlib.contextmanager
@@ -301,24 +299,22 @@ def pin(handle: _native.Handle, name: str, call: str | None = None) -> Iterator[
             handle.unpin()
 
 
-def call_on(reference: Reference, name: str, *args: Any) -> Any:
+def call_on(operand: Operand, name: str, *args: Any) -> Any:
     """Calls a function of the driver on a stream, which is pinned meanwhile.
 
     For a special stream the context is current meanwhile.
     """
-    with pinned(reference, name) as value:
-        scope = reference.context._pushed() if value <= PER_THREAD else contextlib.nullcontext()
+    with pinned(operand, name) as value:
+        scope = operand.context._pushed() if value <= PER_THREAD else contextlib.nullcontext()
         with scope:
-            return driver.call(
-                name, driver.bindings().CUstream(value), *args, stream=reference.name
-            )
+            return driver.call(name, driver.bindings().CUstream(value), *args, stream=operand.name)
 
 
-def refuse_capture(reference: Reference, name: str) -> None:
+def refuse_capture(operand: Operand, name: str) -> None:
     """Refuses a call that might invalidate a capture, before the stream is touched.
 
     Raises:
         StreamClosedError: The stream is closed.
         StreamCaptureError: The stream is capturing. The capture goes on.
     """
-    driver.raise_for(_native.capture_refusal(reference.handle), name, reference.name)
+    driver.raise_for(_native.capture_refusal(operand.handle), name, operand.name)
