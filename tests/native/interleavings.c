@@ -203,7 +203,7 @@ static void end_captured(void) {
 /* A watch of a context's health ends, and fails, at the same moment. */
 static void begin_health(void) {
     begin();
-    points[point_count++].ticket = point_watch(queue, context, KIND_ALARM);
+    points[point_count++].ticket = point_reserve_armed(queue, context, KIND_ALARM);
 }
 static void end_health(void) { point_fire_alarm(points[0].ticket); }
 

@@ -97,14 +97,14 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
     # listener gets it in both ways, and `_notify` lets one of them through. In the other order the
     # listener could miss it.
     _listeners[own] = listener
-    _native.failures_watch(1)
+    _native.failures_expect(1)
     for error in list(_failures.values()):
         _notify(own, listener, error)
 
     def end() -> None:
         # Only one call counts down, also if two threads come at once.
         if _listeners.pop(own, None) is not None:
-            _native.failures_watch(-1)
+            _native.failures_expect(-1)
 
     return end
 

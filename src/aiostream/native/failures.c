@@ -55,7 +55,7 @@ static struct ending {
 } ending;
 static bool has_begun_to_end; /* then only `process` above may change */
 static void (*_Atomic failure_listener)(void);
-static _Atomic int watching;
+static _Atomic int expecting;
 
 static int place_of(int code) {
     for (int i = 0; fatal_codes[i].code; i++)
@@ -129,7 +129,7 @@ int exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
     pthread_mutex_lock(&failure_lock);
     int number = ending.number + 1;
     if (!has_begun_to_end) {
-        if (!ending.process) failures_watch(1);
+        if (!ending.process) failures_expect(1);
         ending = (struct ending){getpid(), status, signal, grace_ns, stalled, number};
     }
     for (int i = 0; fatal_codes[i].code; i++)
@@ -142,7 +142,7 @@ void exit_disarm(int number) {
     if (!number) atomic_store(&stacks_writer, NULL); /* faulthandler frees what it needs then */
     pthread_mutex_lock(&failure_lock);
     if (ending.process && (!number || number == ending.number)) {
-        failures_watch(-1);
+        failures_expect(-1);
         ending.process = 0;
     }
     pthread_mutex_unlock(&failure_lock);
@@ -184,8 +184,8 @@ void failures_call_listener(void) {
     void (*listener)(void) = atomic_load(&failure_listener);
     if (listener) listener();
 }
-void failures_watch(int more) { atomic_fetch_add(&watching, more); }
-bool failures_watched(void) { return atomic_load(&watching) > 0; }
+void failures_expect(int more) { atomic_fetch_add(&expecting, more); }
+bool failures_expected(void) { return atomic_load(&expecting) > 0; }
 
 /* --- stalls --- */
 

@@ -51,8 +51,8 @@ void failures_call_listener(void);
 
 /* How many want to know of failures while nothing is pending. If any does, the watcher reads the
  * health now and then. */
-void failures_watch(int more);
-bool failures_watched(void);
+void failures_expect(int more);
+bool failures_expected(void);
 
 /* Arms the end of the process at the first fatal code, or at once if it has met one already. 709
  * does not count, because only one context was destroyed. With a grace period, the process first

@@ -21,7 +21,7 @@ int wait_reserve(struct wait_list *list, struct queue *queue, const struct strat
     int status = wait_start(list, queue, strategy, NULL, reserved);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *reserved;
-    wait->ticket = point_reserve(queue, wait->context, KIND_WATCHED);
+    wait->ticket = point_reserve(queue, wait->context, KIND_POLLED);
     atomic_store_explicit(&wait->future, true, memory_order_relaxed);
     if (wait->ticket) return CUDA_SUCCESS;
     wait_unreserve(wait);
@@ -37,7 +37,7 @@ void wait_unreserve(struct wait *wait) {
 }
 
 void wait_fire_unrecorded(struct wait *wait, int status) {
-    point_arm_watched(wait->ticket);
+    point_arm_polled(wait->ticket);
     wait_not_pending(wait);
     point_fire(wait->ticket, status);
     wait_release(wait);
@@ -57,7 +57,7 @@ int wait_record_future(struct wait *wait, void *stream) {
     int status = wait_record(wait, stream);
     if (status != CUDA_SUCCESS) return status;
     uint64_t ticket = wait->ticket;
-    point_arm_watched(ticket);
+    point_arm_polled(ticket);
     if (wait_polls_on(wait, now, &ticket) == STAGE_TASK) wait_poll_future(wait);
     return CUDA_SUCCESS;
 }

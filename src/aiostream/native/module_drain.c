@@ -86,7 +86,7 @@ static PyObject *native_arm_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
     struct queue *queue = as_queue(queue_number);
     struct context *context = queue ? as_context(context_id) : NULL;
     if (!context) return NULL;
-    uint64_t ticket = point_watch(queue, context, KIND_ALARM);
+    uint64_t ticket = point_reserve_armed(queue, context, KIND_ALARM);
     if (!ticket) return PyErr_NoMemory();
     if (!append_new(tickets, PyLong_FromUnsignedLongLong(ticket))) {
         point_fire_alarm(ticket);

@@ -52,8 +52,8 @@ static PyObject *native_failures_forget(PyObject *Py_UNUSED(self), PyObject *Py_
     Py_RETURN_NONE;
 }
 
-static PyObject *native_failures_watch(PyObject *Py_UNUSED(self), PyObject *more) {
-    failures_watch((int)PyLong_AsLong(more));
+static PyObject *native_failures_expect(PyObject *Py_UNUSED(self), PyObject *more) {
+    failures_expect((int)PyLong_AsLong(more));
     waker_wake_if_parked();
     Py_RETURN_NONE;
 }
@@ -151,7 +151,7 @@ static PyMethodDef failure_functions[] = {
      "For tests: no fatal code counts as met."},
     {"refusal_take", native_refusal_take, METH_NOARGS,
      "(code, call) of a destruction that the driver refused, or None."},
-    {"failures_watch", native_failures_watch, METH_O,
+    {"failures_expect", native_failures_expect, METH_O,
      "So many more want to know of failures while nothing is pending."},
     {"exit_arm", native_exit_arm, METH_VARARGS,
      "The process ends at the first fatal code, or now if there was one."},

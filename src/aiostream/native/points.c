@@ -410,7 +410,7 @@ static void arm(struct slot *slot, uint64_t ticket) {
     transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
 }
 
-void point_arm_watched(uint64_t ticket) {
+void point_arm_polled(uint64_t ticket) {
     context_add_pending(point_context(ticket));
     arm(slot_at(ticket), ticket);
 }
@@ -511,9 +511,9 @@ int point_arm(uint64_t ticket, void *stream) {
     return quarantine(slot, ticket);
 }
 
-uint64_t point_watch(struct queue *queue, struct context *context, enum point_kind kind) {
+uint64_t point_reserve_armed(struct queue *queue, struct context *context, enum point_kind kind) {
     uint64_t ticket = point_reserve(queue, context, kind);
-    if (ticket) point_arm_watched(ticket);
+    if (ticket) point_arm_polled(ticket);
     return ticket;
 }
 
@@ -579,7 +579,7 @@ void points_fail(struct context *context, int status) {
         /* no task waits for it, and its destructor still comes */
         if (in_graph(slot)) continue;
         /* the driver has no ticket of it, so the watcher fires it with the status */
-        if (slot->kind == KIND_WATCHED) continue;
+        if (slot->kind == KIND_POLLED) continue;
         uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
         if (!is_counted(slot)) {
             fire(ticket, status);
@@ -603,7 +603,7 @@ void points_fail(struct context *context, int status) {
 }
 
 static bool in_stream(const struct slot *slot) {
-    return is_counted(slot) && !in_graph(slot) && slot->kind != KIND_WATCHED;
+    return is_counted(slot) && !in_graph(slot) && slot->kind != KIND_POLLED;
 }
 
 static int64_t count_pending(bool (*is_meant)(const struct slot *)) {

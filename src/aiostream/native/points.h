@@ -13,7 +13,7 @@ enum point_kind {
     KIND_PYTHON_CALLBACK = 3, /* runs a user's Python stream callback, then pushes the ticket */
     KIND_FOREIGN = 4,         /* runs a user's native function, then pushes the ticket */
     /* an event of the library that the watcher polls: the driver gets no ticket */
-    KIND_WATCHED = 5,
+    KIND_POLLED = 5,
     /* a KIND_PYTHON_HOST that a capture took in: runs at each launch, ends with its user object */
     KIND_GRAPH_PYTHON = 6,
     /* the same for a KIND_FOREIGN; the driver was given the user's own pointer */
@@ -64,11 +64,11 @@ int64_t points_pending(void);
 int64_t points_captured(void);   /* of the pending ones, those that live in graphs */
 int64_t points_in_streams(void); /* of the pending ones, the driver's host functions there */
 void points_fail(struct context *, int status);
-/* fires a reserved KIND_WATCHED ticket, by the thread that polls its event */
-void point_arm_watched(uint64_t ticket);
+/* fires a reserved KIND_POLLED ticket, by the thread that polls its event */
+void point_arm_polled(uint64_t ticket);
 /* Reserves and arms in one; the watcher will fire it, and one of KIND_ALARM only if the context
  * fails. 0: no memory. */
-uint64_t point_watch(struct queue *, struct context *, enum point_kind);
+uint64_t point_reserve_armed(struct queue *, struct context *, enum point_kind);
 void point_fire(uint64_t ticket, int64_t status);
 /* fires the ticket with 0, if it has not fired */
 void point_fire_alarm(uint64_t ticket);

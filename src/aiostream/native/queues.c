@@ -69,7 +69,7 @@ static _Atomic(struct queue *) queues[MAX_QUEUES]; /* number 0 is the orphans' *
 static int queue_count;
 static struct queue *free_queues;
 
-static bool watch(struct queue *queue, int descriptor) {
+static bool listen_to(struct queue *queue, int descriptor) {
     struct epoll_event event = {.events = EPOLLIN};
     return epoll_ctl(queue->descriptor, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
@@ -80,8 +80,8 @@ static bool open_descriptors(struct queue *queue) {
     queue->timer = timer_new();
     if (queue->timer) queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (queue->eventfd >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
-    return queue->descriptor >= 0 && watch(queue, queue->eventfd) &&
-           watch(queue, timer_descriptor(queue->timer));
+    return queue->descriptor >= 0 && listen_to(queue, queue->eventfd) &&
+           listen_to(queue, timer_descriptor(queue->timer));
 }
 
 static void discard(struct queue *queue) {

@@ -86,7 +86,7 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     /* The ticket must be there before the next holder may fire it. Without memory for one the task
      * goes on polling, which needs none. */
     if (plan.stage != STAGE_TASK && !wait->ticket)
-        wait->ticket = point_watch(wait->queue, wait->context, KIND_WATCHED);
+        wait->ticket = point_reserve_armed(wait->queue, wait->context, KIND_POLLED);
     *ticket = wait->ticket;
     if (plan.stage == STAGE_TASK || !wait->ticket) {
         wait->poll_until =
@@ -281,7 +281,7 @@ void wait_end_in_loop(struct wait *wait, int status) {
 }
 
 /* Hands it back: its task polls it from now on, or the loop if it is a future's. */
-static void resume(struct wait *wait) {
+static void hand_back(struct wait *wait) {
     if (wait->future) wait_poll_future(wait);
     else wait_fire_hand_back(wait, wait->woken_for);
 }
@@ -292,7 +292,7 @@ static void look_at(struct wait *wait, struct queue *queue) {
     uint64_t ticket;
     wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
     if (wait_look(wait, queue, &status) == LOOK_OVER) wait_end_in_loop(wait, status);
-    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK) resume(wait);
+    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK) hand_back(wait);
 }
 
 void waits_run_due(struct queue *queue) {
@@ -309,7 +309,7 @@ void waits_run_due(struct queue *queue) {
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
         looks += wait->look_at_due;
         if (wait->look_at_due) look_at(wait, queue);
-        else resume(wait);
+        else hand_back(wait);
     }
     if (!looks) return;
     atomic_fetch_add(&counters[EVENT_POLLS], looks);

@@ -45,9 +45,9 @@ static _Atomic int64_t pass_began;
 static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); }
 
 /* While the watcher is parked, a thread may also begin to listen for failures. */
-static bool sleeps_unwatched;
+static bool sleeps_for_good;
 static bool must_leave_park(void) {
-    return must_wake() || (sleeps_unwatched && failures_watched());
+    return must_wake() || (sleeps_for_good && failures_expected());
 }
 
 static void sleep_until(int64_t time, bool (*must_leave)(void)) {
@@ -93,7 +93,7 @@ static void *watch(void *unused) {
         if (limited || contexts_pending() > 0 || next != NEVER) {
             idle_passes = 0;
             if (now >= next_health) {
-                bool all = failures_watched() && now >= next_idle_health;
+                bool all = failures_expected() && now >= next_idle_health;
                 read_health(all);
                 if (limited) look_for_stalls(now);
                 next_health = now + HEALTH_PERIOD_NS;
@@ -103,14 +103,14 @@ static void *watch(void *unused) {
         } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
             sleep_until(now + HEALTH_PERIOD_NS, must_wake);
         } else {
-            sleeps_unwatched = !failures_watched();
-            if (!sleeps_unwatched && now >= next_idle_health) {
+            sleeps_for_good = !failures_expected();
+            if (!sleeps_for_good && now >= next_idle_health) {
                 read_health(true);
                 next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
             }
             waker_set_parked(true);
             if (contexts_pending() == 0 && !waits_limited())
-                sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
+                sleep_until(sleeps_for_good ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
             /* only its time was up */
             idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
