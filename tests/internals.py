@@ -24,7 +24,7 @@ from aiostream._observers import blocked, trace_files
 from aiostream._runtime import completion as _completion
 from aiostream._runtime import loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
-from aiostream._runtime.loops import on_asyncio, on_trio, unwatched
+from aiostream._runtime.loops import on_asyncio, on_trio, readerless
 from aiostream._servers import pool_waiters
 from aiostream._tools import bench, demo, doctor
 from aiostream._tools.doctor import switches_the_gil_on as switches_the_gil_on
@@ -272,7 +272,7 @@ STEPS_WITH_LOCKS = START_STEPS | {
         driver._load,
         on_asyncio._new_bridge,
         on_trio.current_bridge,
-        unwatched.unwatched,
+        readerless.readerless,
         Context.from_handle.__func__,  # type: ignore[attr-defined]
         Context._ensure_monitored,
     )
@@ -285,7 +285,7 @@ QUEUE_STEPS = {
 """
 ALARM_STEPS = {
     function.__code__
-    for kind in (pool_waiters.Waiters, pool_waiters.Watch)
+    for kind in (pool_waiters.Waiters, pool_waiters.FailureAlarm)
     for function in vars(kind).values()
     if hasattr(function, "__code__")
 }
@@ -484,9 +484,9 @@ def is_drain(callback: Any) -> bool:
     return getattr(callback, "__func__", None) is loop_bridge.Bridge.drain
 
 
-def unwatched_descriptors() -> set[int]:
+def readerless_descriptors() -> set[int]:
     """Returns the loops' descriptors that the janitor watches, by what the kernel says."""
-    with open(f"/proc/self/fdinfo/{unwatched.unwatched()._epoll.fileno()}") as info:
+    with open(f"/proc/self/fdinfo/{readerless.readerless()._epoll.fileno()}") as info:
         return {int(line.split()[1]) for line in info if line.startswith("tfd:")}
 
 
@@ -655,9 +655,9 @@ def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[
     monkeypatch.setattr(driver, "driver_version", function)
 
 
-def alarms() -> list[pool_waiters.Watch]:
+def alarms() -> list[pool_waiters.FailureAlarm]:
     """Returns the alarms of all tasks that wait for a pool's stream."""
-    return [owner for owner in _native.owners() if isinstance(owner, pool_waiters.Watch)]
+    return [owner for owner in _native.owners() if isinstance(owner, pool_waiters.FailureAlarm)]
 
 
 def ordered_completions() -> int:

@@ -47,7 +47,7 @@ def _trace_if_asked() -> None:
         trace.begin_from_environment()
 
 
-def _watch_blocking_if_asked() -> None:
+def _install_blocking_if_asked() -> None:
     if _os.environ.get("AIOSTREAM_BLOCKING"):
         from aiostream import blocking
 
@@ -75,7 +75,7 @@ def __dir__() -> list[str]:
 
 
 _driver.prepare_simulator()
-_watch_blocking_if_asked()
+_install_blocking_if_asked()
 _process.before_first_use += [_notice_failures, _trace_if_asked]
 
 __version__ = "0.1.0"

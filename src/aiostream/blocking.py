@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from aiostream._base import checks
 from aiostream._observers import blocked
-from aiostream._observers.blocked import BlockingCall, Watch
+from aiostream._observers.blocked import BlockingCall, Subscriber
 
 __all__ = [
     "BlockedLoopError",
@@ -103,7 +103,7 @@ def watch(*, threshold: float = 0.0) -> Iterator[list[BlockingCall]]:
     """
     found: list[BlockingCall] = []
     seconds = _seconds(threshold)
-    made = Watch(found.append, seconds, max(seconds, _OTHERS))
+    made = Subscriber(found.append, seconds, max(seconds, _OTHERS))
     blocked.add(made)
     try:
         yield found
@@ -134,7 +134,7 @@ _MOST_PLACES = 1000  # what comes from more places than these is counted under `
 _ELSEWHERE = "elsewhere"
 # By function and place. Written by the reader, one assignment each; read by any thread.
 _places: dict[tuple[str, str], Place] = {}
-_installed: list[Watch] = []  # one at most
+_installed: list[Subscriber] = []  # one at most
 
 
 def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[], None]:
@@ -178,7 +178,7 @@ def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[],
     seconds = _seconds(threshold)
     act = _count if action == "count" else _warn
     raises = BlockedLoopError if action == "raise" else None
-    made = Watch(act, seconds, max(seconds, _OTHERS), raises)
+    made = Subscriber(act, seconds, max(seconds, _OTHERS), raises)
     blocked.add(made)
     while _installed:
         blocked.remove(_installed.pop())

@@ -208,7 +208,7 @@ def lost_context() -> tuple[Context, int] | None:
     return None
 
 
-def _leave(block: _Block, watch: turns.TurnWatch) -> str | None:
+def _leave(block: _Block, check: turns.SuspensionCheck) -> str | None:
     """Ends a block. Returns what was wrong with it, or `None`.
 
     If blocks of other tasks lie above it on the stack, its context is popped after theirs.
@@ -223,7 +223,7 @@ def _leave(block: _Block, watch: turns.TurnWatch) -> str | None:
     if block.entered is not entered:
         # The thread that entered it pops the context at the end of a later block.
         return _TWO_THREADS
-    return _AWAITED if watch.end() else None
+    return _AWAITED if check.end() else None
 
 
 class Context(checks.NotCopied):
@@ -317,15 +317,15 @@ class Context(checks.NotCopied):
         """
         self._push()
         block = _Block(_blocks.entered)
-        watch = turns.TurnWatch()
+        check = turns.SuspensionCheck()
         try:
             yield
         except BaseException as error:
-            fault = _leave(block, watch)
+            fault = _leave(block, check)
             if fault:
                 error.add_note(fault)
             raise
-        fault = _leave(block, watch)
+        fault = _leave(block, check)
         if fault:
             raise RuntimeError(fault)
 

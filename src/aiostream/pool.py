@@ -339,7 +339,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # flags are plain, and another thread may just be setting one: the next use sees it.
         if self._dropped:
             self._take_dropped()
-        if self._busy.has_unwatched:
+        if self._busy.has_unreported:
             self._look_again()
             self._look_again_soon()
         return bridge
@@ -392,7 +392,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # has ended while the loop did not run.
         if not self._idle:
             self._find_lost()
-            if self._busy.has_unwatched:
+            if self._busy.has_unreported:
                 self._look_again()
         if not self._idle or self._waiters.futures:
             raise PoolFullError(f"no stream is free: {self._reasons()}")
@@ -458,7 +458,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             self._look_at(pooled)
         # No event will say when the work of this one, or of another one, is over. If tasks wait,
         # none of them calls the pool, so the loop has to.
-        if self._busy.has_unwatched:
+        if self._busy.has_unreported:
             self._look_again_soon()
 
     # ------------------------------------------------------------------------------------------ end
@@ -499,7 +499,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self._take_dropped()
         self._find_lost()
         self._refuse()
-        self._busy.unwatch_all()  # this task waits for them from now on
+        self._busy.report_none()  # this task waits for them from now on
         try:
             await waiting.checkpoint()
             # This is a copy, because other tasks of the loop run in the awaits, and give streams

@@ -131,7 +131,7 @@ def test_tests_lie_in_the_folders_of_the_storeys() -> None:
 def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
     files = {path.stem for path in (PACKAGE / "_runtime/loops").glob("*.py")}
     kinds = internals.loop_kinds()
-    of_all = {"__init__", "bridge", "unwatched"}
+    of_all = {"__init__", "bridge", "readerless"}
     assert sorted(files - of_all) == sorted(kinds), "a new kind of loop needs its name there"
     assert kinds[-1] == "on_asyncio", "it raises the error if no loop runs here"
 

@@ -1,4 +1,4 @@
-"""Bridges and unwatched loops: what they hold, what ends them, and that one loop's trouble is no
+"""Bridges and readerless loops: what they hold, what ends them, and that one loop's trouble is no
 other's.
 """
 
@@ -157,7 +157,7 @@ def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
     stream.close()
 
 
-# --------------------------------------------------------------------------------- unwatched loops
+# --------------------------------------------------------------------------------- readerless loops
 
 
 class Faulty(Blind):
@@ -268,7 +268,7 @@ def test_the_janitor_lets_go_of_a_descriptor_that_another_loop_has_got() -> None
     async def serve_and_look() -> bool:
         descriptor = await serve()
         reused.append(descriptor in descriptors)
-        return settle(lambda: descriptor not in internals.unwatched_descriptors())
+        return settle(lambda: descriptor not in internals.readerless_descriptors())
 
     descriptors: set[int] = set()
     reused: list[bool] = []

@@ -108,7 +108,7 @@ def _answers(ask: Callable[[], object]) -> bool:
     return True
 
 
-class TurnWatch:
+class SuspensionCheck:
     """Notices whether the task that makes it is suspended before `end()`.
 
     It notices that also if no other task runs meanwhile.
@@ -129,11 +129,11 @@ class TurnWatch:
             self._end = loop.call_soon(self._note).cancel
 
     def end(self) -> bool:
-        """Ends the watch. Returns whether the task was suspended."""
+        """Ends the check. Returns whether the task was suspended."""
         try:
             self._end()
         except (RuntimeError, KeyError):
-            # trio raises these if the watch ends in another place than where it began, or after its
+            # trio raises these if the check ends in another place than where it began, or after its
             # run. Then there was an await in between.
             self._suspended = True
         self._end = _do_nothing
@@ -161,7 +161,7 @@ class _Instrument:
         self._note = note
 
     def after_task_step(self, task: Any) -> None:
-        """Notes the end of a step of the watched task."""
+        """Notes the end of a step of the checked task."""
         if task is self._task:
             self._note()
 

@@ -98,7 +98,7 @@ class BlockingCall:
 
 
 @dataclass(frozen=True, eq=False)
-class Watch:
+class Subscriber:
     """Which calls to report, and to whom. Times are in seconds."""
 
     report: Callable[[BlockingCall], object]
@@ -124,8 +124,8 @@ class _Found(NamedTuple):
 
 _python = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, whose functions others change
 _lock = threading.RLock()  # guards all below; no driver call is made under it
-_watches: list[Watch] = []
-# Called for each call that some watch counts. Any thread, single list operations.
+_subscribers: list[Subscriber] = []
+# Called for each call that some subscriber counts. Any thread, single list operations.
 observers: list[Callable[[BlockingCall], object]] = []
 _found: dict[int, tuple[int, _Found | None]] = {}  # by note: the number of its call, and what it is
 _reader: threading.Thread | None = None
@@ -134,7 +134,7 @@ missed = 0  # calls whose line could not be read in time
 raising: dict[int, BlockingCall] = {}  # by thread: what its exception is about
 
 
-def add(watch: Watch) -> None:
+def add(subscriber: Subscriber) -> None:
     """Reports calls from now on.
 
     Raises:
@@ -149,16 +149,16 @@ def add(watch: Watch) -> None:
         # Without the reader, which Python's end stops, each call would wait for it in vain.
         atexit.register(_end)
     with _lock:
-        _watches.append(watch)
+        _subscribers.append(subscriber)
         _apply()
 
 
-def remove(watch: Watch) -> None:
+def remove(subscriber: Subscriber) -> None:
     """Reports what has ended until now, and nothing later. May be called again."""
     with _lock:
         deliver()
-        if watch in _watches:
-            _watches.remove(watch)
+        if subscriber in _subscribers:
+            _subscribers.remove(subscriber)
             _apply()
 
 
@@ -171,16 +171,16 @@ def _begin_again() -> None:
 
 
 def _end() -> None:
-    while _watches:
-        remove(_watches[-1])
+    while _subscribers:
+        remove(_subscribers[-1])
 
 
 def _apply() -> None:
     global _reader
-    waits = min((each.waits for each in _watches), default=-1.0)
-    others = min((each.others for each in _watches), default=-1.0)
+    waits = min((each.waits for each in _subscribers), default=-1.0)
+    others = min((each.others for each in _subscribers), default=-1.0)
     forwarding.functions().aiostream_forward_watch(int(waits * 1e9), int(others * 1e9))
-    if not _watches:
+    if not _subscribers:
         _reader = None
     elif _reader is None:
         _reader = threading.Thread(target=_read, name="aiostream-blocking", daemon=True)
@@ -194,11 +194,11 @@ def _read() -> None:
 
 
 def deliver() -> None:
-    """Reports what has ended until now, in this thread. Nothing, if nothing was ever watched."""
+    """Reports what has ended until now, in this thread. Nothing, without any subscriber."""
     if not _prepared:
         return
     call = forwarding.Call()
-    # The lock is held from the first step on, so that who ends a watch sees what was taken before.
+    # The lock is held from the first step on, so that who unsubscribes sees what was taken before.
     with _lock:
         while forwarding.functions().aiostream_forward_next(ctypes.byref(call)):
             _look_at(call)
@@ -222,7 +222,7 @@ def _look_at(call: forwarding.Call) -> None:
         _native.write_unraisable(error, _look_at)
     finally:
         # A thread that gets an exception goes on once it has it.
-        if call.ended or not any(each.raises for each in _watches):
+        if call.ended or not any(each.raises for each in _subscribers):
             forwarding.functions().aiostream_forward_done(ctypes.byref(call))
 
 
@@ -285,7 +285,7 @@ def _report(call: forwarding.Call, found: _Found) -> None:
     stream = call.stream if call.stream != forwarding.NO_STREAM else None
     made = BlockingCall(name, kind, seconds, *found[:-1], stream, call.began)
     by_nature = call.kind < forwarding.WAITING
-    counting = [w for w in _watches if made.seconds >= (w.waits if by_nature else w.others)]
+    counting = [w for w in _subscribers if made.seconds >= (w.waits if by_nature else w.others)]
     for report in [*(w.report for w in counting), *(observers if counting else ())]:
         try:
             report(made)

@@ -123,8 +123,8 @@ def survive(error: BaseException, name: str) -> None:
 # atomic and take no lock that the thread under a finalizer could hold.
 _tasks: deque[Callable[[], Any]] = deque()
 # Descriptor -> what the janitor calls when it is readable: its own, and those of
-# `watch_in_janitor`. Any thread adds, by one dict operation. No entry is removed.
-_watched: dict[int, Callable[[], bool]] = {}
+# `serve_in_janitor`. Any thread adds, by one dict operation. No entry is removed.
+_served: dict[int, Callable[[], bool]] = {}
 
 
 def _clean() -> None:
@@ -134,11 +134,11 @@ def _clean() -> None:
     stuck.end()
     poll = select.poll()
     known: set[int] = set()
-    soon = set(_watched)  # those to call again after a pause, also if nothing arrives
+    soon = set(_served)  # those to call again after a pause, also if nothing arrives
     while True:
         # A list, because another thread may add an entry during the iteration, and Python refuses
         # to iterate over a dict that changes.
-        for descriptor in list(_watched):
+        for descriptor in list(_served):
             if descriptor not in known:
                 poll.register(descriptor, select.POLLIN)
                 known.add(descriptor)
@@ -146,7 +146,7 @@ def _clean() -> None:
         for descriptor in ready | soon:
             stuck.begin("janitor")
             try:
-                again = _watched[descriptor]()
+                again = _served[descriptor]()
             finally:
                 stuck.end()
             (soon.add if again else soon.discard)(descriptor)
@@ -214,14 +214,14 @@ def run_in_janitor(task: Callable[[], Any]) -> None:
         _native.queue_wake(ORPHANS)
 
 
-def watch_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
+def serve_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
     """Has the janitor call `function` whenever a descriptor is readable. It must not block.
 
     While `function` returns true, the janitor calls it every 50 ms too.
 
     Threads: any.
     """
-    _watched[descriptor] = function
+    _served[descriptor] = function
     # The janitor sleeps in a poll that does not know the descriptor yet.
     _native.queue_wake(ORPHANS)
 
@@ -389,7 +389,7 @@ def start() -> None:
         # Each of these steps can be repeated, because an interrupt or an error may come after any
         # of them, and the next call then does all of them again.
         _native.bind(addresses)
-        _watched[_native.open_orphans()] = _serve_orphans
+        _served[_native.open_orphans()] = _serve_orphans
         _native.watcher_start()
         _start_serving("janitor", _clean)
         _start_serving("releaser", _release)

@@ -22,7 +22,7 @@ from aiostream.stream import Stream
 
 _NOT_READY = 600
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
-# Seconds until the pool looks again at streams that no event watches: if tasks wait for a stream,
+# Seconds until the pool looks again at streams that no event reports: if tasks wait for a stream,
 # and if only the pool's numbers wait for a thread to end.
 _LOOK_FOR_TASKS, _LOOK_FOR_NUMBERS = 0.005, 0.05
 
@@ -40,7 +40,7 @@ class PoolCore:
     def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
         # Only the thread of the loop that uses the pool touches these, so there is no lock. The
         # janitor comes in through `Busy.forget` alone. Finalizers run in any thread, and only end
-        # watches. A thread that exports metrics reads lengths, which may be one step old.
+        # alarms. A thread that exports metrics reads lengths, which may be one step old.
         self._closed = False
         self._max_waiting = max_waiting
         self._set_pooled([Pooled(each, each.context._device_ordinal()) for each in streams])
@@ -95,9 +95,9 @@ class PoolCore:
             is_first = not self._waiters.futures
             self._waiters.futures[future] = None
             if is_first:
-                self._waiters.watch(self, bridge, [place._operand for place in self._places])
+                self._waiters.arm_alarms(self, bridge, [place._operand for place in self._places])
             del bridge
-            # What was dropped before the watches stood there has raised no alarm.
+            # What was dropped before the alarms stood there has raised no alarm.
             self._notice_dropped()
             pooled: Pooled = await future
             # It is still there only after a KeyboardInterrupt. No task waits for it any more.
@@ -121,7 +121,7 @@ class PoolCore:
             # The last task that waited. The watcher would otherwise read the contexts' health every
             # 15 ms, as long as the pool is kept.
             if not self._waiters.futures:
-                self._waiters.end_watches()
+                self._waiters.end_alarms()
 
     def _change_loop(self, bridge: loops.Bridge) -> None:
         """Another loop uses the pool. Takes back what tasks of the former loop never took."""
@@ -141,17 +141,17 @@ class PoolCore:
                 f"{self._holders(lent)}, {len(alive)} tasks wait. Give them back there first, or "
                 "make a pool for each loop"
             )
-        # The watches fire into the former loop's queue. If they were kept, no watch of this loop
+        # The alarms fire into the former loop's queue. If they were kept, no alarm of this loop
         # would be made, and a lost context would wake none of its tasks.
-        self._waiters.end_watches()
+        self._waiters.end_alarms()
         self._waiters.futures.clear()
         # Without the callback the watcher would read the health of the contexts as long as the pool
         # is kept. The callback must not keep the pool.
-        self._bridge = weakref.ref(bridge, partial(_end_watches_for, weakref.ref(self)))
+        self._bridge = weakref.ref(bridge, partial(_end_alarms_for, weakref.ref(self)))
         self._looking = None
         for pooled in self._pooled:
             pooled.handed_to = None
-        self._busy.unwatch_all()  # the answers of their events go to the former loop
+        self._busy.report_none()  # the answers of their events go to the former loop
         self._find_lost()
 
     def _find_lost(self) -> None:
@@ -173,7 +173,7 @@ class PoolCore:
                 if isinstance(lent, Stream):
                     lent._handle.close()
                 pooled.end_loan()
-                self._busy.add_unwatched(pooled)
+                self._busy.add_unreported(pooled)
 
     def _take_dropped(self) -> None:
         """Takes back the streams whose `Stream` died before it was given back.
@@ -236,7 +236,7 @@ class PoolCore:
             # A thread of enqueue_in_thread uses it, and may enqueue more. An event recorded now
             # would come too early. `release` has closed the thread's `Stream`, so no new use can
             # begin, and the answer changes once.
-            self._busy.add_unwatched(pooled)
+            self._busy.add_unreported(pooled)
             self._thread_left = True
             return
         code = _native.stream_query(pooled.stream._handle)
@@ -254,16 +254,16 @@ class PoolCore:
             self._put_back(pooled)
         else:
             # It takes part in a capture of another stream, or the driver refused for once.
-            self._busy.add_unwatched(pooled)
+            self._busy.add_unreported(pooled)
 
     def _look_again(self) -> None:
-        """Looks at the busy streams that no event watches."""
+        """Looks at the busy streams that no event reports."""
         self._thread_left = False
-        for pooled in self._busy.take_unwatched():
+        for pooled in self._busy.take_unreported():
             self._look_at(pooled)
 
     def _look_again_soon(self) -> None:
-        """Has the loop look at unwatched streams if tasks wait, or if a thread uses a stream.
+        """Has the loop look at unreported streams if tasks wait, or if a thread uses a stream.
 
         Else the next `acquire` looks. A thread ends soon, and then the pool's numbers would be
         wrong until that call.
@@ -271,7 +271,7 @@ class PoolCore:
         tasks_wait = bool(self._waiters.futures)
         # A task must not wait for a look that is on its way for the numbers.
         on_its_way = self._looking is not None and (self._looks_for_tasks or not tasks_wait)
-        if on_its_way or not self._busy.has_unwatched or not (tasks_wait or self._thread_left):
+        if on_its_way or not self._busy.has_unreported or not (tasks_wait or self._thread_left):
             return
         bridge = self._open_bridge()
         if bridge is None or self._bridge is None:
@@ -336,7 +336,7 @@ class PoolCore:
             self._end_when_dropped(pooled)
         # What was dropped before the line above has only been noted.
         self._take_dropped()
-        self._waiters.end_watches()
+        self._waiters.end_alarms()
         self._waiters.fail_all(lambda: StreamClosedError(reason))
 
     def _require_open(self) -> None:
@@ -416,7 +416,7 @@ class PoolCore:
     def __del__(self) -> None:
         waiters = getattr(self, "_waiters", None)
         if waiters is not None:
-            waiters.end_watches()
+            waiters.end_alarms()
 
 
 def _is_lost(stream: Stream) -> bool:
@@ -442,11 +442,11 @@ def _end_dropped(
         stream.close()
 
 
-def _end_watches_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.Bridge]) -> None:
+def _end_alarms_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.Bridge]) -> None:
     """The loop is gone, and so are the tasks that waited. This is a finalizer: it takes no lock."""
     pool = reference()
     if pool is not None and pool._bridge is bridge:
-        pool._waiters.end_watches()
+        pool._waiters.end_alarms()
 
 
 def _look_again_for(

@@ -21,18 +21,18 @@ class Busy:
 
     Usually the pool records an event behind the work. The watcher polls that event, and a `Return`
     carries the answer into the loop. Where this is not possible, because the stream is capturing or
-    the driver refused, the stream is *unwatched*: the pool queries it again from time to time.
+    the driver refused, the stream is *unreported*: the pool queries it again from time to time.
 
     Only the thread of the loop that uses the pool touches it, except `forget`.
     """
 
     def __init__(self) -> None:
-        # `None` for an unwatched stream. The loop's thread replaces the whole dict, and the janitor
-        # writes one item of the dict that it has read (`forget`).
+        # `None` for an unreported stream. The loop's thread replaces the whole dict, and the
+        # janitor writes one item of the dict that it has read (`forget`).
         self._returns: dict[Pooled, Return | None] = {}
         # A hint for the loop's thread. The janitor only ever sets it, after it has written the
         # item: in the other order the loop could clear it, look, and not find the item.
-        self.has_unwatched = False
+        self.has_unreported = False
         # How long streams stay busy. Not the history of the waits on them, because what a
         # cancelled request has left takes another time than a whole request.
         self._history = _native.History()
@@ -44,17 +44,17 @@ class Busy:
         """The busy streams."""
         return list(self._returns)
 
-    def add_unwatched(self, pooled: Pooled) -> None:
-        """Adds a stream that no event watches."""
+    def add_unreported(self, pooled: Pooled) -> None:
+        """Adds a stream that no event reports."""
         self._returns[pooled] = None
-        self.has_unwatched = True
+        self.has_unreported = True
 
     def add(self, pooled: Pooled, pool: PoolCore, bridge: loops.Bridge | None) -> None:
-        """Adds a stream, and has an event behind its work watched for the loop of `bridge`."""
-        # A KeyboardInterrupt in `_watch` leaves the pooled stream in no list, where it is found
+        """Adds a stream, and has an event behind its work polled for the loop of `bridge`."""
+        # A KeyboardInterrupt in `_record` leaves the pooled stream in no list, where it is found
         # again. The answer of its event is then ignored, see `remove`.
-        self._returns[pooled] = entry = self._watch(pooled, pool, bridge)
-        self.has_unwatched |= entry is None
+        self._returns[pooled] = entry = self._record(pooled, pool, bridge)
+        self.has_unreported |= entry is None
 
     def remove(self, pooled: Pooled, entry: Return) -> bool:
         """Removes a stream whose `Return` has come. `False` if the pool no longer waits for it."""
@@ -63,10 +63,10 @@ class Busy:
         del self._returns[pooled]
         return True
 
-    def take_unwatched(self) -> list[Pooled]:
-        """Takes out the unwatched streams. The caller looks at each of them."""
+    def take_unreported(self) -> list[Pooled]:
+        """Takes out the unreported streams. The caller looks at each of them."""
         # Cleared before the look. What the janitor notes after the look sets it again.
-        self.has_unwatched = False
+        self.has_unreported = False
         # The janitor may set an item to None during this, but adds and removes none, so the
         # iteration does not fail.
         found = [pooled for pooled, entry in self._returns.items() if entry is None]
@@ -80,12 +80,12 @@ class Busy:
         found, self._returns = list(self._returns), {}
         return found
 
-    def unwatch_all(self) -> None:
+    def report_none(self) -> None:
         """Ignores all events: another loop uses the pool, or the pool closes."""
         # A new dict, so that a `forget` that has read the old one changes nothing here. What it
         # would note, that no event comes, is true of all items now.
         self._returns = dict.fromkeys(self._returns)
-        self.has_unwatched = bool(self._returns)
+        self.has_unreported = bool(self._returns)
 
     def forget(self, pooled: Pooled, entry: Return) -> None:
         """The loop that would have learned of the end is gone. Runs in the janitor's thread."""
@@ -94,9 +94,9 @@ class Busy:
         # that one is here, in this thread.
         if returns.get(pooled) is entry:
             returns[pooled] = None
-            self.has_unwatched = True
+            self.has_unreported = True
 
-    def _watch(self, pooled: Pooled, pool: PoolCore, bridge: loops.Bridge | None) -> Return | None:
+    def _record(self, pooled: Pooled, pool: PoolCore, bridge: loops.Bridge | None) -> Return | None:
         """Records an event behind the work. `None` if that is not possible."""
         if bridge is None:
             return None
@@ -110,14 +110,14 @@ class Busy:
         # `Return.complete` cannot run before this thread is back in its drain. The watcher polls,
         # because the loop may not be running.
         entry = Return(pool, pooled)
-        watched = _native.watch(
+        recorded = _native.watch(
             operand.handle, pooled.wait_list, bridge.queue, waiting.BY_WATCHER, entry
         )
-        return entry if watched else None
+        return entry if recorded else None
 
 
 class Return:
-    """A busy stream that an event watches. It lives until the event is complete."""
+    """A busy stream whose end an event reports. It lives until the event is complete."""
 
     __slots__ = ("pool", "pooled")
 

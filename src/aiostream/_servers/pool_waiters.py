@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Waiters:
-    """The futures of the waiting tasks, and the watches of the pool's contexts meanwhile.
+    """The futures of the waiting tasks, and the alarms of the pool's contexts meanwhile.
 
-    Only the thread of the loop that uses the pool touches them, except `end_watches` and
+    Only the thread of the loop that uses the pool touches them, except `end_alarms` and
     `raise_alarm`. A thread that exports metrics asks how many futures there are.
     """
 
@@ -32,7 +32,7 @@ class Waiters:
         self.futures: dict[Any, None] = {}
         # One for each context of the pool. A finalizer may take from it in any thread, so each
         # change is one operation of the list.
-        self.watches: list[Watch] = []
+        self.alarms: list[FailureAlarm] = []
 
     def forget_dead(self) -> int:
         """Drops the futures of loops that are gone, whose tasks never wake. Returns how many."""
@@ -73,40 +73,40 @@ class Waiters:
         for future in waiting:
             set_exception(future, error())
 
-    # -------------------------------------------------------------------------------------- watches
+    # -------------------------------------------------------------------------------------- alarms
 
-    def watch(self, pool: PoolCore, bridge: loops.Bridge, operands: list[Operand]) -> None:
-        """Has the watcher read the health of the contexts, until `end_watches`."""
-        if len(self.watches) != len(operands):  # an interrupt has left some of them
-            self.end_watches()
-            self.watches.extend([Watch(pool, bridge, operand) for operand in operands])
-        # When they stand in the list, where `end_watches` finds them after an interrupt.
-        for watch in self.watches:
-            watch.arm()
+    def arm_alarms(self, pool: PoolCore, bridge: loops.Bridge, operands: list[Operand]) -> None:
+        """Has the watcher read the health of the contexts, until `end_alarms`."""
+        if len(self.alarms) != len(operands):  # an interrupt has left some of them
+            self.end_alarms()
+            self.alarms.extend([FailureAlarm(pool, bridge, operand) for operand in operands])
+        # When they stand in the list, where `end_alarms` finds them after an interrupt.
+        for alarm in self.alarms:
+            alarm.arm()
 
     def raise_alarm(self, reference: weakref.ref[Any]) -> None:
         """Has the loop notice that a stream was dropped. May run in a finalizer: takes no lock."""
         # This comes first, because the loop may look before the callback of `Pooled.lent` has noted
         # it. Python may call either callback first.
         self._dropped.append(reference)
-        # The watches stay, and `Watch.complete` arms them again.
-        for watch in list(self.watches):
-            watch.fire()
+        # The alarms stay, and `FailureAlarm.complete` arms them again.
+        for alarm in list(self.alarms):
+            alarm.fire()
 
-    def end_watches(self) -> None:
-        """Ends all watches. May run in a finalizer: it takes no lock. May run twice."""
-        while self.watches:
+    def end_alarms(self) -> None:
+        """Ends all alarms. May run in a finalizer: it takes no lock. May run twice."""
+        while self.alarms:
             try:
-                watch = self.watches[-1]
+                alarm = self.alarms[-1]
                 # This comes before it leaves the list, because after an interrupt only the list
                 # knows it. To fire it twice does nothing.
-                watch.fire()
-                self.watches.remove(watch)
+                alarm.fire()
+                self.alarms.remove(alarm)
             except (IndexError, ValueError):  # a finalizer has interrupted this, and ended it
                 pass
 
 
-class Watch:
+class FailureAlarm:
     """Notifies a pool if a context fails, or a stream is dropped, while tasks wait for a stream.
 
     Without it they could wait forever, because the tasks that hold the streams may themselves be
@@ -144,10 +144,10 @@ class Watch:
             fire_alarm(ticket)
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """The context has failed. Or `code` is 0: a stream was dropped, or this watch has ended."""
+        """The context has failed. Or `code` is 0: a stream was dropped, or this alarm has ended."""
         pool = self._pool()
         # Orphaned: the loop is gone. This is the janitor's thread, which must not touch the pool.
-        if pool is None or orphaned or self not in pool._waiters.watches:
+        if pool is None or orphaned or self not in pool._waiters.alarms:
             return
         if code:
             pool._fail(code)
@@ -157,4 +157,4 @@ class Watch:
             self.arm()
             pool._notice_dropped()
         else:  # an interrupt has kept the last task that waited from it
-            pool._waiters.end_watches()
+            pool._waiters.end_alarms()

@@ -14,7 +14,7 @@ from aiostream._base import checks
 from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion, SettledFuture
 from aiostream._runtime.loops.bridge import Bridge
-from aiostream._runtime.loops.unwatched import unwatched
+from aiostream._runtime.loops.readerless import readerless
 from aiostream._runtime.observing import is_observed, observed_await, observers
 
 
@@ -100,7 +100,7 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     except NotImplementedError:
         # This comes before the bridge is in the dict. A KeyboardInterrupt in between would
         # otherwise leave a bridge there that no thread reads, and its waits would hang.
-        unwatched().add(bridge)
+        readerless().add(bridge)
         with _lock:
             _dispatched_bridges[loop] = bridge
     else:

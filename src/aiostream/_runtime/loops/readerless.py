@@ -16,14 +16,14 @@ from aiostream import _native
 from aiostream._runtime import process
 from aiostream._runtime.loops.bridge import Bridge
 
-# It is held while the one `Unwatched` is made, because two threads may need it first at the same
+# It is held while the one `Readerless` is made, because two threads may need it first at the same
 # time. Without it there could be two, each with an epoll that is never closed. It is reentrant,
 # because a signal handler may come here in the thread that holds it, and would deadlock with
 # itself.
 _lock = threading.RLock()
 
 
-class Unwatched:
+class Readerless:
     """The queues of the loops that cannot read them. The janitor calls `serve`."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Unwatched:
         # Descriptors whose loop was asked, and perhaps has not drained yet. If the loop is closed
         # meanwhile, it forgets the request, and nothing else would arrive.
         self._asked: set[int] = set()
-        process.watch_in_janitor(self._epoll.fileno(), self.serve)
+        process.serve_in_janitor(self._epoll.fileno(), self.serve)
 
     def add(self, bridge: Bridge) -> None:
         """Wakes `bridge` from now on when its queue was empty and something arrives.
@@ -149,16 +149,16 @@ class Unwatched:
                     self._epoll.unregister(descriptor)
 
 
-_the_unwatched: Unwatched | None = None  # written once, under _lock
+_the_readerless: Readerless | None = None  # written once, under _lock
 
 
-def unwatched() -> Unwatched:
+def readerless() -> Readerless:
     """Returns the one of this process. The first call makes it.
 
     Threads: any.
     """
-    global _the_unwatched
+    global _the_readerless
     with _lock:
-        if _the_unwatched is None:
-            _the_unwatched = Unwatched()
-        return _the_unwatched
+        if _the_readerless is None:
+            _the_readerless = Readerless()
+        return _the_readerless
