@@ -19,7 +19,7 @@ from aiostream import _native
 _library: ctypes.CDLL | None = None  # written once; any thread may load it, and finds the same one
 
 KINDS = ("waits", "copies", "stages", "allocates", "loads", "enqueues", "begins")
-"""What the calls do, by the numbers of `enum kind` in forward/watch.c."""
+"""What the calls do, by the numbers of `enum kind` in forward/notes.c."""
 
 NO_STREAM = 2**64 - 1
 WAITING = 2
@@ -41,7 +41,7 @@ _PROBE = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(open('/proc/self/map
 
 
 class Call(ctypes.Structure):
-    """`struct call` of forward/watch.c: a call that goes on, or that has ended."""
+    """`struct call` of forward/notes.c: a call that goes on, or that has ended."""
 
     _fields_ = (
         ("note", ctypes.c_void_p),
@@ -84,7 +84,7 @@ def load(real: str | None = None, *, everywhere: bool = False) -> None:
     hooks = (_native.IS_PYTHON_THREAD, _native.FRAMES_HERE)
     library.aiostream_forward_set_up(*map(ctypes.c_void_p, hooks))
     library.aiostream_forward_bind(os.fsencode(path))
-    library.aiostream_forward_watch.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    library.aiostream_forward_limit.argtypes = [ctypes.c_int64, ctypes.c_int64]
     _library = library
 
 

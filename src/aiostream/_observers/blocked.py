@@ -1,6 +1,6 @@
 """The reader: a thread that finds the Python line of each driver call that blocks a loop.
 
-The forwarding library notes the calls (`src/aiostream/forward/watch.c`). While a call blocks, the
+The forwarding library notes the calls (`src/aiostream/forward/notes.c`). While a call blocks, the
 frames of its thread stay as they are, so the reader learns from them which loop runs there, which
 task is at work, and which line of the program led to the call. It then reports the call to those
 who asked for it.
@@ -179,7 +179,7 @@ def _apply() -> None:
     global _reader
     waits = min((each.waits for each in _subscribers), default=-1.0)
     others = min((each.others for each in _subscribers), default=-1.0)
-    forwarding.functions().aiostream_forward_watch(int(waits * 1e9), int(others * 1e9))
+    forwarding.functions().aiostream_forward_limit(int(waits * 1e9), int(others * 1e9))
     if not _subscribers:
         _reader = None
     elif _reader is None:

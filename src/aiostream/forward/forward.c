@@ -64,7 +64,7 @@ EXPORT void aiostream_forward_bind(const char *path) {
     real = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     for (struct row *row = aiostream_rows; row < aiostream_rows_end; row++) {
         function address = (function)dlsym(real, row->symbol);
-        row->jump = address != NULL ? watched(row->name, address) : (function)lacking;
+        row->jump = address != NULL ? wrapper_of(row->name, address) : (function)lacking;
     }
 }
 
@@ -79,7 +79,7 @@ static int get_proc_address_v2(const char *, void **, int, uint64_t, int *);
 /* What the real driver has found may be a version or a form that no export has. */
 static int found(int code, const char *name, int version, void **address) {
     if (code != OK || *address == NULL) return code;
-    function to = watched(name, (function)*address);
+    function to = wrapper_of(name, (function)*address);
     if (strcmp(name, "cuGetProcAddress") == 0)
         to = version < 12000 ? (function)get_proc_address : (function)get_proc_address_v2;
     *address = (void *)to;

@@ -1,4 +1,4 @@
-/* What Python says of a thread, for the forwarding library (forward/watch.c), which knows no
+/* What Python says of a thread, for the forwarding library (forward/notes.c), which knows no
  * Python.
  *
  * A wrapper there calls these functions in the thread whose call has blocked, perhaps under locks

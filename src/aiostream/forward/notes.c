@@ -81,7 +81,7 @@ struct call {
 
 #define NEVER INT64_MAX
 /* Nanoseconds from which on a call has blocked: of one that always waits, and of all others. While
- * nothing is watched, the first is NEVER. */
+ * no call is asked for, the first is NEVER. */
 static _Atomic int64_t limits[2] = {NEVER, NEVER};
 
 static pthread_mutex_t lock; /* a leaf; guards the rest */
@@ -211,7 +211,7 @@ ALL(WRAPPER)
 #define ADDRESS(n) wrapper_##n,
 static const wrapped addresses[] = {ALL(ADDRESS)};
 
-function watched(const char *name, function real) {
+function wrapper_of(const char *name, function real) {
     enum { COUNT = sizeof blocking / sizeof *blocking, MOST = sizeof wrappers / sizeof *wrappers };
     char sought[100];
     int of = 0, n = 0;
@@ -258,7 +258,7 @@ EXPORT void aiostream_forward_set_up(int (*is_python_thread)(void), void *(*capt
 }
 
 /* From now on, reports calls that take at least so many nanoseconds. Negative: none. */
-EXPORT void aiostream_forward_watch(int64_t waits, int64_t others) {
+EXPORT void aiostream_forward_limit(int64_t waits, int64_t others) {
     atomic_store(&limits[0], waits < 0 ? NEVER : waits);
     atomic_store(&limits[1], others < 0 ? NEVER : others);
     pthread_mutex_lock(&lock);
@@ -281,7 +281,7 @@ static bool find_blocked(struct call *call) {
     return false;
 }
 
-/* Waits until there is a call for the reader. 0: nothing is watched any more. */
+/* Waits until there is a call for the reader. 0: no call is asked for any more. */
 EXPORT int aiostream_forward_wait(void) {
     struct call call;
     pthread_mutex_lock(&lock);
