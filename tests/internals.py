@@ -308,7 +308,7 @@ POINTS_STALE = _native.COUNTERS.index("POINTS_STALE")
 """Index in `native_counters()`: firings of points that were no longer armed."""
 POINT_SLOTS = _native.COUNTERS.index("POINT_SLOTS")
 """Index in `native_counters()`: slots of points that were made. They are recycled, not freed."""
-WAIT_RECORDS = _native.COUNTERS.index("WAIT_RECORDS")
+WAITS_MADE = _native.COUNTERS.index("WAITS_MADE")
 """Index in `native_counters()`: records of waits, each with its event. They are recycled."""
 HISTORIES = _native.COUNTERS.index("HISTORIES")
 """Index in `native_counters()`: prediction histories that exist now."""
@@ -611,11 +611,11 @@ def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
 
 # ------------------------------------------------------------------------------------- command line
 
-DemoRecord = demo.Record
+DemoRecord = demo.Result
 """What a run of the demo has measured."""
 
 
-def demo_drawing(record: demo.Record) -> list[str]:
+def demo_drawing(record: demo.Result) -> list[str]:
     """Returns the lines that the demo prints for a record."""
     return demo._drawing(record)
 

@@ -104,7 +104,7 @@ def sample() -> Sample:
         owners=len(internals.owners()),
         leaked=statistics().points.leaked,
         histories=counters[internals.HISTORIES],
-        records=counters[internals.WAIT_RECORDS],
+        records=counters[internals.WAITS_MADE],
         slots=counters[internals.POINT_SLOTS],
     )
 

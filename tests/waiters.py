@@ -21,9 +21,9 @@ from aiostream import Event, Stream, WaitCounts, statistics
 from internals import (
     EVENT_POLLS,
     POINTS_ARMED,
-    WAIT_RECORDS,
     WAITS_BY_TIMER,
     WAITS_HANDED_BACK,
+    WAITS_MADE,
     WAITS_WATCHED,
     limit_timer,
     native_counters,
@@ -116,8 +116,8 @@ def take_spare_records(stream: Stream) -> list[Any]:
     """Until what it returns is dropped, each wait needs a record that is made for it, or that has
     come back since.
     """
-    taken, made = [], native_counters()[WAIT_RECORDS]
-    while native_counters()[WAIT_RECORDS] == made:
+    taken, made = [], native_counters()[WAITS_MADE]
+    while native_counters()[WAITS_MADE] == made:
         taken.append(reserve_wait(stream, native_strategies().index("event")))
     return taken
 

@@ -90,7 +90,7 @@ _CALLS = ("Stream.enqueue", "Stream.run")  # what calls a function of the user
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Record(Observation):
+class _Entry(Observation):
     """One await while it is recorded. All fields belong to the thread of its loop."""
 
     sees_steps = True
@@ -258,12 +258,12 @@ class Recording:
         self._gpu = gpu
         self._nvtx = nvtx
         self._lock = threading.RLock()  # guards the next three; held across no driver call
-        self._records: deque[_Record] = deque(maxlen=limit)
+        self._entries: deque[_Entry] = deque(maxlen=limit)
         self._begun = 0
         self._blocked: deque[blocked.BlockingCall] = deque(maxlen=limit)  # single deque operations
         self._clocks: dict[Context, GpuClock] = {}
         # Awaits that are over and whose events are not. Any thread, single deque operations.
-        self._unresolved: deque[_Record] = deque()
+        self._unresolved: deque[_Entry] = deque()
         self._is_on = False
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
@@ -290,7 +290,7 @@ class Recording:
     def dropped(self) -> int:
         """How many awaits were dropped, the earliest ones, because there were more than `limit`."""
         with self._lock:
-            return self._begun - len(self._records)
+            return self._begun - len(self._entries)
 
     @property
     def gpu_uncertainty(self) -> float:
@@ -302,12 +302,12 @@ class Recording:
         if self._final is not None:
             return self._final
         with self._lock:
-            records, dropped = list(self._records), self.dropped
-        awaits = [*(each.public() for each in records), *map(_as_await, self._blocked.copy())]
+            entries, dropped = list(self._entries), self.dropped
+        awaits = [*(each.public() for each in entries), *map(_as_await, self._blocked.copy())]
         return trace_files.Trace(
             sorted(awaits, key=lambda each: each.launched),
             dropped,
-            max((each.uncertainty for each in records), default=0.0),
+            max((each.uncertainty for each in entries), default=0.0),
             *self._started_at,
             self._stopped_at or _now(),
         )
@@ -378,9 +378,9 @@ class Recording:
         blocked.observers.remove(self._blocked.append)
         self._stopped_at = _now()
         with self._lock:
-            records, clocks = list(self._records), list(self._clocks.values())
+            entries, clocks = list(self._entries), list(self._clocks.values())
         patience = _now() + _PATIENCE
-        for each in (*records, *self._unresolved.copy()):
+        for each in (*entries, *self._unresolved.copy()):
             # The mark behind a graph comes after the event that its await has waited for.
             while not (over := each.outcome != "pending" and each.resolve()):
                 if each.outcome != "done" or _now() > patience:
@@ -391,8 +391,8 @@ class Recording:
             clock.close()
         self._final = self._trace()
         with self._lock:
-            self._begun -= len(self._records)
-            self._records.clear()
+            self._begun -= len(self._entries)
+            self._entries.clear()
         if self._path is not None:
             # Behind the releaser, which may be writing what was there before. If the body has
             # raised, its error says what went wrong.
@@ -402,7 +402,7 @@ class Recording:
     def _is_forked(self) -> bool:
         return os.getpid() != self._process
 
-    # ------------------------------------------------------------------------ for its records
+    # ------------------------------------------------------------------------ for its entries
 
     def _observe(self, call: str, target: Any, args: tuple[Any, ...]) -> Observation:
         # The recording belongs to the parent, and the driver refuses the marks in a forked child.
@@ -424,11 +424,11 @@ class Recording:
                 stream = None
         clock = None if stream is None else self._clock_of(stream)
         thread = threading.current_thread().name
-        made = _Record(self, call, name, stream, clock, _task(), thread)
+        made = _Entry(self, call, name, stream, clock, _task(), thread)
         made.begin()
         with self._lock:
             self._begun += 1
-            self._records.append(made)
+            self._entries.append(made)
         self._is_unsaved = True
         return made
 
@@ -451,26 +451,26 @@ class Recording:
                 made.close()
         return clock
 
-    def _ended(self, record: _Record) -> None:
+    def _ended(self, entry: _Entry) -> None:
         if self._is_forked():  # an await that began before the fork
             return
-        if record.range is not None:
-            self._nvtx.end_range(record.range)
-            record.range = None
+        if entry.range is not None:
+            self._nvtx.end_range(entry.range)
+            entry.range = None
         self._is_unsaved = True
         if not self._is_on:  # the clocks are closed
-            record.drop_moments()
+            entry.drop_moments()
             return
-        records = [record]
+        entries = [entry]
         with contextlib.suppress(IndexError):
             for _ in range(2):
-                records.append(self._unresolved.popleft())
-        for each in records:
+                entries.append(self._unresolved.popleft())
+        for each in entries:
             if not each.resolve():
                 self._unresolved.append(each)
         if self._stopped_at is not None:
             # Another thread has ended the recording meanwhile, and has perhaps not seen these.
-            for each in records:
+            for each in entries:
                 each.drop_moments()
         while len(self._unresolved) > _MOST_UNRESOLVED:
             self._unresolved.popleft().drop_moments()

@@ -10,7 +10,7 @@
  * Usage: one_list SECONDS SEED [SCHEDULE]. A single schedule is printed step by step.
  */
 #include "stress.h"
-#include "wait_record.h"
+#include "wait_inside.h"
 #include "waker.h"
 
 #include <math.h>

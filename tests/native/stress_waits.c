@@ -9,7 +9,7 @@
 
 #include <sys/resource.h>
 
-#include "wait_record.h" /* active_count */
+#include "wait_inside.h" /* active_count */
 
 static void python_dispatch(uint64_t ticket, int status) {
     broken("host function %llx, %d: none was armed", (unsigned long long)ticket, status);

@@ -265,7 +265,7 @@ async def test_event_that_cannot_be_made_is_refused_before_the_function(breakabl
     with Gate() as gate:
         gate.hold(stream)
         futures = []
-        for _ in range(internals.native_counters()[internals.WAIT_RECORDS] + 1):  # each is taken
+        for _ in range(internals.native_counters()[internals.WAITS_MADE] + 1):  # each is taken
             breakable.fail("cuEventCreate", 2)
             try:
                 futures.append(stream.enqueue_async(lambda _: called.append(1)))

@@ -36,7 +36,7 @@ class _End(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class _Record:
+class _Noted:
     """What is noted of one capture until its end."""
 
     # Constant once this is in `_in_progress`. To `lent` any thread may append.
@@ -75,7 +75,7 @@ def _exists(graph: Graph) -> bool:
 
 # Any thread may change these two, without a lock: each change and each copy is one operation of the
 # list or dict. A thread that iterates iterates over a copy.
-_in_progress: list[_Record] = []
+_in_progress: list[_Noted] = []
 # The id of the latest capture that this library began on a stream, by that stream. It finds the
 # capture again when the driver gives no id, because the capture was invalidated.
 _begun: dict[_Origin, int] = {}
@@ -87,7 +87,7 @@ def _origin_of(stream: Operand) -> _Origin:
     return stream.handle.value, stream.context, thread
 
 
-def _find(identity: int | None, origin: _Origin | None) -> _Record | None:
+def _find(identity: int | None, origin: _Origin | None) -> _Noted | None:
     # Over a copy. If another thread removes what is found here, `_forget` finds it gone.
     for capture in list(_in_progress):
         if (identity is not None and capture.identity == identity) or (
@@ -97,7 +97,7 @@ def _find(identity: int | None, origin: _Origin | None) -> _Record | None:
     return None
 
 
-def _forget(capture: _Record | None, how: _End) -> None:
+def _forget(capture: _Noted | None, how: _End) -> None:
     if capture is None:
         return
     try:
@@ -230,7 +230,7 @@ def begin_into(
     """
     held: list[bool] = []
     captured = True
-    record = _Record(None, _origin_of(stream), graph, recapture)
+    noted = _Noted(None, _origin_of(stream), graph, recapture)
     try:
         # `hold` and not `pin`, because another thread may end the capture, and lets go then.
         # Without it, a `close` would free the graph under the capture.
@@ -241,19 +241,19 @@ def begin_into(
         call(graph._handle.value)
         # If the driver gives no id, the stream finds what is noted. Without that the graph would
         # stay pinned after the capture.
-        record.identity = _note_begun(stream)
+        noted.identity = _note_begun(stream)
         # The driver captures already, and another thread may have ended it. Its `end` then found
         # nothing noted, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
         graph._captured_into = True
-        _in_progress.append(record)
+        _in_progress.append(noted)
     except BaseException as error:
         refused = isinstance(error, CudaError | StreamClosedError)
         if not captured and not refused and _still_captures(stream):
             # It is noted as if it had begun, so that its end lets go of the graph, or notes that it
             # is gone.
-            if record not in _in_progress:
+            if noted not in _in_progress:
                 graph._captured_into = True
-                _in_progress.append(record)
+                _in_progress.append(noted)
             with contextlib.suppress(CudaError, StreamClosedError):
                 end(stream)
         elif held:
@@ -281,7 +281,7 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
             if earlier.seen_on == here:
                 # It has ended, because a stream is in one capture at a time.
                 _forget(earlier, _End.ENDED_ELSEWHERE)
-        capture = _Record(identity, _began_on(identity), None)
+        capture = _Noted(identity, _began_on(identity), None)
         capture.seen_on = here
         _in_progress.append(capture)
     if capture.graph is not None:

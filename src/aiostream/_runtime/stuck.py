@@ -100,8 +100,8 @@ def look() -> list[str]:
         if kind in ("janitor", "watcher"):  # the others run a user's function
             _native.look_for_stalls(kind, now - since)
             soon = min(soon, max(since + shortest - now, _AGAIN))
-    for of, seconds, usual, _, record, _ in _native.waiting(True):
-        if _is_first(record, now - seconds):
+    for of, seconds, usual, _, address, _ in _native.waiting(True):
+        if _is_first(address, now - seconds):
             found.append(
                 f"{of} is slow: work has taken {seconds:.3g} s, expected were {usual:.3g} s"
             )

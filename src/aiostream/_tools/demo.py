@@ -51,7 +51,7 @@ except aiostream.NoDriverError:
 
 
 @dataclass
-class Record:
+class Result:
     """What happened. Times are nanoseconds of `perf_counter_ns`."""
 
     started: int = 0
@@ -69,11 +69,11 @@ def run(loop: str, html: str | None = None) -> int:
         version = driver.spelled(driver.driver_version())
         print(f"{where}.\n{Device(0).name}, CUDA {version}.")
         print(f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat.\n")
-        record = run_on(loop, _everything, html)
+        result = run_on(loop, _everything, html)
     except (CudaError, NoDriverError, ValueError) as error:  # the last of the environment
         print(f"The demo has failed: {error}", file=sys.stderr)
         return 1
-    print("\n".join(_drawing(record)))
+    print("\n".join(_drawing(result)))
     if html is not None:
         print(f"The same as a timeline, to open in a browser: {Path(html).resolve().as_uri()}")
     return 0 if _print_ledger() else 1
@@ -111,8 +111,8 @@ def _choose_driver() -> str:
 # ---------------------------------------------------------------------------------- what is awaited
 
 
-async def _everything(html: str | None) -> Record:
-    record = Record()
+async def _everything(html: str | None) -> Result:
+    result = Result()
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(Stream()) for _ in LOADS]
         # What happens only once, such as loading the kernels, must not show in the timeline.
@@ -120,19 +120,19 @@ async def _everything(html: str | None) -> Record:
             _kernels.spin(stream, 0.0)
             await stream.synchronize_async()
         with trace.record(html) as recording:
-            await _timeline(record, streams)
-    record.awaits, record.uncertainty = recording.awaits, recording.gpu_uncertainty
-    return record
+            await _timeline(result, streams)
+    result.awaits, result.uncertainty = recording.awaits, recording.gpu_uncertainty
+    return result
 
 
-async def _timeline(record: Record, streams: list[Stream]) -> None:
-    record.started = time.perf_counter_ns()
+async def _timeline(result: Result, streams: list[Stream]) -> None:
+    result.started = time.perf_counter_ns()
     async with anyio.create_task_group() as outer:
-        outer.start_soon(_heartbeat, record.beats)
+        outer.start_soon(_heartbeat, result.beats)
         async with anyio.create_task_group() as inner:
             for stream, (name, load) in zip(streams, LOADS.items(), strict=True):
                 inner.start_soon(_one_stream, stream, load, name=name)
-        record.ended = time.perf_counter_ns()
+        result.ended = time.perf_counter_ns()
         outer.cancel_scope.cancel()
 
 
@@ -155,38 +155,38 @@ async def _heartbeat(beats: list[int]) -> None:
 # ------------------------------------------------------------------------------------ what is drawn
 
 
-def _drawing(record: Record) -> list[str]:
+def _drawing(result: Result) -> list[str]:
     bars, arrow, beat = ("█▒", "▲", "•") if terminal.can_print("█▒▲•") else ("#=", "^", "'")
     label = max(len(name) for name in LOADS) + 1
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns)) - label - 6
-    length = record.ended - record.started
+    length = result.ended - result.started
 
     def column(when: float) -> int:
-        return min(width - 1, max(0, int((when - record.started) / length * width)))
+        return min(width - 1, max(0, int((when - result.started) / length * width)))
 
     lines = [f"{'':{label + 5}}{_axis(length / 1e6, width)}".rstrip()]
-    tasks = {each.task for each in record.awaits}
+    tasks = {each.task for each in result.awaits}
     for name in filter(tasks.__contains__, LOADS):
         gpu, task = [" "] * width, [" "] * width
-        for number, (began, ended, resumed) in enumerate(_times(record, name)):
+        for number, (began, ended, resumed) in enumerate(_times(result, name)):
             first, last = column(began), column(ended)
             gpu[first : last + 1] = bars[number % 2] * (last + 1 - first)
             task[column(resumed)] = arrow
         lines.append(f"{name:{label}}{'GPU':5}{terminal.colour('36', ''.join(gpu).rstrip())}")
         lines.append(f"{'':{label}}{'task':5}{terminal.colour('32', ''.join(task).rstrip())}")
     row = [" "] * width
-    for when in record.beats:
+    for when in result.beats:
         row[column(when)] = beat
     lines.append(f"{'heartbeat':{label + 5}}{terminal.colour('35', ''.join(row).rstrip())}")
-    return [*lines, "", *_summary(record, bars, arrow)]
+    return [*lines, "", *_summary(result, bars, arrow)]
 
 
-def _times(record: Record, name: str) -> list[tuple[int, int, int]]:
+def _times(result: Result, name: str) -> list[tuple[int, int, int]]:
     """When the GPU began and ended each piece of a load, and when its task went on."""
     # A recording knows no time on the GPU of an await that a busy machine has kept from its marks.
     return [
         (each.gpu_began, each.gpu_ended, each.resumed)
-        for each in record.awaits
+        for each in result.awaits
         if each.task == name and each.gpu_began and each.gpu_ended and each.resumed
     ]
 
@@ -201,20 +201,20 @@ def _axis(milliseconds: float, width: int) -> str:
     return "".join(row).rstrip() + " ms"
 
 
-def _summary(record: Record, bars: str, arrow: str) -> list[str]:
+def _summary(result: Result, bars: str, arrow: str) -> list[str]:
     latencies = sorted(
-        (resumed - ended) / 1000 for name in LOADS for _, ended, resumed in _times(record, name)
+        (resumed - ended) / 1000 for name in LOADS for _, ended, resumed in _times(result, name)
     )
-    times = [*record.beats, record.ended]
+    times = [*result.beats, result.ended]
     gap = max(later - earlier for earlier, later in itertools.pairwise(times)) / 1e6
     return [
         f"{bars[0]} {bars[1]} the stream's work on the GPU, await by await; {arrow} its task "
         "continues",
-        f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(record.beats)} beats, "
+        f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(result.beats)} beats, "
         f"worst gap {gap:.1f} ms",
         f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, "
-        f"worst {latencies[-1]:.0f} us, {len(latencies)} of {len(record.awaits)} awaits",
-        f"(the GPU's clock is mapped to the host's to within {record.uncertainty / 1000:.0f} us)",
+        f"worst {latencies[-1]:.0f} us, {len(latencies)} of {len(result.awaits)} awaits",
+        f"(the GPU's clock is mapped to the host's to within {result.uncertainty / 1000:.0f} us)",
     ]
 
 

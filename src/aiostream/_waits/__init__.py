@@ -6,7 +6,7 @@ the watcher hands the wait back or ends it. `enqueue` calls the user's function 
 completion behind its work, also in one native step, so that no KeyboardInterrupt comes in between.
 
 The decisions are native (`native/policy.c`), and so is the state of a wait
-(`native/wait_record.h`). All of this runs in the thread of the loop. It never blocks that thread,
+(`native/wait_inside.h`). All of this runs in the thread of the loop. It never blocks that thread,
 unless a host function is enqueued on a full stream. (`synchronize` blocks, and is for threads
 without a loop.) A task that leaves drops its wait or orphans its ticket, and the GPU goes on.
 

@@ -92,7 +92,7 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         tasks: What `_find_tasks` has returned.
         row: As in `_native.waiting`.
     """
-    of, seconds, expected, queue, record, owner = row
+    of, seconds, expected, queue, address, owner = row
     future, function, where, seen = owner, None, None, False
     if isinstance(owner, Completion):
         future, function = owner.future, completion.function_name(owner)
@@ -105,7 +105,7 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         call = f"{of.partition(' ')[0].title()}.synchronize{'' if blocks else '_async'}"
     # A future of trio knows its tasks, and any thread may ask, except for frames without the GIL.
     of_trio = [*getattr(future, "_waiting", ()), None]
-    task = tasks.get(record) or tasks.get(id(future)) or of_trio[0]
+    task = tasks.get(address) or tasks.get(id(future)) or of_trio[0]
     may_look = checks.has_gil() or not loops.is_elsewhere(future)
     for frame in _frames_of(task) if may_look else []:
         module, code = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code
@@ -143,7 +143,7 @@ def _find_tasks() -> _Tasks:
             if slept is not None and slept.done() and not slept.cancelled():
                 answer = slept.result()
             if isinstance(answer, _native.Wait):
-                found[answer.record] = task
+                found[answer.address] = task
     found.pop(id(None), None)
     return found
 

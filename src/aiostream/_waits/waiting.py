@@ -198,7 +198,7 @@ async def synchronize_async(self: Awaitable) -> None:
         elif yields:
             await _yield_turn()
         return
-    # Exactly one of task, timer and watcher holds the wait (`wait_record.h`). Here it is the task
+    # Exactly one of task, timer and watcher holds the wait (`wait_inside.h`). Here it is the task
     # while `answer` is a Wait, and another one while it is a ticket.
     future: Any = None
     asked = "cuEventQuery" if operand.is_event else "cuStreamQuery"

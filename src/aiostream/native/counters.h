@@ -29,7 +29,7 @@ COUNTER(WAITS_HANDED_BACK)   /* how often the watcher handed a wait back to its 
 COUNTER(EVENT_POLLS)         /* by the watcher, and by loops in the place of tasks */
 COUNTER(EVENT_PASSES)        /* in which they made these polls. Some find nothing due. */
 COUNTER(POINT_SLOTS)         /* made so far. They are recycled, so this is the most in use at once. */
-COUNTER(WAIT_RECORDS)        /* the same, of waits */
+COUNTER(WAITS_MADE)          /* the same, of waits */
 COUNTER(HISTORIES)           /* that exist now */
 /* clang-format on */
 #undef COUNTER

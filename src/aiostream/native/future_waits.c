@@ -10,7 +10,7 @@
  * wait is left. No task is resumed before the end. A cancelled future leaves the loop's list, and
  * the watcher takes its wait (wait_drop_future).
  */
-#include "wait_record.h"
+#include "wait_inside.h"
 
 /* The loop drains again in its next turn, because its timer is due at once. A KeyboardInterrupt
  * cannot take that away, as it could take a callback. */

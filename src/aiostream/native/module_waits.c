@@ -130,7 +130,7 @@ static void Wait_dealloc(PyObject *object) {
 }
 
 static PyMemberDef wait_members[] = {
-    {"record", T_PYSSIZET, offsetof(WaitObject, wait), READONLY,
+    {"address", T_PYSSIZET, offsetof(WaitObject, wait), READONLY,
      "The address of the native wait, as in waiting()."},
     {NULL, 0, 0, 0, NULL},
 };

@@ -14,7 +14,7 @@
  * return at once.
  */
 #define _GNU_SOURCE
-#include "wait_record.h"
+#include "wait_inside.h"
 
 #include <sys/prctl.h>
 #include <time.h>

@@ -9,10 +9,10 @@
  * back to its task instead.
  *
  * The watcher never frees or recycles a wait that a task holds. It finds in `holder` who has it
- * (wait_record.h), and takes a wait that a timer has only together with its entry in that timer.
+ * (wait_inside.h), and takes a wait that a timer has only together with its entry in that timer.
  * The lists here are its own, so they need no lock.
  */
-#include "wait_record.h"
+#include "wait_inside.h"
 
 #include "waker.h"
 

@@ -11,7 +11,7 @@
  * a wait takes the lock of its loop's spares and that of its history, so two loops share a lock
  * only if they wait on one stream.
  */
-#include "wait_record.h"
+#include "wait_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@
 /* Guards what is made or renamed, and not what each wait uses. Never held across a driver call. The
  * lock of a queue's spares comes after it. */
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct wait *records; /* all that were made, the newest first; under pool_lock */
+static struct wait *all_waits; /* all that were made, the newest first; under pool_lock */
 static _Atomic bool predicting = true;
 
 _Atomic(struct wait *) new_waits;
@@ -167,10 +167,10 @@ static int make(struct queue *queue, struct context *context, struct wait **made
     wait->event = event;
     wait->context = context;
     wait->queue = queue;
-    atomic_fetch_add(&counters[WAIT_RECORDS], 1);
+    atomic_fetch_add(&counters[WAITS_MADE], 1);
     pthread_mutex_lock(&pool_lock);
-    wait->next_record = records;
-    records = wait;
+    wait->next_made = all_waits;
+    all_waits = wait;
     pthread_mutex_unlock(&pool_lock);
     *made = wait;
     return CUDA_SUCCESS;
@@ -291,8 +291,8 @@ static void describe(const struct wait *wait, struct waiting *waiting) {
 bool waits_next(struct wait **latest, struct waiting *waiting) {
     bool found = false;
     pthread_mutex_lock(&pool_lock);
-    struct wait *wait = *latest ? (*latest)->next_record : records;
-    for (; wait; wait = wait->next_record) {
+    struct wait *wait = *latest ? (*latest)->next_made : all_waits;
+    for (; wait; wait = wait->next_made) {
         pthread_mutex_lock(&queue_spares(wait->queue)->lock);
         found = is_pending(wait);
         if (found) describe(wait, waiting);
@@ -349,7 +349,7 @@ bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *st
     if (news) atomic_store(&some_limit, false); /* the waits say otherwise, also those to come */
     int64_t now = now_ns();
     pthread_mutex_lock(&pool_lock);
-    for (struct wait *wait = records; wait && !found; wait = wait->next_record) {
+    for (struct wait *wait = all_waits; wait && !found; wait = wait->next_made) {
         pthread_mutex_lock(&queue_spares(wait->queue)->lock);
         found = wait_is_stalled(wait, now, news, thread, held, stall);
         pthread_mutex_unlock(&queue_spares(wait->queue)->lock);

@@ -3,7 +3,7 @@
  * A wait is an event and what is known of its end. Exactly one holder looks after it: its task, a
  * timer of its loop, or the watcher. task_waits.c is the task's side: it begins a wait, polls it,
  * and leaves it to one of the other two, all in the thread of the loop. future_waits.c is the same
- * for futures, which their loop polls. watched_waits.c is the watcher's side. wait_records.c makes
+ * for futures, which their loop polls. watched_waits.c is the watcher's side. wait_store.c makes
  * waits, recycles them, and learns from their ends.
  *
  * The word `holder` says who holds it, and the drawing below shows each change. The present holder
@@ -13,8 +13,8 @@
  * compare-and-swap. A wait is never freed, only recycled, and a thread that comes late sees that by
  * the ticket.
  */
-#ifndef AIOSTREAM_WAIT_RECORD_H
-#define AIOSTREAM_WAIT_RECORD_H
+#ifndef AIOSTREAM_WAIT_INSIDE_H
+#define AIOSTREAM_WAIT_INSIDE_H
 
 #include <pthread.h>
 
@@ -88,8 +88,8 @@ struct wait {
     /* the library's; these two are made with the wait and constant */
     void *event;
     struct context *context;
-    struct queue *queue;      /* whose loop uses it for all its waits; constant too */
-    struct wait *next_record; /* of all waits, constant too */
+    struct queue *queue;    /* whose loop uses it for all its waits; constant too */
+    struct wait *next_made; /* of all waits, constant too */
     /* of one list at a time, and used by that list's owner: the queue's spares (their lock),
      * new_waits, wait list */
     struct wait *next;
