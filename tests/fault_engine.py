@@ -24,6 +24,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
@@ -33,7 +34,7 @@ import anyio
 import anyio.lowlevel
 
 from aiostream import CudaError, NoDriverError, Statistics, simulator, statistics
-from internals import bindings, simulated_calls, simulated_objects
+from internals import bindings, run_in_janitor, simulated_calls, simulated_objects
 
 # CUDA_ERROR_OPERATING_SYSTEM: it comes and goes, and no part of the library treats it specially
 CODE = 304
@@ -369,6 +370,11 @@ class Explorer:
                 f"cannot go on: {type(error).__name__}: {error} (raised first: "
                 f"{self.faults.error!r})"
             ]
+        # The janitor reports an error after the ledger has counted what has failed. Without the GIL
+        # the next look could begin in between, and take the report for its own.
+        has_reported = threading.Event()
+        run_in_janitor(has_reported.set)
+        await self._until(has_reported.is_set)
         faults, wrong = self.faults, []
         errors = [faults.error] if faults.error is not None else []
         wrong += [
