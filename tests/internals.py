@@ -19,12 +19,14 @@ from aiostream._base import clash, driver, forwarding, hints, turns
 from aiostream._base.checks import has_gil as has_gil
 from aiostream._handles import interop
 from aiostream._handles import operand as _operand
-from aiostream._objects import captures
+from aiostream._objects import captures, runs
 from aiostream._observers import blocked, trace_files
 from aiostream._runtime import completion as _completion
 from aiostream._runtime import loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio, readerless
+from aiostream._runtime.process import run_in_janitor as run_in_janitor
+from aiostream._runtime.process import run_in_releaser as run_in_releaser
 from aiostream._servers import pool_waiters
 from aiostream._tools import bench, demo, doctor
 from aiostream._tools.doctor import switches_the_gil_on as switches_the_gil_on
@@ -176,9 +178,7 @@ def block_native_call(name: str) -> None:
     _native.bind({**addresses, name: _address_of(ctypes.CDLL(None).pause)})
 
 
-def run_in_janitor(task: Callable[[], Any]) -> None:
-    """Has the janitor call `task`."""
-    process.run_in_janitor(task)
+keep_work = runs._keep
 
 
 def say_what_is_stuck_after(seconds: float) -> None:

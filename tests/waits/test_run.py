@@ -8,6 +8,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, assert_type
 
 import anyio
@@ -24,7 +25,7 @@ from aiostream import (
     statistics,
 )
 from foreign import current_handles, install_libraries
-from internals import driver_call
+from internals import driver_call, keep_work, run_in_janitor, run_in_releaser
 from interrupts import Striker, ends, run_interrupted, sample
 from support import (
     ASYNCIO_LOOPS,
@@ -401,6 +402,40 @@ def test_interrupt_at_any_place_frees_nothing_early(kind: str, fails: bool) -> N
     assert count > 10
     for number in sample(count, 12, f"{kind} {fails}"):
         strike(number)
+
+
+def test_objects_of_an_interrupted_run_die_while_the_janitor_sleeps() -> None:
+    """Without the GIL, what the janitor itself has made would wait for it."""
+    stream = Stream()
+    watched: list[weakref.ref[Held]] = []
+
+    def launch(argument: Held) -> Held:
+        result = Held()
+        watched.extend((weakref.ref(argument), weakref.ref(result)))
+        return result
+
+    async def leave() -> None:
+        with anyio.move_on_after(0):
+            await stream.run(launch, Held())
+
+    async def look() -> None:
+        gate.open()
+        await stream
+
+    released, drained = threading.Event(), threading.Event()
+    run_in_releaser(released.wait)  # so that it drops nothing while the janitor is awake
+    with Gate() as gate:
+        gate.hold(stream)
+        run_interrupted("asyncio", 1, leave, look, cancels=True, codes={keep_work.__code__})
+    assert settle(lambda: statistics().points.pending == 0)
+    run_in_janitor(drained.set)
+    assert drained.wait(10)
+    janitor = next(each for each in threading.enumerate() if each.name == "aiostream-janitor")
+    status = Path(f"/proc/self/task/{janitor.native_id}/stat")
+    assert settle(lambda: status.read_text().split()[2] == "S")
+    released.set()
+    assert settle(lambda: all(each() is None for each in watched))
+    stream.close()
 
 
 @pytest.mark.parametrize("collects", [False, True], ids=["closed", "collected"])

@@ -199,14 +199,22 @@ void completion_leak(CompletionObject *self) {
 }
 
 /* The releaser drops the objects, and this thread's references go before that, because the last
- * reference must be the releaser's. If this raises, it is done again. */
+ * reference must be the releaser's. A tuple of them dies here, because without the GIL one that
+ * this thread has made would wait until it runs Python again. If this raises, it is done again. */
 static int release(CompletionObject *self) {
-    PyObject *held = PyList_New(2);
-    if (!held) return -1;
+    PyObject *held = Py_BuildValue("[O]", self->result ? self->result : Py_None);
     PyObject *keepalive = take(self, &self->keepalive);
-    PyList_SetItem(held, 0, keepalive ? keepalive : Py_NewRef(Py_None));
-    PyList_SetItem(held, 1, self->result ? self->result : Py_NewRef(Py_None));
-    self->result = NULL;
+    int failed = !held                           ? -1
+                 : !keepalive                    ? 0
+                 : PyTuple_CheckExact(keepalive) ? PyList_SetSlice(held, 1, 1, keepalive)
+                                                 : PyList_Append(held, keepalive);
+    if (failed) {
+        Py_XDECREF(held);
+        self->keepalive = keepalive;
+        return -1;
+    }
+    Py_XDECREF(keepalive);
+    Py_CLEAR(self->result);
     PyObject *process = PyImport_ImportModule("aiostream._runtime.process");
     PyObject *answer =
         process ? PyObject_CallMethod(process, "release_in_thread", "(O)", held) : NULL;
