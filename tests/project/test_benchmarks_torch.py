@@ -104,6 +104,7 @@ def test_a_way_that_answers_too_early_is_left_out(
     assert "are wrong: read too early" in not_run["launch + query as a torch server"]
 
 
+@pytest.mark.slow
 def test_a_torch_that_sees_no_gpu_is_named(
     driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

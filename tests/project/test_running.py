@@ -76,6 +76,7 @@ def test_process_of_a_test_that_goes_on_ends_and_shows_where_it_was(tmp_path: Pa
     assert 'test_it.py", line 12 in test_that_no_exception_ends' in text
 
 
+@pytest.mark.slow
 def test_workers_go_on_without_it(tmp_path: Path) -> None:
     code, counts, text = run(tmp_path, HANGS, "-n", "1")
     assert code == 1
@@ -102,6 +103,7 @@ def test_late():
     assert "and may take 0.2 s" in printed
 
 
+@pytest.mark.slow
 def test_tests_that_run_alone_see_no_other_one(tmp_path: Path) -> None:
     text = """
 import time

@@ -106,13 +106,10 @@ def build_and_run(
     print(ran.stdout)
 
 
-# The shorter one runs by default.
-STRESS = ["stress", pytest.param("stress_waits", marks=pytest.mark.slow)]
-
-
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT)
-@pytest.mark.parametrize("sanitizer", ["thread", pytest.param("address", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", STRESS)
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("name", ["stress", "stress_waits"])
 def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path: Path) -> None:
     """Points, queues and handles; and the staged waits."""
     build_and_run(name, sanitizer, tmp_path, str(chosen_seconds(0.5)), str(chosen_seed()))

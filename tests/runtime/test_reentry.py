@@ -7,6 +7,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import aiostream
 from support import FULL, succeed
 
@@ -74,6 +76,7 @@ AT_ONE_STEP = """
 """
 
 
+@pytest.mark.slow
 def test_use_in_a_handler_at_each_step_of_the_first_use(driver_kind: str) -> None:
     # A GPU's driver takes a quarter of a second to begin.
     stride = 1 if FULL else 12 if driver_kind == "gpu" else 5

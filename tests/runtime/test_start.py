@@ -61,6 +61,7 @@ SECOND_TRY = """
 
 
 # Each step has a process of its own, which takes a second where a GPU's driver starts.
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_an_interrupt_at_any_step_of_the_start(driver_kind: str) -> None:
     script = (
@@ -379,6 +380,7 @@ def test_an_error_in_any_line_of_the_janitor_leaves_no_work_undone(driver_kind: 
     assert succeed(driver_kind, script) == "True\n"
 
 
+@pytest.mark.slow
 def test_an_error_in_any_line_of_the_janitor_loses_no_completion(driver_kind: str) -> None:
     """Of a loop without `add_reader`, which the janitor asks for its drains."""
     script = (

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 CRASHES = {
@@ -36,6 +38,7 @@ REFUSED = {
 """The simulator does not have what is asked about."""
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_table() -> None:
     done = subprocess.run(
         [sys.executable, str(HERE / "answers.py"), "--at-once", "2"],

@@ -89,6 +89,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout.rstrip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_suite_with_the_plugin_only(tmp_path: Path) -> None:
     done = pytest_of(
         tmp_path,
@@ -211,6 +212,7 @@ def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str, m
     assert "1 failed, 2 passed, 1 error" in last_line(done), done.stdout
 
 
+@pytest.mark.slow
 def test_a_loop_that_outlives_a_test_has_no_turn_at_its_end(tmp_path: Path) -> None:
     suite = """
     import asyncio
@@ -280,6 +282,7 @@ def test_what_is_wrong_fails(tmp_path: Path) -> None:
     assert "2 failed, 3 passed, 2 errors" in last_line(done), done.stdout
 
 
+@pytest.mark.slow
 def test_what_nothing_pending_can_close_is_reported_at_once(tmp_path: Path) -> None:
     suite = """
     import aiostream
@@ -320,6 +323,7 @@ def test_the_header_says_on_what_the_tests_run(tmp_path: Path) -> None:
     assert re.search(header, done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.slow
 def test_a_gate_that_is_not_opened_opens_by_itself(tmp_path: Path) -> None:
     suite = """
     import asyncio
@@ -364,6 +368,7 @@ def test_a_test_that_failed_is_not_said_to_leave_something_behind(tmp_path: Path
     assert "1 failed, 1 skipped, 1 error" in last_line(done), done.stdout
 
 
+@pytest.mark.slow
 def test_a_failed_test_of_unittest_is_not_said_to_leave_something_behind(tmp_path: Path) -> None:
     suite = """
         import unittest
@@ -403,6 +408,7 @@ def test_leaks_are_allowed_also_by_name(tmp_path: Path) -> None:
     assert "1 passed, 1 skipped, 1 error" in last_line(done), done.stdout
 
 
+@pytest.mark.slow
 def test_an_old_pytest_is_left_alone_until_it_is_asked(tmp_path: Path) -> None:
     (tmp_path / "old_pluggy.py").write_text(
         textwrap.dedent("""
@@ -463,6 +469,7 @@ def test_fixtures_work_without_the_option(tmp_path: Path) -> None:
     assert "3 passed, 2 errors" in last_line(done), done.stdout
 
 
+@pytest.mark.slow
 def test_gpu_asked_for_is_not_replaced_by_the_simulator(tmp_path: Path, driver_kind: str) -> None:
     suite = "def test_it():\n    pass\n"
     done = pytest_of(tmp_path, suite, "--aiostream=gpu", AIOSTREAM_SIMULATOR="1")
@@ -525,6 +532,7 @@ def test_what_a_failed_test_held_does_not_hide_the_next_ones_leak(tmp_path: Path
     assert last_line(done).startswith("1 failed, 2 passed, 2 errors"), done.stdout
 
 
+@pytest.mark.slow
 def test_a_rerun_is_checked(tmp_path: Path) -> None:
     """What pytest-rerunfailures does, without its reports."""
     (tmp_path / "conftest.py").write_text(
