@@ -26,13 +26,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import aiostream
-from benchmarks import pictures, results, stats
+from benchmarks import loops, pictures, results, stats
 from benchmarks.load import PING_EVERY, Connection, fetch, ping_times, request_of
 from benchmarks.measure import Row
 
@@ -227,15 +227,6 @@ class _Server:
             self.process.kill()
 
 
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, if it is installed: on asyncio this program may be slower than the servers."""
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop
-
-
 @contextlib.contextmanager
 def _servers(options: list[str]) -> Iterator[list[_Server]]:
     servers: list[_Server] = []
@@ -308,8 +299,10 @@ def main(arguments: list[str] | None = None) -> int:
         print("No GPU: on the simulator, with its own kernels. " + results.SIMULATED)
     more = ["--batch", str(options.batch), *(["--simulator"] if simulated else [])]
     try:
-        with _servers(more) as servers, asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-            rows = runner.run(_measure(servers, options))
+        # On asyncio's own loop this program may be slower than the servers.
+        loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+        with _servers(more) as servers:
+            rows = loops.run(loop, lambda _: _measure(servers, options))
     except RuntimeError as error:
         print(f"The proof did not get through: {error}", file=sys.stderr)
         return 1

@@ -337,6 +337,7 @@ def test_held_gil_is_said_on_stderr(driver_kind: str) -> None:
 
         heard = []
         aiostream.on_stalled(heard.append)
+        aiostream.exit_on_context_failed()()  # its end leaves the stacks on
 
         def holds_the_lock():
             ctypes.PyDLL(None).usleep(300_000)

@@ -45,7 +45,8 @@ _busy: dict[int, tuple[float, str]] = {}
 # thread 0. The releaser's.
 _reported: dict[int, float] = {}
 _UNUSED = signal.SIGRTMAX - 1  # a signal
-_limits = {math.inf}  # those that were set, in seconds; any thread, single set operations
+# Limits in seconds, each shorter than all before it. Any thread, single set operations.
+_limits = {math.inf}
 look_at = 0.0  # when the releaser looks again; its own
 _AGAIN = 0.04  # how soon to look again at a call that has reached it; others have longer limits
 
@@ -76,7 +77,8 @@ def limit(seconds: float) -> None:
     if len(_limits) == 1 and signal.getsignal(_UNUSED) is signal.SIG_DFL:
         faulthandler.register(_UNUSED, file=2)
         _native.stall_stacks()
-    _limits.add(seconds or math.inf)
+    if 0 < seconds < min(_limits.copy()):
+        _limits.add(seconds)
 
 
 def look() -> list[str]:

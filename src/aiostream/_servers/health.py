@@ -105,6 +105,8 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
         # Only one call counts down, also if two threads come at once.
         if _listeners.pop(own, None) is not None:
             _native.failures_expect(-1)
+            for code in list(_failures):
+                _notified.pop((own, code), None)
 
     return end
 

@@ -204,10 +204,10 @@ void completion_leak(CompletionObject *self) {
 static int release(CompletionObject *self) {
     PyObject *held = Py_BuildValue("[O]", self->result ? self->result : Py_None);
     PyObject *keepalive = take(self, &self->keepalive);
-    int failed = !held                           ? -1
-                 : !keepalive                    ? 0
-                 : PyTuple_CheckExact(keepalive) ? PyList_SetSlice(held, 1, 1, keepalive)
-                                                 : PyList_Append(held, keepalive);
+    int failed = held ? 0 : -1;
+    if (held && keepalive)
+        failed = PyTuple_CheckExact(keepalive) ? PyList_SetSlice(held, 1, 1, keepalive)
+                                               : PyList_Append(held, keepalive);
     if (failed) {
         Py_XDECREF(held);
         self->keepalive = keepalive;
