@@ -166,8 +166,12 @@ import aiostream
 from aiostream import simulator, testing
 from support import settle
 
+begin = threading.Thread.start
+
 def start(thread):
-    raise RuntimeError("can't start new thread")
+    if {begins}:
+        begin(thread)
+    raise MemoryError
 
 heard, stream = [], aiostream.Stream()
 threading.Thread.start = start
@@ -184,6 +188,35 @@ print(*heard)
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
-def test_listeners_are_called_where_no_thread_can_be_made(driver_kind: str) -> None:
-    """In a process of its own, because their thread goes on once it has begun."""
-    assert succeed(driver_kind, NO_THREAD).split() == ["first", "second"]
+@pytest.mark.parametrize("begins", [False, True])
+def test_listeners_are_called_where_no_thread_can_be_made(driver_kind: str, begins: bool) -> None:
+    """Or where memory is short when it has begun. In a process of its own, because the thread goes
+    on once it has begun.
+    """
+    assert succeed(driver_kind, NO_THREAD.format(begins=begins)).split() == ["first", "second"]
+
+
+@pytest.mark.simulator_only("a GPU's context cannot be broken")
+def test_a_process_that_is_forked_in_a_listener_ends(driver_kind: str) -> None:
+    script = """
+        import os, warnings
+        import aiostream
+        from aiostream import simulator
+        from support import settle
+
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on
+        children = []
+
+        def fork(error):
+            child = os.fork()
+            if child:
+                children.append(child)
+
+        stream = aiostream.Stream()
+        aiostream.on_context_failed(fork)
+        simulator.break_context(716)
+        assert aiostream.health() is not None
+        assert settle(lambda: children)
+        assert settle(lambda: os.waitpid(children[0], os.WNOHANG)[0]), os.kill(children[0], 9)
+    """
+    succeed(driver_kind, script)

@@ -84,7 +84,7 @@ def _start_serving(name: str, serve: Callable[[], None]) -> None:
             first = _serving.setdefault(name, has_begun) is has_begun
         finally:
             has_begun.set()
-        while first:
+        while first and not _native.is_forked():  # a listener may fork
             # No error ends it, not even SystemExit, because without the janitor closed queues
             # would never be delivered and streams never destroyed. An allocation may fail in any
             # line.
@@ -250,11 +250,12 @@ def _put_call(function: Callable[[], Any]) -> None:
     try:
         _start_serving("listener", _call_next)
     except (RuntimeError, MemoryError):  # the process has no thread left, or Python ends
-        _call_next()
+        with contextlib.suppress(queue.Empty):  # the thread has begun, and called it
+            _call_next(waits=False)
 
 
-def _call_next() -> None:
-    function = _calls.get()
+def _call_next(waits: bool = True) -> None:
+    function = _calls.get(waits)
     stuck.begin("listener")
     try:
         _report_from(function, function)

@@ -335,7 +335,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
             form = "%s is stalled: no work that is awaited there has ended for %.3g s";
         }
     }
-    if (since || wait->forecast) atomic_store(&some_limit, true);
+    if (news && (since || wait->forecast)) atomic_store(&some_limit, true);
     if (!since || until - since <= list->limit || (news && *noted >= since)) return false;
     if (news) *noted = until;
     stall->ns = until - since;
