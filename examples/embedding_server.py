@@ -48,8 +48,11 @@ class Lane(Protocol):
 
     stream: aiostream.Stream
 
+    def current(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes the stream torch's current one for a block."""
+
     def launch(self, texts: list[int]) -> None:
-        """Enqueues copy, model, copy on the stream. It does not block."""
+        """Enqueues copy, model, copy on the current stream. It does not block."""
 
     def synchronize(self) -> None:
         """Blocks until the stream is done."""
@@ -65,23 +68,26 @@ class Lane(Protocol):
 
 
 async def blocking(lane: Lane, texts: list[int]) -> None:
-    lane.launch(texts)
+    with lane.current():
+        lane.launch(texts)
     lane.synchronize()
 
 
 async def to_thread(lane: Lane, texts: list[int]) -> None:
-    lane.launch(texts)
+    with lane.current():
+        lane.launch(texts)
     await asyncio.to_thread(lane.synchronize)
 
 
 async def polling(lane: Lane, texts: list[int]) -> None:
-    lane.launch(texts)
+    with lane.current():
+        lane.launch(texts)
     while not lane.query():  # noqa: ASYNC110, this is what aiostream replaces
         await asyncio.sleep(0.001)
 
 
 async def with_aiostream(lane: Lane, texts: list[int]) -> None:
-    await lane.stream.run(lane.launch, texts)
+    await lane.stream.run(lane.launch, texts)  # with the stream current
 
 
 WAYS: dict[str, Callable[[Lane, list[int]], Awaitable[None]]] = {
@@ -234,10 +240,14 @@ def torch_lanes(count: int, batch: int) -> tuple[list[Lane], list[list[float]]]:
             self._graphs = {size: Captured(size, self._theirs) for size in sizes}
             self._used = self._graphs[1]
 
+        def current(self) -> contextlib.AbstractContextManager[Any]:
+            block: contextlib.AbstractContextManager[Any] = torch.cuda.stream(self._theirs)
+            return block
+
         def launch(self, texts: list[int]) -> None:
             size = next(size for size in self._graphs if size >= len(texts))
             self._used = self._graphs[size]
-            with torch.inference_mode(), torch.cuda.stream(self._theirs):
+            with torch.inference_mode():
                 self._used.launch(texts + [0] * (size - len(texts)))
 
         def synchronize(self) -> None:
@@ -272,6 +282,9 @@ class SimulatedLane:
             self._pointer = int(check(cuda.cuMemHostAlloc(8 * numbers, 3)))  # portable, mapped
         self._numbers = (ctypes.c_float * (2 * numbers)).from_address(self._pointer)
         self._half = numbers  # the first half is what comes in, the second what goes out
+
+    def current(self) -> contextlib.AbstractContextManager[Any]:  # noqa: D102
+        return contextlib.nullcontext()
 
     def launch(self, texts: list[int]) -> None:  # noqa: D102
         from aiostream.testing import launch, spin

@@ -4,11 +4,9 @@ and current streams.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +31,7 @@ class TheirStream:
     def __init__(self, handle: int, *where: Any, **options: Any) -> None:
         self.handle = self.cuda_stream = self.ptr = handle
         self.where = (*where, *options.values())
+        self.device = TheirDevice("cuda", 0)
 
 
 class TorchStream(TheirStream):
@@ -69,14 +68,14 @@ class TheirDevice:
     __hash__ = None  # type: ignore[assignment]
 
 
-@contextlib.contextmanager
-def torch_stream_block(stream: Any) -> Iterator[None]:
-    """`torch.cuda.stream`."""
-    currents.torch.append(stream)
-    try:
-        yield
-    finally:
-        currents.torch.pop()
+def torch_current_stream(device: int) -> Any:
+    """`torch.accelerator.current_stream`. Here `None` is the default stream."""
+    return currents.torch[-1] if currents.torch else None
+
+
+def torch_set_stream(stream: Any) -> None:
+    """`torch.accelerator.set_stream`."""
+    currents.torch = [stream] if stream is not None else []
 
 
 def current_handles() -> dict[str, int | None]:
@@ -91,7 +90,10 @@ def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the stand-ins what `import torch` and its like find."""
     libraries: dict[str, dict[str, Any]] = {
         "torch": {
-            "cuda": types.SimpleNamespace(ExternalStream=TorchStream, stream=torch_stream_block),
+            "cuda": types.SimpleNamespace(ExternalStream=TorchStream),
+            "accelerator": types.SimpleNamespace(
+                current_stream=torch_current_stream, set_stream=torch_set_stream
+            ),
             "device": TheirDevice,
         },
         "cupy": {"cuda": types.SimpleNamespace(ExternalStream=CupyStream)},

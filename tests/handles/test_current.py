@@ -211,18 +211,18 @@ async def test_stream_that_is_closed_within_the_block_lives_to_its_end(libraries
 async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
     libraries: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = Stream()
-    stream.cupy()
-    called: list[Any] = []
-
     def refuse(_: CupyStream) -> CupyStream:
         raise OSError("cupy does not want to")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(CupyStream, "__enter__", refuse)
-        with pytest.raises(OSError, match="does not want to"):
-            await stream.enqueue_async(called.append)
+    monkeypatch.setattr(CupyStream, "__enter__", refuse)
+    stream = Stream()
+    stream.torch()
+    stream.cupy()
+    called: list[Any] = []
+    with pytest.raises(OSError, match="does not want to"):
+        await stream.enqueue_async(called.append)
     assert not called
+    assert current_handles() == NOTHING
     assert Context.get_current() is None
     await stream.aclose()
 

@@ -24,7 +24,7 @@ from aiostream import (
     StreamPool,
     statistics,
 )
-from foreign import current_handles, install_libraries
+from foreign import CupyStream, current_handles, currents, install_libraries
 from internals import driver_call, keep_work, run_in_janitor, run_in_releaser
 from interrupts import Striker, ends, run_interrupted, sample
 from support import (
@@ -217,6 +217,42 @@ async def test_the_stream_is_current_in_the_libraries_that_know_it(
         outside = current_handles()
         assert await stream.run(current_handles) == dict.fromkeys(current_handles(), stream.handle)
         assert current_handles() == outside
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "fails"])
+async def test_a_library_that_fails_behind_the_function(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """As an interrupt there. What the function returned lives on, and what it raised is told."""
+    install_libraries(monkeypatch)
+    watched = []
+
+    def launch() -> Held:
+        monkeypatch.setattr(CupyStream, "__exit__", fail)
+        if fails:
+            raise KeyError("mine")
+        held = Held()
+        watched.append(weakref.ref(held))
+        return held
+
+    def fail(*_: object) -> None:
+        raise OSError("theirs")
+
+    async with Stream() as stream:
+        shared = Stream.borrow(CupyStream(stream.handle))
+        shared.torch()
+        with Gate() as gate:
+            gate.hold(stream)
+            with pytest.raises(OSError, match="theirs") as caught:
+                await shared.run(launch)
+            assert isinstance(caught.value.__context__, KeyError) == fails
+            assert current_handles()["torch"] is None
+            del caught
+            gc.collect()
+            assert all(ref() is not None for ref in watched)
+        await until(lambda: all(ref() is None for ref in watched))
+        shared.close()
+    currents.cupy.clear()
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["cancelled", "fails"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from functools import partial
 from typing import Any
 
 from aiostream._base import checks
@@ -215,10 +214,23 @@ def note_source(operand: Operand, source: Any) -> None:
 
 def use_torch_stream(operand: Operand, torch: Any, stream: Any) -> None:
     """Makes a torch stream torch's current one wherever `operand` becomes current."""
-    operand.shared.currents["torch"] = partial(torch.cuda.stream, stream)
+    # `torch.cuda.stream` takes 9 us for this, `accelerator` (torch 2.6 on) 1.2. torch's device is
+    # that of the context, which is current then.
+    library, ordinal = getattr(torch, "accelerator", torch.cuda), stream.device.index
+
+    def put() -> Any:
+        before = library.current_stream(ordinal)
+        try:
+            library.set_stream(stream)
+        except BaseException:  # an interrupt may come after torch has done it
+            library.set_stream(before)
+            raise
+        return before
+
+    operand.shared.currents["torch"] = put, library.set_stream
 
 
 def use_cupy_stream(operand: Operand, stream: Any) -> None:
     """Makes a cupy stream cupy's current one wherever `operand` becomes current."""
-    # A cupy stream is its own context manager.
-    operand.shared.currents["cupy"] = lambda: stream
+    put_back = lambda _: stream.__exit__(None, None, None)  # noqa: E731
+    operand.shared.currents["cupy"] = stream.__enter__, put_back

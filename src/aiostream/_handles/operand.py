@@ -19,7 +19,8 @@ LEGACY = 1
 PER_THREAD = 2
 _NAMES = {0: "the legacy stream", LEGACY: "the legacy stream", PER_THREAD: "the per-thread stream"}
 _HANDLE_STREAM = _native.HANDLE_STREAM
-CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
+# Makes a stream a library's current one and returns what was; takes that back.
+Current = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +30,8 @@ class SharedByBorrowers:
     Threads: any. Each change is one dict or list operation, or one assignment, so it needs no lock.
     """
 
-    # By the name of a library with a current stream: what makes this stream current for a block.
-    currents: dict[str, CurrentStream] = field(default_factory=dict)
+    # By the name of a library with a current stream.
+    currents: dict[str, Current] = field(default_factory=dict)
     # The waits that worker threads leave behind (`enqueue_in_thread`). They are apart from the
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
@@ -244,23 +245,15 @@ def current_in_libraries(operand: Operand) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # This is a copy, because another thread may borrow the stream for a further library
         # meanwhile, and Python refuses to iterate over a dict that grows.
-        for make_current in list(operand.shared.currents.values()):
-            stack.enter_context(make_current())
+        for put, put_back in list(operand.shared.currents.values()):
+            stack.callback(put_back, put())
         yield
 
 
 def in_libraries(operand: Operand, call: Callable[[], Any]) -> Callable[[], Any]:
     """Returns what calls `call` with the stream current in torch or cupy, if they know it."""
-    return partial(_call_in, operand, call, []) if operand.shared.currents else call
-
-
-def _call_in(operand: Operand, call: Callable[[], Any], results: list[Any]) -> Any:
-    with current_in_libraries(operand):
-        # The native call is innermost, because no interrupt can come between the end of `call` and
-        # its append. Otherwise the result could die while the GPU uses it.
-        refusal = _native.call_in_context(operand.handle, call, results)
-    driver.raise_for(refusal, "cuCtxPushCurrent", operand.name)
-    return results[0]
+    currents = operand.shared.currents
+    return partial(_native.call_with, list(currents.values()), call, []) if currents else call
 
 
 def pinned(operand: Operand, call: str = "cuCtxGetId") -> contextlib.AbstractContextManager[int]:

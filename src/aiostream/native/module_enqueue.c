@@ -123,6 +123,50 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
     return -1;
 }
 
+static PyObject *call_inside(PyObject *currents, Py_ssize_t done, PyObject *call, PyObject *held) {
+    if (done == PyList_Size(currents)) {
+        PyObject *result = PyObject_CallNoArgs(call);
+        if (result && PyList_Append(held, result) < 0) Py_CLEAR(result);
+        return result;
+    }
+    PyObject *current = PyList_GetItem(currents, done); /* (put, put_back) */
+    PyObject *before = PyObject_CallNoArgs(PyTuple_GetItem(current, 0));
+    if (!before) return NULL;
+    PyObject *result = call_inside(currents, done + 1, call, held);
+    PyObject *kind, *value, *traceback;
+    PyErr_Fetch(&kind, &value, &traceback);
+    PyObject *put = PyObject_CallFunctionObjArgs(PyTuple_GetItem(current, 1), before, NULL);
+    Py_DECREF(before);
+    if (put) {
+        Py_DECREF(put);
+        PyErr_Restore(kind, value, traceback);
+    } else if (!kind) {
+        Py_CLEAR(result);
+    } else { /* as at the end of a `with` block: the later error, in the context of the first */
+        PyObject *first[] = {kind, value, traceback};
+        PyErr_NormalizeException(&first[0], &first[1], &first[2]);
+        PyErr_Fetch(&kind, &value, &traceback);
+        PyErr_NormalizeException(&kind, &value, &traceback);
+        if (first[2]) PyException_SetTraceback(first[1], first[2]);
+        PyException_SetContext(value, first[1]); /* it takes the reference */
+        Py_DECREF(first[0]);
+        Py_XDECREF(first[2]);
+        PyErr_Restore(kind, value, traceback);
+    }
+    return result;
+}
+
+/* call_with(currents, call, held): calls `call` while a stream is current in other libraries. Each
+ * of `currents` is a pair of functions. The first makes the stream current and returns what was,
+ * with which the second takes that back. The result is appended to `held`, because an interrupt may
+ * come in the second, and the GPU may use the result. */
+static PyObject *native_call_with(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *currents, *call, *held;
+    if (!PyArg_ParseTuple(args, "O!OO!", &PyList_Type, &currents, &call, &PyList_Type, &held))
+        return NULL;
+    return call_inside(currents, 0, call, held);
+}
+
 /* leak(keepalive): nothing will prove that the GPU does not use it. */
 static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
     CompletionObject leaking = {.keepalive = Py_NewRef(keepalive)};
@@ -266,6 +310,7 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
 PyMethodDef enqueue_functions[] = {
     {"enqueue", (PyCFunction)(void (*)(void))native_enqueue, METH_FASTCALL,
      "Enqueues work and a point behind it, at which a future settles."},
+    {"call_with", native_call_with, METH_VARARGS, "Calls with a stream current in torch or cupy."},
     {"leak", native_leak, METH_O, "Keeps an object for the life of the process: counted."},
     {NULL, NULL, 0, NULL},
 };

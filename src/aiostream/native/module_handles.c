@@ -452,30 +452,9 @@ void pop_from_python(void) {
     Py_END_ALLOW_THREADS
 }
 
-/* call_in_context(handle, function, results): calls a function with the context of a pinned stream
- * current, and appends its result to a list. It is one step, because a KeyboardInterrupt between
- * two steps of Python could leave the context current, or lose the result. */
-static PyObject *native_call_in_context(PyObject *Py_UNUSED(self), PyObject *const *args,
-                                        Py_ssize_t count) {
-    struct handle *handle = count == 3 ? as_handle(args[0]) : NULL;
-    if (!handle || refuse_in_child()) {
-        if (PyErr_Occurred()) return NULL;
-        return PyErr_Format(PyExc_TypeError, "three arguments are needed");
-    }
-    int status = push_from_python(handle);
-    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
-    PyObject *result = PyObject_CallNoArgs(args[1]);
-    bool kept = result && PyList_Append(args[2], result) == 0;
-    Py_XDECREF(result);
-    pop_from_python();
-    return kept ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
-}
-
 static PyMethodDef handle_functions[] = {
     {"drop_abandoned", native_drop_abandoned, METH_NOARGS,
      "Destroys what no object has got, because an interrupt came. The janitor's."},
-    {"call_in_context", (PyCFunction)(void (*)(void))native_call_in_context, METH_FASTCALL,
-     "Calls f() in a stream's context, appends its result: the driver's code."},
     {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
     {"stream_synchronize", native_stream_synchronize, METH_O,
      "cuStreamSynchronize, unless the stream captures."},
