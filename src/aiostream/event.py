@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from aiostream import _native, errors
 from aiostream._base import checks, development, driver
 from aiostream._handles import interop
-from aiostream._handles.operand import HasOperand, Operand, current_or_default_context, pinned
+from aiostream._handles.operand import (
+    Operand,
+    current_or_default_context,
+    pinned,
+    stream_operand,
+)
 from aiostream._handles.owned import WithBlock
 from aiostream._runtime import process
 from aiostream._waits import waiting
@@ -366,7 +371,7 @@ def _name_of(handle: int, context: Context) -> str:
 
 
 def _require_stream(stream: Any) -> None:
-    if not isinstance(stream, HasOperand) or stream._operand.is_event:
+    if stream_operand(stream) is None:
         raise TypeError(
             f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes one "
             "of another library's"

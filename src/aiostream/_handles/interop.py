@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from aiostream._base import checks
-from aiostream._handles.operand import HasOperand, Operand, context_of, name_of, new_handle
+from aiostream._handles.operand import Operand, context_of, name_of, new_handle, stream_operand
 from aiostream._runtime import process
 
 _STREAM_NAMES = frozenset(("CUstream", "cudaStream_t"))
@@ -192,8 +192,9 @@ def operand_of(stream: Any) -> Operand:
 
     A stream of this library gives its own, which refuses each use after the stream is closed.
     """
-    if isinstance(stream, HasOperand) and not stream._operand.is_event:
-        return stream._operand
+    own = stream_operand(stream)
+    if own is not None:
+        return own
     value = stream_handle(stream)
     process.start()  # here too, because the first stream may be another library's
     context = context_of(value)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from aiostream import _native, errors
 from aiostream._base import driver
@@ -77,11 +77,10 @@ class Operand:
             self.limit_waits()
 
 
-@runtime_checkable
-class HasOperand(Protocol):
-    """A `Stream` or `Event` of this library, which stand above this module."""
-
-    _operand: Operand
+def stream_operand(stream: object) -> Operand | None:
+    """Returns the operand of a `Stream` of this library, which stands above this module."""
+    operand = getattr(stream, "_operand", None)
+    return operand if isinstance(operand, Operand) and not operand.is_event else None
 
 
 def context_of(handle: int) -> Context:
