@@ -396,7 +396,7 @@ static PyObject *is_recorded(PyObject *self, void *Py_UNUSED(unused)) {
 
 static PyObject *get_seconds(PyObject *object, void *Py_UNUSED(unused)) {
     CompletionObject *self = (CompletionObject *)object;
-    if (self->wait) Py_RETURN_NONE;
+    if (!self->began) Py_RETURN_NONE; /* not by `wait`, which another thread may be writing */
     return PyFloat_FromDouble((double)(now_ns() - self->began) / 1e9);
 }
 

@@ -26,7 +26,7 @@ typedef struct completion {
     struct queue *queue;
     uint64_t queue_identity;
     uint64_t ticket;  /* 0: nothing is reserved */
-    int64_t began;    /* when it was first counted as pending; only if it has no wait by then */
+    int64_t began;    /* when it was first counted as pending; 0 if it had a wait by then */
     const char *call; /* of the driver, in errors */
     _Atomic enum state state;
     bool recorded;
