@@ -24,7 +24,14 @@ from aiostream import (
     WaitStrategy,
     statistics,
 )
-from foreign import CupyStream, TheirStream, TorchStream, current_handles, install_libraries
+from foreign import (
+    CupyStream,
+    TheirStream,
+    TorchStream,
+    current_handles,
+    currents,
+    install_libraries,
+)
 from support import LOOPS, run_on, spin
 
 
@@ -225,6 +232,38 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
     assert current_handles() == NOTHING
     assert Context.get_current() is None
     await stream.aclose()
+
+
+async def test_errors_of_fn_and_of_a_library_are_told_as_of_a_with_block(
+    libraries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, again = KeyError("mine"), False
+
+    def fn(_: Stream) -> None:
+        raise mine
+
+    def refuse(*_: object) -> None:
+        if again:
+            raise mine
+        try:
+            raise ValueError("inside")
+        except ValueError:
+            raise OSError("theirs")  # noqa: B904
+
+    monkeypatch.setattr(CupyStream, "__exit__", refuse)
+    async with Stream() as stream:
+        stream.cupy()
+        with pytest.raises(OSError, match="theirs") as caught:
+            await stream.enqueue_async(fn)
+        inside = caught.value.__context__
+        assert isinstance(inside, ValueError)
+        assert inside.__context__ is mine
+        assert mine.__traceback__ is not None
+        again = True
+        with pytest.raises(KeyError, match="mine"):
+            await stream.enqueue_async(fn)
+        assert mine.__context__ is None
+    currents.cupy.clear()
 
 
 # ------------------------------------------------------------------------------ what a review found

@@ -189,7 +189,7 @@ async def test_variables_of_a_caller_end_with_its_function(kind: Any, native: Pa
     with contextlib.closing(Stream()) as stream, blocking.watch():
         for n in range(1, 21):
             step(stream, Variable())
-            # Without it they end when the reader runs again, and also in this thread.
+            # Without the GIL they end when the reader runs again, and also in this thread.
             if not internals.has_gil():
                 gc.collect()
             assert ended == [threading.current_thread()] * n

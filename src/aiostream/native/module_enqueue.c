@@ -133,26 +133,25 @@ static PyObject *call_inside(PyObject *currents, Py_ssize_t done, PyObject *call
     PyObject *before = PyObject_CallNoArgs(PyTuple_GetItem(current, 0));
     if (!before) return NULL;
     PyObject *result = call_inside(currents, done + 1, call, held);
-    PyObject *kind, *value, *traceback;
+    PyObject *kind, *value, *traceback, *handled[3];
     PyErr_Fetch(&kind, &value, &traceback);
-    PyObject *put = PyObject_CallFunctionObjArgs(PyTuple_GetItem(current, 1), before, NULL);
-    Py_DECREF(before);
-    if (put) {
-        Py_DECREF(put);
-        PyErr_Restore(kind, value, traceback);
-    } else if (!kind) {
-        Py_CLEAR(result);
-    } else { /* as at the end of a `with` block: the later error, in the context of the first */
-        PyObject *first[] = {kind, value, traceback};
-        PyErr_NormalizeException(&first[0], &first[1], &first[2]);
-        PyErr_Fetch(&kind, &value, &traceback);
+    if (kind) { /* it is being handled, as at the end of a `with` block: see `__context__` */
         PyErr_NormalizeException(&kind, &value, &traceback);
-        if (first[2]) PyException_SetTraceback(first[1], first[2]);
-        PyException_SetContext(value, first[1]); /* it takes the reference */
-        Py_DECREF(first[0]);
-        Py_XDECREF(first[2]);
-        PyErr_Restore(kind, value, traceback);
+        if (traceback) PyException_SetTraceback(value, traceback);
+        PyErr_GetExcInfo(&handled[0], &handled[1], &handled[2]);
+        PyErr_SetExcInfo(Py_NewRef(kind), Py_NewRef(value), Py_XNewRef(traceback));
     }
+    PyObject *put = PyObject_CallFunctionObjArgs(PyTuple_GetItem(current, 1), before, NULL);
+    if (kind) PyErr_SetExcInfo(handled[0], handled[1], handled[2]);
+    if (put) {
+        PyErr_Restore(kind, value, traceback);
+    } else {
+        Py_CLEAR(result);
+        PyObject *first[] = {kind, value, traceback};
+        for (int i = 0; i < 3; i++) Py_XDECREF(first[i]);
+    }
+    Py_XDECREF(put);
+    Py_DECREF(before);
     return result;
 }
 
