@@ -31,7 +31,6 @@ class TheirStream:
     def __init__(self, handle: int, *where: Any, **options: Any) -> None:
         self.handle = self.cuda_stream = self.ptr = handle
         self.where = (*where, *options.values())
-        self.device = TheirDevice("cuda", 0)
 
 
 class TorchStream(TheirStream):

@@ -77,7 +77,6 @@ class Stream:
         device = _device()
         self.cuda_stream = int(_call("cuStreamCreate", 1)) if handle is None else handle
         self._cu_stream = driver.CUstream(self.cuda_stream)
-        self.device = SimpleNamespace(type="cuda", index=0)
         self.lane = lanes.Lane(SimpleNamespace(handle=self.cuda_stream), device.kernels)
 
     def synchronize(self) -> None:

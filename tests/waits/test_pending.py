@@ -192,6 +192,29 @@ async def test_oldest_comes_first_and_statistics_have_its_age(cuda_gate: Gate) -
     assert aiostream.statistics().waits.oldest == 0
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_call_in_a_thread_is_listed_once(begun: bool) -> None:
+    """While its function runs, and while its work does."""
+    running, go_on = threading.Event(), threading.Event()
+    async with Stream() as stream:
+        with Gate() as gate:
+
+            def fn() -> None:
+                gate.hold(stream)
+                running.set()
+                begun or go_on.wait()
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream.run_in_thread, fn)
+                while not running.is_set():
+                    await anyio.sleep(0.001)
+                await anyio.sleep(0.01)
+                found = aiostream.pending()
+                go_on.set()
+                gate.open()
+    assert len(found) == 1, found
+
+
 async def test_what_the_history_expected(cuda_gate: Gate) -> None:
     async with Stream() as stream:
         for _ in range(8):

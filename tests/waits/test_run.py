@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import AsyncIterator
@@ -217,6 +219,28 @@ async def test_the_stream_is_current_in_the_libraries_that_know_it(
         outside = current_handles()
         assert await stream.run(current_handles) == dict.fromkeys(current_handles(), stream.handle)
         assert current_handles() == outside
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_an_interrupt_in_a_c_function_leaves_no_stream_current(
+    driver_kind: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_libraries(monkeypatch)
+
+    async def main() -> None:
+        async with Stream() as stream:
+            getattr(stream, library)()
+            before = current_handles()
+            with pytest.raises(KeyboardInterrupt):
+                # The interrupt comes with the next step of Python, which is behind the function.
+                await stream.run(ctypes.PyDLL(None)["raise"], int(signal.SIGINT))
+            assert current_handles() == before
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        asyncio.new_event_loop().run_until_complete(main())
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "fails"])

@@ -217,7 +217,7 @@ def use_torch_stream(operand: Operand, torch: Any, stream: Any) -> None:
     """Makes a torch stream torch's current one wherever `operand` becomes current."""
     # `torch.cuda.stream` takes 9 us for this, `accelerator` (torch 2.6 on) 1.2. torch's device is
     # that of the context, which is current then.
-    library, ordinal = getattr(torch, "accelerator", torch.cuda), stream.device.index
+    library, ordinal = getattr(torch, "accelerator", torch.cuda), operand.context._device_ordinal()
 
     def put() -> Any:
         before = library.current_stream(ordinal)

@@ -396,8 +396,9 @@ static PyObject *is_recorded(PyObject *self, void *Py_UNUSED(unused)) {
 
 static PyObject *get_seconds(PyObject *object, void *Py_UNUSED(unused)) {
     CompletionObject *self = (CompletionObject *)object;
-    if (!self->began) Py_RETURN_NONE; /* not by `wait`, which another thread may be writing */
-    return PyFloat_FromDouble((double)(now_ns() - self->began) / 1e9);
+    int64_t began = atomic_load(&self->began);
+    if (!began) Py_RETURN_NONE;
+    return PyFloat_FromDouble((double)(now_ns() - began) / 1e9);
 }
 
 static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {

@@ -26,8 +26,10 @@ typedef struct completion {
     struct queue *queue;
     uint64_t queue_identity;
     uint64_t ticket;  /* 0: nothing is reserved */
-    int64_t began;    /* when it was first counted as pending; 0 if it had a wait by then */
     const char *call; /* of the driver, in errors */
+    /* When it was first counted as pending; 0 once it has a wait, which knows. Any thread reads it,
+     * and not `wait`, which its own thread writes. */
+    _Atomic int64_t began;
     _Atomic enum state state;
     bool recorded;
 } CompletionObject;

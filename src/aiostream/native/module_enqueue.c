@@ -35,6 +35,7 @@ static int do_reserve(struct handle *stream, void *argument) {
                                &completion->wait);
         if (refusal) return refusal;
         completion->ticket = wait_ticket(completion->wait);
+        atomic_store(&completion->began, 0);
         return CUDA_SUCCESS;
     }
     completion->ticket = point_reserve(completion->queue, reserving->context, reserving->kind);
@@ -127,6 +128,9 @@ static PyObject *call_inside(PyObject *currents, Py_ssize_t done, PyObject *call
     if (done == PyList_Size(currents)) {
         PyObject *result = PyObject_CallNoArgs(call);
         if (result && PyList_Append(held, result) < 0) Py_CLEAR(result);
+        /* An interrupt that came in a function of C. It would come at the beginning of `put_back`,
+         * and the stream would stay current. */
+        if (result && PyErr_CheckSignals() < 0) Py_CLEAR(result);
         return result;
     }
     PyObject *current = PyList_GetItem(currents, done); /* (put, put_back) */
