@@ -451,44 +451,66 @@ static void each_strategy_keeps_to_the_load(void) {
     }
 }
 
-/* `aiostream.ready`: how late an end is noticed, and the questions of each wait, after a history
- * has learnt the work. A loop that sleeps for a millisecond asks a 5 ms wait five times, and is
- * 0.5 ms late. */
-static void questions(const char *name, int64_t (*length_of)(int), int64_t most_late,
+/* `aiostream.ready`: how late ends are noticed, and the questions of each wait, after a history has
+ * learnt the work. So many tasks of a loop wait, one time after another. A question takes 3 us, and
+ * then the loop leaves as much time to others. A loop that sleeps for a millisecond asks a 5 ms
+ * wait five times, and is 0.5 ms late. */
+static void questions(const char *name, int64_t (*length_of)(int), int tasks, int64_t most_late,
                       double most_asked) {
-    enum { WAITS = 400, UNTAUGHT = 100 };
+    enum { WAITS = 400, UNTAUGHT = 100, TASKS = 128 };
     struct history history = {0};
-    int64_t clock = 0, late[WAITS];
-    int asked = 0;
-    for (int k = 0; k < WAITS; k++) {
-        int64_t start = clock + 13 * US, length = length_of(k), now = start + 5 * US, no = start;
-        for (bool over = false; !over;) {
-            struct prediction prediction = history_predict(&history);
-            prediction.dense |= history.count < 4; /* as shared_history_asked does it */
-            int64_t next = policy_next_question(&prediction, start, now);
-            REQUIRE(next >= now && next - now < 4 * MS + (now - start) / 100,
+    struct {
+        int64_t start, length, no;
+        struct question next;
+    } waits[TASKS] = {{0}};
+    int64_t now = MS, late[WAITS * TASKS];
+    int began = 0, ended = 0, asked = 0, untaught = UNTAUGHT * tasks;
+    while (ended < WAITS * tasks) {
+        int64_t pass = now, next = INT64_MAX;
+        for (int i = 0; i < tasks; i++) {
+            bool first = !waits[i].start, over = false;
+            if (!first && waits[i].next.from > pass) goto asked;
+            now += 3 * US;
+            if (!first) {
+                over = now - waits[i].start >= waits[i].length;
+                asked += ended >= untaught;
+            }
+            if (over) {
+                history_asked(&history, waits[i].start, waits[i].no, now, true, tasks);
+                late[ended++] = now - waits[i].start - waits[i].length;
+                if (ended == WAITS * tasks) break;
+            }
+            if (first || over) {
+                int64_t length = length_of(began++ / tasks);
+                now += 10 * US; /* the task runs, and begins the next one */
+                waits[i].start = waits[i].no = now, waits[i].length = length;
+            } else {
+                waits[i].no = now;
+            }
+            waits[i].next = history_asked(&history, waits[i].start, waits[i].no, now, false, tasks);
+            REQUIRE(waits[i].next.by >= now - 40 * US && waits[i].next.from <= waits[i].next.by &&
+                        waits[i].next.by - now < 5 * MS + (now - waits[i].start) / 100,
                     "%s: the next question of a wait at %lld us comes after %lld us", name,
-                    (long long)((now - start) / US), (long long)((next - now) / US));
-            now = next + oversleep(next - now) + deliver();
-            over = now - start >= length;
-            if (over)
-                history_learn(&history, (now - no < 150 * US ? now : no) - start, now - start);
-            else no = now;
-            asked += k >= UNTAUGHT;
+                    (long long)((now - waits[i].start) / US),
+                    (long long)((waits[i].next.by - now) / US));
+        asked:
+            if (waits[i].next.by < next) next = waits[i].next.by;
         }
-        late[k] = now - start - length;
-        clock = now;
+        int64_t rest = now + (now - pass) + 15 * US; /* a turn of the loop */
+        now = next > rest ? next + oversleep(next - now) + deliver() : rest;
     }
-    qsort(late + UNTAUGHT, WAITS - UNTAUGHT, sizeof *late, ascending);
-    int64_t median = late[UNTAUGHT + (WAITS - UNTAUGHT) / 2];
-    double each = (double)asked / (WAITS - UNTAUGHT);
-    printf("ready, %-12s: median %lld us, %.1f questions\n", name, (long long)(median / US), each);
+    qsort(late + untaught, (size_t)(ended - untaught), sizeof *late, ascending);
+    int64_t median = late[untaught + (ended - untaught) / 2];
+    double each = (double)asked / (ended - untaught);
+    printf("ready, %d x %s: median %lld us, %.1f questions\n", tasks, name,
+           (long long)(median / US), each);
     REQUIRE(median <= most_late && each <= most_asked, "ready, %s: %lld us late, %.1f questions",
             name, (long long)(median / US), each);
 }
 static int64_t always_1_ms(int k) { return (void)k, 1 * MS; }
 static int64_t always_5_ms(int k) { return (void)k, 5 * MS; }
 static int64_t always_20_ms(int k) { return (void)k, 20 * MS; }
+static int64_t first_5_then_4_ms(int k) { return k < 60 ? 5 * MS : 4 * MS; }
 static int64_t about_5_ms(int k) { return (void)k, (int64_t)uniform(4.5 * MS, 5.5 * MS); }
 
 int main(int count, char **arguments) {
@@ -501,10 +523,14 @@ int main(int count, char **arguments) {
     each_pattern(WAIT_AUTO, 8, 8);
     each_pattern(WAIT_AUTO, 128, 8);
     each_pattern(WAIT_AUTO, 1, 64);
-    questions("1 ms", always_1_ms, 150 * US, 2);
-    questions("5 ms", always_5_ms, 150 * US, 6);
-    questions("20 ms", always_20_ms, 150 * US, 16);
-    questions("about 5 ms", about_5_ms, 200 * US, 12);
+    questions("1 ms", always_1_ms, 1, 150 * US, 5);
+    for (int tasks = 1; tasks <= 16; tasks += 15) {
+        questions("5 ms", always_5_ms, tasks, 150 * US, 6);
+        questions("20 ms", always_20_ms, tasks, 150 * US, 14);
+        questions("5, then 4 ms", first_5_then_4_ms, tasks, 150 * US, 6);
+        questions("about 5 ms", about_5_ms, tasks, 300 * US, 12);
+    }
+    questions("20 ms", always_20_ms, 128, 200 * US, 12);
     short_work_in_a_busy_loop();
     long_work_in_a_busy_loop();
     random_histories(histories);

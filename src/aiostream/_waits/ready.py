@@ -68,6 +68,7 @@ async def ready(query: Callable[[], T], /, *, key: Hashable = None) -> T:
     questions = bridge.questions = bridge.questions or Questions(bridge.queue)
     history = questions.history_of(_code_of(query) if key is None else key)
     question: Any = _Question(query, bridge.new_future(), history, start)
+    question.plan(False, len(questions.asked))
     del bridge  # an exception keeps this frame, and the bridge must not outlive its loop
     try:
         questions.asked[question] = None
@@ -95,7 +96,12 @@ class _Question:
         self.query, self.future, self.context = query, future, copy_context()
         # `false_at` is when the last call began whose answer was false.
         self.history, self.start, self.false_at = history, start, start
-        self.at = history.asked(start, start, _clock(), False)  # when to ask again
+        self.soon = self.at = 0  # when to ask again if the loop is awake, and by when
+
+    def plan(self, over: bool, waits: int) -> None:
+        """Learns an answer, and plans the next question."""
+        times = self.history.asked(self.start, self.false_at, _clock(), over, waits)
+        self.soon, self.at = times
 
 
 class Questions:
@@ -113,12 +119,12 @@ class Questions:
         if self.asked and _clock() >= self.not_before:  # drains come for other reasons too
             self._ask_those_due()
         if self.asked:
-            following = min(each.at for each in self.asked)
+            following = min([each.at for each in self.asked])
             _native.wake_by(self.queue, max(following, self.not_before))
 
     def _ask_those_due(self) -> None:
         begin = _clock()
-        due = [each for each in self.asked if each.at <= begin + 40_000]
+        due = [each for each in self.asked if each.soon <= begin]
         for each in sorted(due, key=lambda each: each.at):  # a query may begin and cancel others
             if each.future.done():
                 continue
@@ -128,7 +134,7 @@ class Questions:
             try:
                 answer = each.context.run(each.query)
                 over = bool(answer)
-                each.at = each.history.asked(each.start, each.false_at, _clock(), over)
+                each.plan(over, len(self.asked))
             except BaseException as raised:  # the task raises it
                 error = raised
             each.false_at = each.false_at if over else began

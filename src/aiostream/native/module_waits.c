@@ -183,13 +183,14 @@ static void History_dealloc(PyObject *object) {
     free_object(object);
 }
 
-/* asked(start, false_at, now, over): see shared_history_asked. */
+/* asked(start, false_at, now, over, waits): see shared_history_asked. */
 static PyObject *History_asked(PyObject *self, PyObject *args) {
     long long start, false_at, now;
-    int over;
-    if (!PyArg_ParseTuple(args, "LLLp", &start, &false_at, &now, &over)) return NULL;
+    int over, waits;
+    if (!PyArg_ParseTuple(args, "LLLpi", &start, &false_at, &now, &over, &waits)) return NULL;
     struct shared_history *history = ((HistoryObject *)self)->history;
-    return PyLong_FromLongLong(shared_history_asked(history, start, false_at, now, over));
+    struct question next = shared_history_asked(history, start, false_at, now, over, waits);
+    return Py_BuildValue("LL", (long long)next.from, (long long)next.by);
 }
 
 static PyMethodDef history_methods[] = {

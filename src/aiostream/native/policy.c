@@ -87,7 +87,10 @@ static const int64_t CROWD_DUE_SOON_NS = 40000, DUE_SOON_NS = 2000;
 static const int64_t CROWD_AGE_NS = 32000000;
 /* between questions to a Python function: where an end is expected, and where it is expected later.
  * Each costs a wake-up of the loop ("python -m benchmarks ready"). */
-static const int64_t QUESTION_STEP_NS = 75000, QUESTION_GUARD_NS = 1600000;
+static const int64_t QUESTION_STEP_NS = 75000, QUESTION_GUARD_NS = 2400000;
+/* the same in each turn of the loop, from a narrow window's first length until this after its last
+ */
+static const int64_t QUESTION_TURNS_NS = 30000;
 enum {
     INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
     LATE_SHARE = 150,      /* P16 */
@@ -96,6 +99,7 @@ enum {
     CROWD_PER_AGE = 16,
     TRUE_SHARE = 24,
     TRUE_WITHIN = 16, /* waits in which at least one true length is learnt */
+    MOST_TRIES = 6,   /* so many waits in turn look for ends before the window, each earlier */
     GAP_SHARE = 16,
     TAIL_SHARE = 64,
     LEAD_SHARE = 64,
@@ -451,21 +455,73 @@ int64_t policy_common_look(int64_t now, int64_t time) {
     return greatest(time / step * step, now + CROWD_WINDOW_NS);
 }
 
-int64_t policy_next_question(const struct prediction *prediction, int64_t start, int64_t now) {
+/* --- what only a Python function knows --- */
+
+/* The loop needs about as long to wake. */
+static struct question question_at(int64_t time) {
+    return (struct question){time - CROWD_DUE_SOON_NS, time - CROWD_DUE_SOON_NS};
+}
+
+/* One that need not be exact comes along with others. */
+static struct question question_within(int64_t interval, int64_t now) {
+    int64_t by = policy_common_look(now, now + interval);
+    return (struct question){.from = least(now + interval - interval / 3, by), .by = by};
+}
+
+static struct question next_question(const struct prediction *prediction, int tries, int64_t start,
+                                     int64_t now, int waits) {
     int64_t age = now - start;
-    if (age < SPIN_NS && (prediction->early || prediction->short_likely)) return now;
+    if (age < SPIN_NS && (prediction->early || prediction->short_likely)) return question_at(now);
     const struct window *window = prediction->irregular ? NULL : next_window(prediction, age);
     int64_t shortest = prediction->dense ? CROWD_WINDOW_NS : 4 * QUESTION_STEP_NS;
-    int64_t interval = clamp(age / INTERVALS_PER_AGE, shortest, 5 * shortest / 2);
-    if (!window) return policy_common_look(now, now + interval);
+    int64_t longest =
+        greatest(5 * shortest / 2, age / (prediction->dense ? DENSE_PER_AGE : LATE_SHARE));
+    int64_t interval = clamp(age / INTERVALS_PER_AGE, shortest, longest);
+    if (!window) return question_within(interval, now);
     int64_t width = window->last - window->first, first = window->first;
     int64_t step = clamp(width / INTERVALS_PER_AGE, QUESTION_STEP_NS, CROWD_STEP_NS);
-    /* One question is enough if the end has come by then. But such an end teaches nothing, so now
-     * and then the questions begin before it. */
-    if (window->narrow && !prediction->dense) first += least(width, step);
-    int64_t guard = clamp(age / 2, QUESTION_GUARD_NS, 2 * QUESTION_GUARD_NS + age / LATE_SHARE);
-    if (age + guard < first) return policy_common_look(now, now + guard);
-    return start + greatest(first, age + step);
+    if (window->narrow && prediction->dense) {
+        /* Ends before the window are seen only if the questions begin before them. */
+        int64_t before = least(2 * step << tries, first / 2);
+        first -= before;
+        step = clamp(before / INTERVALS_PER_AGE, step, TRUE_NS / 2 + first / (2 * TRUE_SHARE));
+    } else if (window->narrow && waits > FEW_WAITS) {
+        first += least(width, step); /* one question is enough if the end has come by then */
+    }
+    int64_t guard = clamp(age, QUESTION_GUARD_NS, 2 * QUESTION_GUARD_NS + age / LATE_SHARE);
+    if (age + guard < first) return question_within(guard, now);
+    /* A turn of the loop costs less than to sleep and wake. */
+    bool turns = window->narrow && width < CROWD_STEP_NS && waits <= FEW_WAITS;
+    if (turns && age >= first - CROWD_DUE_SOON_NS && age < window->last + QUESTION_TURNS_NS)
+        return question_at(now);
+    return question_at(start + greatest(first, age + step));
+}
+
+struct question history_asked(struct history *history, int64_t start, int64_t false_at, int64_t now,
+                              bool over, int waits) {
+    if (over) {
+        /* Two questions that the loop wakes for cannot be nearer, so this is near enough. In a busy
+         * loop none are, and then a length that is nearly true is better than none. */
+        int64_t first = false_at - start, last = now - start, gap = last - first,
+                near = 2 * QUESTION_STEP_NS;
+        if (history->since_true >= 2 * TRUE_WITHIN) near = greatest(near, last / INTERVALS_PER_AGE);
+        if (gap > TRUE_NS && gap < near) first += (gap - TRUE_NS) / 2, last -= (gap - TRUE_NS) / 2;
+        history_learn(history, first, last);
+        if (history->closely == start)
+            history->closely = 0,
+            history->closely_tries = (history->closely_tries + 1) % MOST_TRIES;
+        if (history->since_true == 0) history->closely_tries = 0;
+        return (struct question){.from = NEVER, .by = NEVER};
+    }
+    struct prediction prediction = history_predict(history);
+    if (history->count < 2) prediction.dense = true; /* so that it soon knows something */
+    /* One wait at a time, because many would keep their loop too busy to see true lengths. If it
+     * was cancelled, another takes its place. */
+    if (history->closely && history->closely != start && now < history->closely_by + MS)
+        prediction.dense = false;
+    struct question next = next_question(&prediction, history->closely_tries, start, now, waits);
+    if (prediction.dense) history->closely = start, history->closely_by = next.by;
+    return next;
 }
 
 /* --- the strategies --- */

@@ -58,6 +58,10 @@ struct history {
     /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
     int32_t leads[LEAD_BUCKETS];
     struct prediction prediction; /* of the next wait */
+    /* Of Python functions: when the wait began that is asked closely, when it is asked next, and
+     * how many such waits were in vain. */
+    int64_t closely, closely_by;
+    int closely_tries;
 };
 
 /* An end lay between two polls: the last that said "not ready" (at 0, if there was none), and the
@@ -66,6 +70,18 @@ void history_learn(struct history *, int64_t not_before, int64_t seen);
 /* A task was woken for the window of `length`: too late, or `slack` before the end. */
 void history_learn_lead(struct history *, int64_t length, bool late, int64_t slack);
 struct prediction history_predict(const struct history *);
+
+/* When to ask a Python function again, by the clock. */
+struct question {
+    int64_t from; /* if the loop is awake then */
+    int64_t by;   /* the loop is woken for it */
+};
+/* A Python function was asked at `now` whether a wait is over that began at `start`. Its latest no
+ * was at `false_at`. If it is over, the history learns, and nothing more is to be asked. Only the
+ * loop's thread may ask, so a question costs the loop a wake-up. The loop has so many such
+ * `waits`. */
+struct question history_asked(struct history *, int64_t start, int64_t false_at, int64_t now,
+                              bool over, int waits);
 
 /* What else a decision depends on. */
 struct load {
@@ -129,10 +145,6 @@ int64_t policy_crowd_latest(int64_t age);
 /* When a look of a crowded loop comes that was planned for `time` and need not be exact. Such looks
  * fall together, so that one wake-up serves many. Both are times of the clock. */
 int64_t policy_common_look(int64_t now, int64_t time);
-/* When a Python function is asked again whether a wait is over, if it has said no at `now`. Only
- * the loop's thread may ask, so each question costs the loop a wake-up, as a look of a crowd does.
- * All are times of the clock. */
-int64_t policy_next_question(const struct prediction *, int64_t start, int64_t now);
 /* What is due so soon is due now, in a loop with so many waits. */
 int64_t policy_due_soon(int waits);
 /* By when a pass comes in spite of that, because of P16, which holds for loops that are not

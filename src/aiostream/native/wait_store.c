@@ -102,16 +102,12 @@ void wait_learn(struct wait *wait, int64_t seen, bool lead) {
     pthread_mutex_unlock(&shared->lock);
 }
 
-int64_t shared_history_asked(struct shared_history *shared, int64_t start, int64_t false_at,
-                             int64_t now, bool over) {
+struct question shared_history_asked(struct shared_history *shared, int64_t start, int64_t false_at,
+                                     int64_t now, bool over, int waits) {
     pthread_mutex_lock(&shared->lock);
-    /* Two questions cannot be nearer than it takes to wake the loop. So this is near enough. */
-    if (now - false_at < 150000) false_at = now;
-    if (over) history_learn(&shared->history, false_at - start, now - start);
-    struct prediction prediction = history_predict(&shared->history);
-    prediction.dense |= shared->history.count < 4; /* so that a new history soon knows something */
+    struct question next = history_asked(&shared->history, start, false_at, now, over, waits);
     pthread_mutex_unlock(&shared->lock);
-    return over ? INT64_MAX : policy_next_question(&prediction, start, now);
+    return next;
 }
 
 void wait_note_end(struct wait *wait, int64_t seen) {

@@ -32,11 +32,9 @@ struct wait_result {
 struct shared_history;
 struct shared_history *shared_history_new(void);
 void shared_history_unref(struct shared_history *);
-/* A Python function was asked at `now` whether a wait is over that began at `start`, and its latest
- * no was at `false_at`. When to ask again: see policy_next_question. INT64_MAX: it is over. No
- * wait_list has such a history. */
-int64_t shared_history_asked(struct shared_history *, int64_t start, int64_t false_at, int64_t now,
-                             bool over);
+/* history_asked, in any thread. No wait_list has such a history. */
+struct question shared_history_asked(struct shared_history *, int64_t start, int64_t false_at,
+                                     int64_t now, bool over, int waits);
 
 /* the waits on one stream, in its order; counted by its owner and by each wait on it */
 struct wait_list;
