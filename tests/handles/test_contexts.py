@@ -87,6 +87,21 @@ def test_a_context_that_ends_under_waits_in_each_stage(driver_kind: str, how: st
     assert succeed(driver_kind, UNDER_WAITS.format(how=how)) == "[]\n"
 
 
+@pytest.mark.simulator_only("a GPU's context cannot be broken on command")
+@pytest.mark.parametrize("code", [201, 400, 709])
+def test_a_context_that_ends_while_its_health_is_read(driver_kind: str, code: int) -> None:
+    """The driver names what it meets first, and that is the library's own stream."""
+    script = f"""
+        from aiostream import Context, simulator
+        import internals
+        context = Context.from_handle(int(internals.create_context()))
+        assert context.health() == 0
+        simulator.fail("cuStreamQuery", {code})
+        print(context.health(), context.health())
+    """
+    assert succeed(driver_kind, script) == "709 709\n"
+
+
 @pytest.mark.simulator_only("a GPU's driver does not say how many streams there are")
 def test_a_context_that_is_refused_leaves_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     from aiostream import simulator

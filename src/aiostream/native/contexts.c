@@ -118,8 +118,10 @@ int context_health(struct context *context) {
     if (status == CUDA_SUCCESS) {
         atomic_store(&context->healthy_at, before);
     } else if (says_gone(status)) {
+        /* Whatever the driver calls it: the context may end while its stream is queried. */
+        status = CUDA_CONTEXT_IS_DESTROYED;
         atomic_store(&context->gone, status);
-        failure_note(CUDA_CONTEXT_IS_DESTROYED, "cuStreamQuery");
+        failure_note(status, "cuStreamQuery");
     }
     return status;
 }
