@@ -528,7 +528,7 @@ int main(int count, char **arguments) {
         questions("5 ms", always_5_ms, tasks, 150 * US, 6);
         questions("20 ms", always_20_ms, tasks, 150 * US, 14);
         questions("5, then 4 ms", first_5_then_4_ms, tasks, 150 * US, 6);
-        questions("about 5 ms", about_5_ms, tasks, 300 * US, 12);
+        questions("about 5 ms", about_5_ms, tasks, 350 * US, 12);
     }
     questions("20 ms", always_20_ms, 128, 200 * US, 12);
     short_work_in_a_busy_loop();

@@ -457,9 +457,11 @@ int64_t policy_common_look(int64_t now, int64_t time) {
 
 /* --- what only a Python function knows --- */
 
-/* The loop needs about as long to wake. */
-static struct question question_at(int64_t time) {
-    return (struct question){time - CROWD_DUE_SOON_NS, time - CROWD_DUE_SOON_NS};
+/* The loop needs some time to wake. In a loop with many waits one wake-up serves several. */
+static struct question question_at(int64_t time, int waits) {
+    int64_t half = CROWD_DUE_SOON_NS / 2;
+    return (struct question){.from = time - 2 * half,
+                             .by = waits > FEW_WAITS ? time + half : time - half};
 }
 
 /* One that need not be exact comes along with others. */
@@ -471,7 +473,8 @@ static struct question question_within(int64_t interval, int64_t now) {
 static struct question next_question(const struct prediction *prediction, int tries, int64_t start,
                                      int64_t now, int waits) {
     int64_t age = now - start;
-    if (age < SPIN_NS && (prediction->early || prediction->short_likely)) return question_at(now);
+    if (age < SPIN_NS && (prediction->early || prediction->short_likely))
+        return question_at(now, waits);
     const struct window *window = prediction->irregular ? NULL : next_window(prediction, age);
     int64_t shortest = prediction->dense ? CROWD_WINDOW_NS : 4 * QUESTION_STEP_NS;
     int64_t longest =
@@ -493,8 +496,8 @@ static struct question next_question(const struct prediction *prediction, int tr
     /* A turn of the loop costs less than to sleep and wake. */
     bool turns = window->narrow && width < CROWD_STEP_NS && waits <= FEW_WAITS;
     if (turns && age >= first - CROWD_DUE_SOON_NS && age < window->last + QUESTION_TURNS_NS)
-        return question_at(now);
-    return question_at(start + greatest(first, age + step));
+        return question_at(now, waits);
+    return question_at(start + greatest(first, age + step), waits);
 }
 
 struct question history_asked(struct history *history, int64_t start, int64_t false_at, int64_t now,
