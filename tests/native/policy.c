@@ -489,7 +489,7 @@ static void questions(const char *name, int64_t (*length_of)(int), int tasks, in
             }
             waits[i].next = history_asked(&history, waits[i].start, waits[i].no, now, false, tasks);
             REQUIRE(waits[i].next.by >= now - 40 * US && waits[i].next.from <= waits[i].next.by &&
-                        waits[i].next.by - now < 5 * MS + (now - waits[i].start) / 100,
+                        waits[i].next.by - now < 5 * MS + (now - waits[i].start) / 150,
                     "%s: the next question of a wait at %lld us comes after %lld us", name,
                     (long long)((now - waits[i].start) / US),
                     (long long)((waits[i].next.by - now) / US));
@@ -511,7 +511,10 @@ static int64_t always_1_ms(int k) { return (void)k, 1 * MS; }
 static int64_t always_5_ms(int k) { return (void)k, 5 * MS; }
 static int64_t always_20_ms(int k) { return (void)k, 20 * MS; }
 static int64_t first_5_then_4_ms(int k) { return k < 60 ? 5 * MS : 4 * MS; }
+static int64_t always_3_s(int k) { return (void)k, 3000 * MS; }
 static int64_t about_5_ms(int k) { return (void)k, (int64_t)uniform(4.5 * MS, 5.5 * MS); }
+static int64_t settled; /* the length that varying work has in the end */
+static int64_t about_5_ms_then_settled(int k) { return k < 60 ? about_5_ms(k) : settled; }
 
 int main(int count, char **arguments) {
     int histories = count > 1 ? atoi(arguments[1]) : 2000;
@@ -523,14 +526,18 @@ int main(int count, char **arguments) {
     each_pattern(WAIT_AUTO, 8, 8);
     each_pattern(WAIT_AUTO, 128, 8);
     each_pattern(WAIT_AUTO, 1, 64);
-    questions("1 ms", always_1_ms, 1, 150 * US, 5);
+    questions("1 ms", always_1_ms, 1, 150 * US, 3);
+    questions("about 5 ms", about_5_ms, 1, 200 * US, 12);
+    questions("3 s", always_3_s, 1, 150 * US, 400);
     for (int tasks = 1; tasks <= 16; tasks += 15) {
         questions("5 ms", always_5_ms, tasks, 150 * US, 6);
         questions("20 ms", always_20_ms, tasks, 150 * US, 14);
         questions("5, then 4 ms", first_5_then_4_ms, tasks, 150 * US, 6);
-        questions("about 5 ms", about_5_ms, tasks, 350 * US, 12);
     }
+    questions("about 5 ms", about_5_ms, 16, 350 * US, 12);
     questions("20 ms", always_20_ms, 128, 200 * US, 12);
+    for (settled = MS; settled <= 7 * MS; settled += MS / 20)
+        questions("about 5 ms, then another length", about_5_ms_then_settled, 1, 400 * US, 30);
     short_work_in_a_busy_loop();
     long_work_in_a_busy_loop();
     random_histories(histories);

@@ -477,17 +477,18 @@ static struct question next_question(const struct prediction *prediction, int tr
         return question_at(now, waits);
     const struct window *window = prediction->irregular ? NULL : next_window(prediction, age);
     int64_t shortest = prediction->dense ? CROWD_WINDOW_NS : 4 * QUESTION_STEP_NS;
-    int64_t longest =
-        greatest(5 * shortest / 2, age / (prediction->dense ? DENSE_PER_AGE : LATE_SHARE));
+    int64_t longest = greatest(5 * shortest / 2, age / LATE_SHARE);
     int64_t interval = clamp(age / INTERVALS_PER_AGE, shortest, longest);
-    if (!window) return question_within(interval, now);
+    /* A wide window may be that of work which is now another: all lengths are looked for. */
+    if (!window || (prediction->dense && !window->narrow)) return question_within(interval, now);
     int64_t width = window->last - window->first, first = window->first;
     int64_t step = clamp(width / INTERVALS_PER_AGE, QUESTION_STEP_NS, CROWD_STEP_NS);
-    if (window->narrow && prediction->dense) {
+    if (prediction->dense) {
         /* Ends before the window are seen only if the questions begin before them. */
         int64_t before = least(2 * step << tries, first / 2);
         first -= before;
-        step = clamp(before / INTERVALS_PER_AGE, step, TRUE_NS / 2 + first / (2 * TRUE_SHARE));
+        step = greatest(step,
+                        least(before / INTERVALS_PER_AGE, TRUE_NS / 2 + first / (2 * TRUE_SHARE)));
     } else if (window->narrow && waits > FEW_WAITS) {
         first += least(width, step); /* one question is enough if the end has come by then */
     }
@@ -510,9 +511,10 @@ struct question history_asked(struct history *history, int64_t start, int64_t fa
         if (history->since_true >= 2 * TRUE_WITHIN) near = greatest(near, last / INTERVALS_PER_AGE);
         if (gap > TRUE_NS && gap < near) first += (gap - TRUE_NS) / 2, last -= (gap - TRUE_NS) / 2;
         history_learn(history, first, last);
-        if (history->closely == start)
-            history->closely = 0,
+        if (history->closely == start) {
+            history->closely = 0;
             history->closely_tries = (history->closely_tries + 1) % MOST_TRIES;
+        }
         if (history->since_true == 0) history->closely_tries = 0;
         return (struct question){.from = NEVER, .by = NEVER};
     }
