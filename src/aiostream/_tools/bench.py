@@ -205,7 +205,7 @@ async def _late(lane: _Lane, wait: Wait, seconds: float, count: int) -> Cell:
 
 async def _rate(lanes: list[_Lane], way: Callable[[Stream], Wait], window: float) -> Cell:
     """Completions per second of all lanes, and cores."""
-    count, stop = 0, False
+    count, stop, warm = 0, False, anyio.Event()
 
     async def busy(lane: _Lane) -> None:
         nonlocal count
@@ -214,12 +214,14 @@ async def _rate(lanes: list[_Lane], way: Callable[[Stream], Wait], window: float
             lane.spin(0.005)
             await wait()
             count += 1
+            if count == len(lanes):  # threads have started, and lengths are learnt
+                warm.set()
 
     with _quiet():
         async with anyio.create_task_group() as group:
             for lane in lanes:
                 group.start_soon(busy, lane)
-            await anyio.sleep(0.2 * window)
+            await warm.wait()
             before, cpu, began = count, process_time(), perf_counter()
             await anyio.sleep(window)
             took, cpu, done = perf_counter() - began, process_time() - cpu, count - before
