@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, final
 
@@ -12,6 +13,7 @@ HANDLE_GRAPH: int
 HANDLE_GRAPH_EXEC: int
 RESULT_CLOSED: int
 FIRST_TICKET: int
+TURNS_AFTER: int
 TURN_YIELD: int
 TURN_BEGAN: int
 RESULT_QUARANTINED: int
@@ -77,6 +79,56 @@ class Work:
     @property
     def thread(self) -> int: ...
 
+class Pooled:
+    """One stream of a pool, as native code knows it. `_servers.pool_streams.Pooled` says more."""
+
+    stream: Any
+    handle: Handle
+    device: int
+    freed: int
+    lent: weakref.ref[Any] | None
+    alarm: weakref.ref[Any] | None
+    holder: weakref.ref[Any] | None
+    handed_to: Any
+    wait_list: WaitList | None
+    spare: Any
+    spare_handle: Handle
+    references: Any
+    key: int
+    attributes: int
+    def lend_again(self) -> Any: ...
+
+class Pool:
+    """What native code does for a pool, and what it needs for that."""
+
+    _idle: Any
+    _lent: dict[int, Any]
+    _dropped: Any
+    _busy: Any
+    _futures: dict[Any, None]
+    _loop: weakref.ref[Any] | None
+    _healthy_since: object
+    _driver: Any
+    _observers: dict[Any, None]
+    _running_loop: Any
+    _current_task: Any
+    _at_once: int
+    _closed: bool
+    def _give(self, stream: Any, /) -> bool: ...
+
+class Lease:
+    """A block, and an awaitable, that gives a task a stream of a pool."""
+
+    _pool: Any
+    _acquiring: Any
+    _lent: Any
+    is_done: bool
+    def __init__(self, pool: Any, /) -> None: ...
+    def __await__(self) -> Generator[Any, Any, Any]: ...
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(self, *error: object) -> None: ...
+
+class Done: ...
 class OwnFuture: ...
 class Order: ...
 

@@ -13,7 +13,7 @@ from aiostream._base import checks, driver
 from aiostream._runtime import loops
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._servers.pool_core import PoolCore
-from aiostream._servers.pool_streams import Loan, Pooled, require_distinct
+from aiostream._servers.pool_streams import Pooled, require_distinct
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike
@@ -24,10 +24,6 @@ __all__ = ["StreamPool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# After so many streams that were free at once, the pool checks whether the loop needs a turn. Not
-# after each, because the check costs a tenth of a turn.
-_TURNS_AFTER = 16
 
 
 class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedBlock):
@@ -40,8 +36,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     that has timed out continues on its stream, and other tasks get other streams meanwhile. If all
     streams have such work, the next request waits until one of them is free.
 
-    Each task gets a new `Stream` object. To keep something for each stream, such as a buffer, use
-    `stream.handle` as the key.
+    A task never gets a `Stream` object that another task has kept, or has set an attribute of. To
+    keep something for each stream, such as a buffer, use `stream.handle` as the key.
 
     The pool creates all its streams here, because creating a stream while the GPU is busy may
     block. A task gets the free stream that was used last, so a pool that is larger than it needs to
@@ -230,14 +226,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await asyncio.gather(*(pool.run(lambda n: n * n, n) for n in range(3)))
             [0, 1, 4]
         """
-        loan = Loan()  # no task needs a `Stream` of its own here
-        stream = await self._acquire(loan)
-        try:
+        lease = self.stream()
+        async with lease as stream:
             result = await stream.run(fn, *args, **kwargs)
-        except BaseException:
-            self._end_run(loan, is_done=False)
-            raise
-        self._end_run(loan, is_done=True)
+            lease.is_done = True  # so the driver need not be asked
         return result
 
     async def run_in_thread(
@@ -280,11 +272,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         """
         return _Lending(self)
 
-    async def _acquire(self, loan: Loan | None = None) -> Stream:
-        # With a loan it returns the pool's own stream, which the task has as long as the loan
-        # lives.
+    async def _acquire(self) -> Stream:
+        # A `Lease` comes here only if it cannot take a stream in one step (module_pool.c).
         if observers and not is_observed():
-            return await observed("StreamPool.acquire", StreamPool._acquire, self, loan)
+            return await observed("StreamPool.acquire", StreamPool._acquire, self)
         bridge = self._enter()
         take_turn = bridge.checkpoint
         if take_turn is not None:
@@ -296,7 +287,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         elif self._idle and not self._waiters.futures:
             self._at_once += 1
             # Without an await all other tasks of the loop would wait as long as streams are free.
-            if self._at_once % _TURNS_AFTER == 0 and bridge.must_yield():
+            if self._at_once % _native.TURNS_AFTER == 0 and bridge.must_yield():
                 # The next task asks at once. Otherwise each task would take so many streams before
                 # it yields too, and many tasks would keep the loop for that many times longer.
                 self._at_once = -1
@@ -307,7 +298,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # wait must not overtake them.
         if self._idle and not self._waiters.futures:
             pooled = self._idle.take()
-            lent = self._lend(pooled, bridge, loan)
+            lent = self._lend(pooled, bridge)
         else:
             # A task that waits must not hold the bridge, because the bridge would survive its loop.
             del bridge
@@ -315,7 +306,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             # thread, and behind this line there is no await, so nothing changes before this task
             # has it.
             pooled = await self._in_turn()
-            lent = self._lend(pooled, loops.current_bridge(), loan)
+            lent = self._lend(pooled, loops.current_bridge())
         self._lent[pooled.key] = pooled  # and no call after it: see `_lend`
         return lent
 
@@ -344,19 +335,17 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             self._look_again_soon()
         return bridge
 
-    def _lend(self, pooled: Pooled, bridge: loops.Bridge, loan: Loan | None = None) -> Stream:
+    def _lend(self, pooled: Pooled, bridge: loops.Bridge) -> Stream:
         """Makes the object that a task gets. Its caller then notes it in `_lent`, and returns it.
-
-        With a loan it is the pool's own stream, which the task has until the loan dies.
 
         No call may lie between that note and the caller's return. A KeyboardInterrupt comes after
         a call, and then the stream would count as lent, but to no task. Before the note, the stream
         is in no list, and `_find_lost` takes it back.
         """
-        lent = pooled.stream
         try:
-            if loan is None:
-                lent = lent._borrowed_as(type(lent))
+            # The callback may run in any thread, and between any two lines of this module. So it is
+            # the deque's own method: it takes no lock, and touches nothing else of the pool.
+            lent = pooled.lend(self._dropped.append, self._waiters.raise_alarm)
         except StreamClosedError:  # a borrowed stream, whose owner has closed it
             self._drop(pooled)
             raise
@@ -368,12 +357,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         task = bridge.current_task()
         # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
         pooled.holder = weakref.ref(task) if task is not None else None
-        held = lent if loan is None else loan
-        pooled.key = id(held)
-        pooled.alarm = weakref.ref(held, self._waiters.raise_alarm)
-        # The callback may run in any thread, and between any two lines of this module. So it is the
-        # deque's own method: it takes no lock, and touches nothing else of the pool.
-        pooled.lent = weakref.ref(held, self._dropped.append)
+        pooled.lent, pooled.alarm = pooled.references
         if self._closed:
             self._end_when_dropped(pooled)
         return lent
@@ -416,6 +400,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         Raises:
             ValueError: You did not get it from this pool, or have given it back before.
         """
+        if self._give(stream):
+            return
         # The id alone would not do. It may have been that of an object that has died, and is now
         # that of any other object.
         pooled = self._lent.get(id(stream))
@@ -434,28 +420,12 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # borrowed streams may end before it, and their sources would destroy what the thread uses.
         if not handle.is_used:
             stream._source = None
-        self._end_loan(pooled, is_done=False)
-
-    def _end_run(self, loan: Loan, is_done: bool) -> None:
-        """Takes the stream of a `run` back. `is_done`: its work was awaited."""
-        pooled = self._lent.get(id(loan))
-        # Otherwise the collector has ended the dead task's loan, and now ends its frames.
-        if pooled is not None and pooled.lent is not None and pooled.lent() is loan:
-            self._end_loan(pooled, is_done)
-
-    def _end_loan(self, pooled: Pooled, is_done: bool) -> None:
         # From here on the stream is in no list, until it is put into one. If a KeyboardInterrupt
         # comes in between, the next `acquire` finds it.
         del self._lent[pooled.key]
-        pooled.alarm = pooled.lent = pooled.holder = None
-        own = pooled.stream._handle
-        # The order of the two matters, because a thread that uses the stream may enqueue more.
-        if not (self._waiters.futures or self._closed or own.is_used) and (
-            is_done or _native.stream_query(own) == 0
-        ):
-            self._idle.append(pooled)
-        else:
-            self._look_at(pooled)
+        pooled.end_loan()
+        pooled.spare = stream
+        self._look_at(pooled)
         # No event will say when the work of this one, or of another one, is over. If tasks wait,
         # none of them calls the pool, so the loop has to.
         if self._busy.has_unreported:
@@ -515,14 +485,18 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self.close()
 
 
-class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
+class _Lending(_native.Lease, checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     """A coroutine that returns a stream of a pool, and a block that gives it back."""
 
-    __slots__ = ("_acquiring", "_lent", "_pool")
+    __slots__ = ()
     _block = "pool.stream()"
     _or_else = ", because it may have to wait for a stream"
 
-    if not TYPE_CHECKING:  # type checkers say it without this
+    if TYPE_CHECKING:
+
+        def __await__(self) -> Generator[Any, Any, Stream]: ...
+        async def __aenter__(self) -> Stream: ...
+    else:  # type checkers say it without this
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
@@ -530,17 +504,15 @@ class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
                 "stream:` or `stream = await pool.acquire()`, and use the stream"
             )
 
-    def __init__(self, pool: StreamPool) -> None:
-        self._pool = pool
-        self._lent: Stream | None = None
-        self._acquiring: Coroutine[Any, Any, Stream] | None = None
-
     def _begin(self) -> Coroutine[Any, Any, Stream]:
         # Once, so that a block which is entered twice is refused.
-        self._acquiring = self._acquiring or self._pool._acquire()
-        return self._acquiring
+        acquiring: Coroutine[Any, Any, Stream]
+        self._acquiring = acquiring = self._acquiring or self._pool._acquire()
+        return acquiring
 
-    def __await__(self) -> Generator[Any, Any, Stream]:
+    # The base class calls these three if it cannot take or give back a stream in one step.
+
+    def _await(self) -> Generator[Any, Any, Stream]:
         return self._begin().__await__()
 
     def send(self, value: Any) -> Any:
@@ -552,19 +524,16 @@ class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     def close(self) -> None:
         self._begin().close()
 
-    async def __aenter__(self) -> Stream:
+    async def _enter(self) -> Stream:
         # If an interrupt comes before the assignment, the `Stream` dies with this frame. The pool
         # notices that, because it refers to the `Stream` weakly.
-        self._acquiring = self._acquiring or self._pool._acquire()  # as `_begin` does
-        self._lent = lent = await self._acquiring
+        self._lent = lent = await self._begin()
         return lent
 
-    async def __aexit__(self, kind: object, *_: object) -> None:
+    async def _leave(self, kind: object) -> None:
         # This comes before the release, so that a block that is left twice gives nothing back
         # twice.
         lent, self._lent = self._lent, None
-        if lent is None:
-            return
         try:
             self._pool.release(lent)
         except ValueError:

@@ -84,7 +84,7 @@ class Stream(
     Open streams compare equal if they have the same handle in the same context, as a stream and
     what is borrowed from it do. A closed stream equals only itself, because the driver gives its
     handle to a new stream. The hash never changes. So you can use streams as keys of a dict, and it
-    never takes a new stream for a closed one. A pool gives out a new object each time: there, use
+    never takes a new stream for a closed one. A pool gives out another object each time: there, use
     `stream.handle` as the key.
 
     You cannot copy or pickle a stream. In a subclass, `borrow`, `from_raw`, `legacy`, `per_thread`

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
+import anyio
 import pytest
 
-from aiostream import CaptureStatus, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
+from aiostream import (
+    CaptureStatus,
+    PoolFullError,
+    Stream,
+    StreamClosedError,
+    StreamPool,
+    WaitStrategy,
+    statistics,
+)
 from support import STRATEGIES, Gate, spin
 from waiters import end_lost_task
 
 
 async def together(*functions: Any) -> None:
-    import anyio
-
     async with anyio.create_task_group() as group:
         for function in functions:
             group.start_soon(function)
@@ -182,6 +191,55 @@ async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool() ->
             assert stream.capture_status() is CaptureStatus.NONE
         with pytest.raises(StreamClosedError):
             stream.query()
+
+
+@pytest.mark.parametrize("kept", ["object", "attribute", "weak reference", "operation"])
+async def test_nothing_of_one_task_reaches_the_next(kept: str) -> None:
+    """The pool lends an object again if nobody has kept it. Each task must find a new one."""
+    async with StreamPool(1) as pool:
+        found: list[Any] = []
+        for turn in range(4):
+            async with pool.stream() as stream:
+                assert not hasattr(stream, "of_the_first")
+                if turn == 0:
+                    found.append(
+                        {"object": stream, "weak reference": weakref.ref(stream)}.get(kept)
+                    )
+                    if kept == "operation":
+                        found.append(stream.synchronize_async())
+                    if kept == "attribute":
+                        stream.of_the_first = True  # type: ignore[attr-defined]
+                else:
+                    assert stream is not found[0]
+                assert stream.query()
+            del stream
+            if turn and kept == "object":
+                assert found[0].closed
+                with pytest.raises(StreamClosedError):
+                    found[0].query()
+        if kept == "weak reference":
+            assert found[0]() is None
+        if kept == "operation":
+            with pytest.raises(StreamClosedError):
+                await found.pop()
+
+
+@pytest.mark.parametrize("lends", [1, 3])
+async def test_a_dropped_stream_comes_back_however_often_it_was_lent(lends: int) -> None:
+    pool = StreamPool(1)
+    for _ in range(lends):
+        async with pool.stream() as stream:
+            handle = stream.handle
+    del stream
+    kept = await pool.acquire()
+    with pytest.raises(PoolFullError):
+        pool.acquire_nowait()
+    del kept
+    gc.collect()
+    with anyio.fail_after(20):
+        async with pool.stream() as stream:
+            assert (stream.handle, pool.lent) == (handle, 1)
+    await pool.aclose()
 
 
 async def test_aclose_awaits_the_work() -> None:

@@ -291,7 +291,7 @@ def test_interrupted_pool_loses_no_stream(what: str) -> None:
     line = 1
     while asyncio.run(at(line)):
         line += 1
-    assert line > 10
+    assert line > (2 if what == "return" else 10)  # that is one step of native code
 
 
 def test_interrupt_between_two_steps_of_handing_over_loses_nothing() -> None:

@@ -14,8 +14,9 @@ from aiostream._base import driver
 from aiostream._handles.operand import share_history
 from aiostream._objects import captures
 from aiostream._runtime import loops, process
+from aiostream._runtime.observing import observers
 from aiostream._servers.pool_returns import Busy, Return
-from aiostream._servers.pool_streams import Idle, IdleOnDevices, Loan, Pooled
+from aiostream._servers.pool_streams import Idle, IdleOnDevices, Pooled
 from aiostream._servers.pool_waiters import Waiters
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
@@ -27,7 +28,7 @@ _MOST_NAMES = 8  # of tasks that hold streams, in an error
 _LOOK_FOR_TASKS, _LOOK_FOR_NUMBERS = 0.005, 0.05
 
 
-class PoolCore:
+class PoolCore(_native.Pool):
     """The streams of a pool and their states. `StreamPool` adds the calls that tasks make.
 
     A stream is *idle*, *lent*, *busy*, or on its way to a task that has waited for it. A
@@ -51,8 +52,10 @@ class PoolCore:
         self._lent: dict[int, Pooled] = {}  # by the id of the `Stream` that the task has
         # `lent` and `alarm` of each pooled stream whose `Stream` died before it was given back. Any
         # thread appends, because an object may die in any. Only the loop's thread removes.
-        self._dropped: deque[weakref.ref[Stream | Loan]] = deque()
+        self._dropped: deque[weakref.ref[Stream]] = deque()
         self._waiters = Waiters(self._dropped)
+        # What native code needs of Python (module_pool.c).
+        self._futures, self._driver, self._observers = self._waiters.futures, driver, observers
         self._at_once = 0  # how often a stream was free at once
         # Stands for the look that the loop will do, or None; and whether it is one for tasks.
         self._looking: object = None
@@ -148,6 +151,7 @@ class PoolCore:
         # Without the callback the watcher would read the health of the contexts as long as the pool
         # is kept. The callback must not keep the pool.
         self._bridge = weakref.ref(bridge, partial(_end_alarms_for, weakref.ref(self)))
+        self._loop, self._running_loop, self._current_task = loops.asks_asyncio(bridge)
         self._looking = None
         for pooled in self._pooled:
             pooled.handed_to = None
@@ -170,7 +174,7 @@ class PoolCore:
                 # A frame of a traceback may still hold the object. It is closed, so that it cannot
                 # be used next to the one of the task that gets the stream now.
                 lent = pooled.lent() if pooled.lent is not None else None
-                if isinstance(lent, Stream):
+                if lent is not None:
                     lent._handle.close()
                 pooled.end_loan()
                 self._busy.add_unreported(pooled)
@@ -211,7 +215,7 @@ class PoolCore:
             and not cast("Stream", stream).closed
         )
 
-    def _pooled_of(self, reference: weakref.ref[Stream | Loan]) -> Pooled | None:
+    def _pooled_of(self, reference: weakref.ref[Stream]) -> Pooled | None:
         return next((s for s in self._pooled if reference is s.lent or reference is s.alarm), None)
 
     def _put_back(self, pooled: Pooled) -> None:

@@ -6,8 +6,7 @@ import itertools
 import math
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiostream import _native
@@ -16,35 +15,40 @@ from aiostream._runtime import loops
 from aiostream.stream import Stream
 
 
-class Loan:
-    """What a task has in place of a `Stream` of its own. It lives as long as the frame of a `run`.
+class Pooled(_native.Pooled):
+    """One stream of a pool. Only the thread of the loop that uses the pool touches it.
 
-    That alone refers to it.
+    Attributes:
+        stream: The pool's own `Stream`. A task gets one that is borrowed from it.
+        freed: A number that grows from one stream that becomes free to the next.
+        lent: A weak reference to what a task holds, so that the pool notices if the task loses it.
+        alarm: Another one. Its callback wakes the loop if the object dies while tasks wait.
+        holder: A weak reference to the task, for error messages.
+        handed_to: The future of a task that gets the stream next, until that task runs. Meanwhile
+            the pooled stream is in no list, and this is how `_find_lost` knows that it is on its
+            way.
+        wait_list: Where the pool waits for the work that tasks have left on the stream.
+        spare: The object that the last task has given back. It is lent again if no one kept it.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ()
 
+    def __init__(self, stream: Stream, device: int) -> None:
+        self.stream, self.handle, self.device = stream, stream._handle, device
 
-@dataclass(slots=True, eq=False)
-class Pooled:
-    """One stream of a pool. Only the thread of the loop that uses the pool touches it."""
+    def lend(self, on_drop: Callable[[Any], None], on_alarm: Callable[[Any], None]) -> Stream:
+        """Returns the object that a task gets. The callbacks get the weak reference to it.
 
-    stream: Stream
-    device: int
-    freed: int = 0  # a number that grows from one stream that becomes free to the next
-    # The object that a task holds. A `Stream` refuses every call after its release. A weak
-    # reference, so that the pool notices if the task loses it.
-    lent: weakref.ref[Stream | Loan] | None = None
-    # Another one. Its callback wakes the loop if the object dies while tasks wait.
-    alarm: weakref.ref[Stream | Loan] | None = None
-    key: int = 0  # the id of that object
-    # The task that holds it, for error messages.
-    holder: weakref.ref[Any] | None = None
-    # The future of a task that gets the stream next, until that task runs. Meanwhile the pooled
-    # stream is in no list, and this is how `_find_lost` knows that it is on its way.
-    handed_to: Any = None
-    # Where the pool waits for the work that tasks have left on the stream.
-    wait_list: _native.WaitList | None = None
+        Raises:
+            StreamClosedError: It is a borrowed stream, whose owner has closed it.
+        """
+        lent: Stream | None = self.lend_again()
+        if lent is None:
+            lent = self.stream._borrowed_as(type(self.stream))
+            self.key, self.spare_handle = id(lent), lent._handle
+            self.attributes = len(lent.__dict__)
+            self.references = weakref.ref(lent, on_drop), weakref.ref(lent, on_alarm)
+        return lent
 
     def end_loan(self) -> None:
         """From now on no task holds the stream."""
@@ -76,7 +80,7 @@ class Pooled:
         )
 
 
-class Idle(deque[Pooled]):
+class Idle(list[Pooled]):
     """The free streams of a pool on one device, the one that was used last at the end.
 
     That one is taken, because what it needs still lies in the processor's caches, and because a
@@ -84,7 +88,7 @@ class Idle(deque[Pooled]):
     """
 
     __slots__ = ()
-    take = deque.pop
+    take = list.pop
 
 
 class IdleOnDevices:

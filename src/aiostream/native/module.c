@@ -141,12 +141,12 @@ static const struct {
     const char *name;
     int value;
 } constants[] = {
-    CONSTANT(KIND_HOST_FUNCTION),   CONSTANT(KIND_CALLBACK),      CONSTANT(KIND_PYTHON_HOST),
-    CONSTANT(KIND_PYTHON_CALLBACK), CONSTANT(KIND_FOREIGN),       CONSTANT(HANDLE_STREAM),
-    CONSTANT(HANDLE_EVENT),         CONSTANT(HANDLE_GRAPH),       CONSTANT(HANDLE_GRAPH_EXEC),
-    CONSTANT(TURN_YIELD),           CONSTANT(TURN_BEGAN),         CONSTANT(RESULT_CLOSED),
-    CONSTANT(RESULT_NO_MEMORY),     CONSTANT(RESULT_QUARANTINED), CONSTANT(RESULT_AWAITED),
-    CONSTANT(RESULT_CAPTURING),     CONSTANT(FIRST_TICKET),
+    CONSTANT(KIND_HOST_FUNCTION),   CONSTANT(KIND_CALLBACK),    CONSTANT(KIND_PYTHON_HOST),
+    CONSTANT(KIND_PYTHON_CALLBACK), CONSTANT(KIND_FOREIGN),     CONSTANT(HANDLE_STREAM),
+    CONSTANT(HANDLE_EVENT),         CONSTANT(HANDLE_GRAPH),     CONSTANT(HANDLE_GRAPH_EXEC),
+    CONSTANT(TURNS_AFTER),          CONSTANT(TURN_YIELD),       CONSTANT(TURN_BEGAN),
+    CONSTANT(RESULT_CLOSED),        CONSTANT(RESULT_NO_MEMORY), CONSTANT(RESULT_QUARANTINED),
+    CONSTANT(RESULT_AWAITED),       CONSTANT(RESULT_CAPTURING), CONSTANT(FIRST_TICKET),
 };
 
 void free_object(PyObject *object) {
@@ -197,7 +197,7 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     if (add_handle_type(module) < 0 || add_completion_types(module) < 0 ||
-        add_wait_types(module) < 0 || add_work_type(module) < 0 ||
+        add_wait_types(module) < 0 || add_work_type(module) < 0 || add_pool_types(module) < 0 ||
         add_failure_functions(module) < 0 || add_frame_functions(module) < 0 ||
         add_process_functions(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0 ||
         add_tuple(module, "COUNTERS", counter_name, COUNTERS) < 0 ||

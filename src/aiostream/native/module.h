@@ -83,6 +83,10 @@ int add_handle_type(PyObject *module);
 int add_completion_types(PyObject *module);
 int add_wait_types(PyObject *module);
 int add_work_type(PyObject *module);
+int add_pool_types(PyObject *module);
+/* After so many streams that were free at once, a pool checks whether the loop needs a turn. Not
+ * after each, because the check costs a tenth of a turn. */
+enum { TURNS_AFTER = 16 };
 int add_failure_functions(PyObject *module);
 int add_frame_functions(PyObject *module);
 int add_process_functions(PyObject *module);

@@ -34,6 +34,7 @@ from aiostream._runtime.loops.bridge import Bridge
 
 __all__ = [
     "Bridge",
+    "asks_asyncio",
     "checkpoint",
     "current_bridge",
     "is_dead",
@@ -92,6 +93,16 @@ def current_bridge() -> Bridge:
         if kind.runs_here(loop):
             return kind.current_bridge(loop)
     raise AssertionError("asyncio's module is asked last, and answers or raises")
+
+
+def asks_asyncio(bridge: Bridge) -> tuple[Any, Any, Any]:
+    """Returns what native code needs to see whether a task of a bridge's loop runs here.
+
+    It is a weak reference to the loop, which is `None` if the loop is none of asyncio, and
+    asyncio's functions that return the loop and the task.
+    """
+    loop = bridge.loop if isinstance(bridge, on_asyncio.AsyncioBridge) else None
+    return loop, _running_loop, asyncio.current_task
 
 
 def is_dead(future: Any) -> bool:

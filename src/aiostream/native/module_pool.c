@@ -1,0 +1,427 @@
+/* What a pool does for most requests: it gives a task a free stream, and takes it back.
+ *
+ * Each of the two is one step here, in the thread of the loop that uses the pool, so no interrupt
+ * comes in between. They do only what is usual: a stream is free, no task waits, its work is over,
+ * and no observer looks. Anything else they leave to the pool's Python (pool.py, _servers), which
+ * can do all of it. A Lease is what `pool.stream()` returns.
+ *
+ * The Stream that a task gives back is lent again if no task has kept it, because a new one costs
+ * more than all the rest.
+ */
+#include "module.h"
+
+/* One stream of a pool. Python writes the fields too; None is as good as NULL. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *stream, *handle; /* the pool's own Stream, and its Handle */
+    PyObject *device, *freed;
+    PyObject *lent, *alarm, *holder; /* of the loan: see Pooled */
+    PyObject *handed_to, *wait_list;
+    /* of the Stream that was lent last: itself if it was given back, its Handle, two weak
+     * references to it, its id, and how many attributes it has */
+    PyObject *spare, *spare_handle, *references, *key, *attributes;
+} PooledObject;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *idle; /* a list if all streams are of one device, and the last is the next */
+    PyObject *lent, *dropped, *busy, *futures;
+    PyObject *loop; /* a weak reference to the loop of asyncio that uses the pool, or None */
+    PyObject *healthy_since;
+    PyObject *driver, *observers, *running_loop, *current_task; /* of Python, constant */
+    int at_once;                                                /* how many loans took no turn */
+    char closed;
+} PoolObject;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *pool;
+    PyObject *acquiring; /* what is awaited, or was */
+    PyObject *lent;
+    char is_done; /* the stream's work was awaited */
+} LeaseObject;
+
+/* An awaitable that is over. It costs less than a coroutine. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *value; /* NULL: it was awaited, and only once that is allowed; None may be twice */
+} DoneObject;
+
+static PyTypeObject *done_type;
+static PyObject *done_none, *count_references;
+
+static bool is_set(const PyObject *object) { return object && object != Py_None; }
+
+static bool is_at(PyObject *reference, const PyObject *object) {
+    PyObject *found = is_set(reference) ? PyObject_CallNoArgs(reference) : NULL;
+    Py_XDECREF(found);
+    return found == object && found;
+}
+
+/* --- the steps --- */
+
+/* Whether the spare looks like a new object to its next task. Its weak references are the pool's
+ * two. */
+static bool is_unshared(const PooledObject *pooled) {
+    PyObject *spare = pooled->spare;
+    if ((uint32_t)Py_REFCNT(spare) != 1) return false;
+    PyObject *count = PyObject_CallFunctionObjArgs(count_references, spare, NULL);
+    PyObject *attributes = PyObject_GenericGetDict(spare, NULL);
+    bool is_so = count && attributes && PyLong_AsLong(count) == 2 &&
+                 PyDict_Size(attributes) == PyLong_AsLong(pooled->attributes);
+    Py_XDECREF(count);
+    Py_XDECREF(attributes);
+    return is_so;
+}
+
+/* The Stream that was given back last, open again, or NULL. */
+static PyObject *lend_again(PooledObject *pooled) {
+    if (!is_set(pooled->spare)) return NULL;
+    bool is_lent = is_unshared(pooled) && handle_is_open(as_handle(pooled->handle)) &&
+                   PyObject_SetAttrString(pooled->spare, "_source", pooled->stream) == 0 &&
+                   handle_reopen(as_handle(pooled->spare_handle));
+    PyErr_Clear();
+    PyObject *spare = pooled->spare;
+    pooled->spare = NULL;
+    if (is_lent) return spare;
+    Py_CLEAR(pooled->references); /* first, because no task has dropped it */
+    Py_DECREF(spare);
+    return NULL;
+}
+
+static void begin_loan(PooledObject *pooled, PyObject *holder) {
+    PyObject *const old[] = {pooled->lent, pooled->alarm, pooled->holder};
+    pooled->lent = Py_NewRef(PyTuple_GetItem(pooled->references, 0));
+    pooled->alarm = Py_NewRef(PyTuple_GetItem(pooled->references, 1));
+    pooled->holder = holder;
+    for (int i = 0; i < 3; i++) Py_XDECREF(old[i]);
+}
+
+static void end_loan(PooledObject *pooled) {
+    Py_CLEAR(pooled->alarm);
+    Py_CLEAR(pooled->lent);
+    Py_CLEAR(pooled->holder);
+}
+
+/* Whether the pool has nothing else to do at a use. */
+static bool is_usual(const PoolObject *self) {
+    if (self->closed || !self->futures || PyDict_Size(self->futures) ||
+        PyObject_Size(self->dropped))
+        return false;
+    PyObject *unreported = PyObject_GetAttrString(self->busy, "has_unreported");
+    Py_XDECREF(unreported);
+    return unreported == Py_False && !is_child();
+}
+
+static bool is_healthy(const PoolObject *self) {
+    PyObject *latest = PyObject_GetAttrString(self->driver, "latest_failure");
+    Py_XDECREF(latest);
+    return latest && latest == self->healthy_since;
+}
+
+/* The task of asyncio that runs here, if its loop uses the pool. */
+static PyObject *task_here(const PoolObject *self) {
+    PyObject *loop = is_set(self->loop) ? PyObject_CallNoArgs(self->running_loop) : NULL;
+    bool is_ours = loop && is_at(self->loop, loop);
+    Py_XDECREF(loop);
+    PyObject *task = is_ours ? PyObject_CallNoArgs(self->current_task) : NULL;
+    if (is_set(task)) return task;
+    Py_XDECREF(task);
+    return NULL;
+}
+
+/* NULL without an error: this way is not open, and nothing has changed. */
+static PyObject *take(PoolObject *self) {
+    Py_ssize_t free = self->idle && PyList_Check(self->idle) ? PyList_Size(self->idle) : 0;
+    if (!free || !is_usual(self) || PyDict_Size(self->observers) || !is_healthy(self) ||
+        (self->at_once + 1) % TURNS_AFTER == 0)
+        return NULL;
+    PyObject *task = task_here(self);
+    PyObject *holder = task ? PyWeakref_NewRef(task, NULL) : NULL;
+    Py_XDECREF(task);
+    PooledObject *pooled = (PooledObject *)PyList_GetItem(self->idle, free - 1);
+    PyObject *lent = holder ? lend_again(pooled) : NULL;
+    if (!lent || PyDict_SetItem(self->lent, pooled->key, (PyObject *)pooled) < 0) {
+        Py_XDECREF(holder);
+        Py_XDECREF(lent);
+        return NULL;
+    }
+    begin_loan(pooled, holder);
+    PyList_SetSlice(self->idle, free - 1, free, NULL);
+    self->at_once++;
+    return lent;
+}
+
+static PyObject *take_or_none(PoolObject *self) {
+    PyObject *lent = take(self);
+    PyErr_Clear();
+    return lent;
+}
+
+static int do_query(struct handle *handle, void *Py_UNUSED(unused)) {
+    int refusal = do_capture_refusal(handle, NULL);
+    return refusal ? refusal : driver.stream_query(handle_value(handle));
+}
+
+static bool is_idle(struct handle *handle, bool is_done) {
+    if (handle_is_used(handle)) return false;
+    if (is_done) return true;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = operate(handle, do_query, NULL);
+    Py_END_ALLOW_THREADS
+    return status == CUDA_SUCCESS;
+}
+
+/* False: this way is not open, and nothing has changed but that the Stream may be closed. */
+static bool give(PoolObject *self, PyObject *stream, bool is_done) {
+    if (!self->idle || !PyList_Check(self->idle) || !is_usual(self)) return false;
+    PyObject *key = PyLong_FromVoidPtr(stream);
+    PooledObject *pooled = key ? (PooledObject *)PyDict_GetItem(self->lent, key) : NULL;
+    bool gave = false;
+    if (pooled && is_at(pooled->lent, stream)) {
+        /* The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
+         * stream, because a thread could otherwise begin a use that the pool has not seen. */
+        struct handle *handle = as_handle(pooled->spare_handle);
+        handle_close(handle);
+        gave = !handle_is_used(handle) && is_idle(as_handle(pooled->handle), is_done) &&
+               PyObject_SetAttrString(stream, "_source", Py_None) == 0 &&
+               PyList_Append(self->idle, (PyObject *)pooled) == 0;
+        if (gave) {
+            PyObject *old = pooled->spare;
+            pooled->spare = Py_NewRef(stream);
+            end_loan(pooled);
+            PyDict_DelItem(self->lent, key);
+            Py_XDECREF(old);
+        }
+    }
+    Py_XDECREF(key);
+    PyErr_Clear();
+    return gave;
+}
+
+/* --- Done --- */
+
+static PyObject *new_done(PyObject *value) {
+    DoneObject *self = (DoneObject *)PyType_GenericAlloc(done_type, 0);
+    if (self) self->value = Py_NewRef(value);
+    return (PyObject *)self;
+}
+
+static PyObject *Done_next(PyObject *object) {
+    DoneObject *self = (DoneObject *)object;
+    PyObject *value = self->value;
+    if (value == Py_None) return NULL;
+    self->value = NULL;
+    PyErr_SetObject(value ? PyExc_StopIteration : PyExc_RuntimeError, value);
+    if (!value) PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+    Py_XDECREF(value);
+    return NULL;
+}
+
+static int Done_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((DoneObject *)self)->value);
+    return 0;
+}
+
+static int Done_clear(PyObject *self) {
+    Py_CLEAR(((DoneObject *)self)->value);
+    return 0;
+}
+
+static void Done_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    Done_clear(self);
+    free_object(self);
+}
+
+static PyType_Slot done_slots[] = {
+    {Py_tp_dealloc, Done_dealloc},
+    {Py_tp_traverse, Done_traverse},
+    {Py_tp_clear, Done_clear},
+    {Py_am_await, PyObject_SelfIter},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, Done_next},
+    {Py_tp_doc, "An awaitable that is over."},
+    {0, NULL},
+};
+static PyType_Spec done_spec = {
+    "aiostream._native.Done", sizeof(DoneObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, done_slots};
+
+/* --- objects that are fields of Python's --- */
+
+#define FIELD(type, name) {#name, T_OBJECT, offsetof(type, name), 0, NULL}
+#define HIDDEN(type, name) {"_" #name, T_OBJECT, offsetof(type, name), 0, NULL}
+static PyMemberDef pooled_members[] = {
+    FIELD(PooledObject, stream), FIELD(PooledObject, handle),     FIELD(PooledObject, device),
+    FIELD(PooledObject, freed),  FIELD(PooledObject, lent),       FIELD(PooledObject, alarm),
+    FIELD(PooledObject, holder), FIELD(PooledObject, handed_to),  FIELD(PooledObject, wait_list),
+    FIELD(PooledObject, spare),  FIELD(PooledObject, references), FIELD(PooledObject, spare_handle),
+    FIELD(PooledObject, key),    FIELD(PooledObject, attributes), {NULL, 0, 0, 0, NULL},
+};
+static PyMemberDef pool_members[] = {
+    HIDDEN(PoolObject, idle),
+    HIDDEN(PoolObject, lent),
+    HIDDEN(PoolObject, dropped),
+    HIDDEN(PoolObject, busy),
+    HIDDEN(PoolObject, futures),
+    HIDDEN(PoolObject, loop),
+    HIDDEN(PoolObject, healthy_since),
+    HIDDEN(PoolObject, driver),
+    HIDDEN(PoolObject, observers),
+    HIDDEN(PoolObject, running_loop),
+    HIDDEN(PoolObject, current_task),
+    {"_at_once", T_INT, offsetof(PoolObject, at_once), 0, NULL},
+    {"_closed", T_BOOL, offsetof(PoolObject, closed), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyMemberDef lease_members[] = {
+    HIDDEN(LeaseObject, pool), HIDDEN(LeaseObject, acquiring),
+    HIDDEN(LeaseObject, lent), {"is_done", T_BOOL, offsetof(LeaseObject, is_done), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+/* The objects of these types are a head, some fields of objects, and others. */
+static PyObject **field_of(PyObject *self, const PyMemberDef *member) {
+    return member->type == T_OBJECT ? (PyObject **)((char *)self + member->offset) : NULL;
+}
+
+static int traverse(PyObject *self, const PyMemberDef *member, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    for (; member->name; member++)
+        if (field_of(self, member)) Py_VISIT(*field_of(self, member));
+    return 0;
+}
+
+static int clear(PyObject *self, const PyMemberDef *member) {
+    for (; member->name; member++)
+        if (field_of(self, member)) Py_CLEAR(*field_of(self, member));
+    return 0;
+}
+
+static void dealloc(PyObject *self, const PyMemberDef *members) {
+    PyObject_GC_UnTrack(self);
+    clear(self, members);
+    free_object(self);
+}
+
+static int Pooled_traverse(PyObject *self, visitproc visit, void *arg) {
+    return traverse(self, pooled_members, visit, arg);
+}
+static int Pooled_clear(PyObject *self) { return clear(self, pooled_members); }
+static void Pooled_dealloc(PyObject *self) { dealloc(self, pooled_members); }
+static int Pool_traverse(PyObject *self, visitproc visit, void *arg) {
+    return traverse(self, pool_members, visit, arg);
+}
+static int Pool_clear(PyObject *self) { return clear(self, pool_members); }
+static void Pool_dealloc(PyObject *self) { dealloc(self, pool_members); }
+static int Lease_traverse(PyObject *self, visitproc visit, void *arg) {
+    return traverse(self, lease_members, visit, arg);
+}
+static int Lease_clear(PyObject *self) { return clear(self, lease_members); }
+static void Lease_dealloc(PyObject *self) { dealloc(self, lease_members); }
+
+static PyObject *Pooled_lend_again(PyObject *self, PyObject *Py_UNUSED(unused)) {
+    PyObject *lent = lend_again((PooledObject *)self);
+    return lent ? lent : Py_NewRef(Py_None);
+}
+
+static PyObject *Pool_give(PyObject *self, PyObject *stream) {
+    return PyBool_FromLong(give((PoolObject *)self, stream, false));
+}
+
+/* --- Lease --- */
+
+static int Lease_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *pool;
+    if (!PyArg_ParseTuple(args, "O", &pool)) return -1;
+    ((LeaseObject *)self)->pool = Py_NewRef(pool);
+    return 0;
+}
+
+/* The first await of it, if a stream is free. NULL: it is not, or this is not the first. */
+static PyObject *await_at_once(LeaseObject *self, bool keeps) {
+    PyObject *lent = is_set(self->acquiring) ? NULL : take_or_none((PoolObject *)self->pool);
+    PyObject *done = lent ? new_done(lent) : NULL;
+    PyErr_Clear();
+    if (done) {
+        Py_XDECREF(self->acquiring); /* None */
+        self->acquiring = Py_NewRef(done);
+    }
+    if (done && keeps) {
+        Py_XDECREF(self->lent);
+        self->lent = lent;
+    } else {
+        Py_XDECREF(lent);
+    }
+    return done;
+}
+
+static PyObject *Lease_await(PyObject *self) {
+    PyObject *done = await_at_once((LeaseObject *)self, false);
+    return done ? done : PyObject_CallMethod(self, "_await", NULL);
+}
+
+static PyObject *Lease_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
+    PyObject *done = await_at_once((LeaseObject *)self, true);
+    return done ? done : PyObject_CallMethod(self, "_enter", NULL);
+}
+
+static PyObject *Lease_leave(PyObject *object, PyObject *args) {
+    LeaseObject *self = (LeaseObject *)object;
+    PyObject *kind = Py_None, *rest[2];
+    if (!PyArg_ParseTuple(args, "|OOO", &kind, &rest[0], &rest[1])) return NULL;
+    if (is_set(self->lent) && !give((PoolObject *)self->pool, self->lent, self->is_done))
+        return PyObject_CallMethod(object, "_leave", "O", kind);
+    Py_CLEAR(self->lent);
+    return Py_NewRef(done_none);
+}
+
+static PyMethodDef pooled_methods[] = {
+    {"lend_again", Pooled_lend_again, METH_NOARGS,
+     "The Stream that was given back last, open again, if it looks like a new one."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMethodDef pool_methods[] = {
+    {"_give", Pool_give, METH_O,
+     "Takes a lent Stream back in one step. False if that takes more, and nothing was done."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMethodDef lease_methods[] = {
+    {"__aenter__", Lease_enter, METH_NOARGS, "Waits until a stream is free."},
+    {"__aexit__", Lease_leave, METH_VARARGS, "Gives the stream back."},
+    {NULL, NULL, 0, NULL},
+};
+
+#define SLOTS(type, name)                                                                          \
+    {Py_tp_dealloc, type##_dealloc}, {Py_tp_traverse, type##_traverse},                            \
+        {Py_tp_clear, type##_clear}, {Py_tp_members, name##_members}, {                            \
+        Py_tp_methods, name##_methods                                                              \
+    }
+static PyType_Slot pooled_slots[] = {SLOTS(Pooled, pooled), {0, NULL}};
+static PyType_Slot pool_slots[] = {SLOTS(Pool, pool), {0, NULL}};
+static PyType_Slot lease_slots[] = {
+    SLOTS(Lease, lease), {Py_tp_init, Lease_init}, {Py_am_await, Lease_await}, {0, NULL}};
+enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC };
+static PyType_Spec pooled_spec = {"aiostream._native.Pooled", sizeof(PooledObject), 0, FLAGS,
+                                  pooled_slots};
+static PyType_Spec pool_spec = {"aiostream._native.Pool", sizeof(PoolObject), 0, FLAGS, pool_slots};
+static PyType_Spec lease_spec = {"aiostream._native.Lease", sizeof(LeaseObject), 0, FLAGS,
+                                 lease_slots};
+
+int add_pool_types(PyObject *module) {
+    static PyTypeObject *pooled_type, *pool_type, *lease_type;
+    PyObject *weak = PyImport_ImportModule("_weakref");
+    if (!count_references && weak)
+        count_references = PyObject_GetAttrString(weak, "getweakrefcount");
+    Py_XDECREF(weak);
+    if (!count_references || add_type(module, &done_type, &done_spec) < 0) return -1;
+    if (!done_none) done_none = new_done(Py_None);
+    return !done_none || add_type(module, &pooled_type, &pooled_spec) < 0 ||
+                   add_type(module, &pool_type, &pool_spec) < 0 ||
+                   add_type(module, &lease_type, &lease_spec) < 0
+               ? -1
+               : 0;
+}
