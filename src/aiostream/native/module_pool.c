@@ -49,6 +49,8 @@ typedef struct {
 
 static PyTypeObject *done_type;
 static PyObject *done_none, *count_references;
+/* names of attributes, made once */
+static PyObject *source_name, *unreported_name, *failure_name;
 
 static bool is_set(const PyObject *object) { return object && object != Py_None; }
 
@@ -78,7 +80,7 @@ static bool is_unshared(const PooledObject *pooled) {
 static PyObject *lend_again(PooledObject *pooled) {
     if (!is_set(pooled->spare)) return NULL;
     bool is_lent = is_unshared(pooled) && handle_is_open(as_handle(pooled->handle)) &&
-                   PyObject_SetAttrString(pooled->spare, "_source", pooled->stream) == 0 &&
+                   PyObject_SetAttr(pooled->spare, source_name, pooled->stream) == 0 &&
                    handle_reopen(as_handle(pooled->spare_handle));
     PyErr_Clear();
     PyObject *spare = pooled->spare;
@@ -108,13 +110,13 @@ static bool is_usual(const PoolObject *self) {
     if (self->closed || !self->futures || PyDict_Size(self->futures) ||
         PyObject_Size(self->dropped))
         return false;
-    PyObject *unreported = PyObject_GetAttrString(self->busy, "has_unreported");
+    PyObject *unreported = PyObject_GetAttr(self->busy, unreported_name);
     Py_XDECREF(unreported);
     return unreported == Py_False && !is_child();
 }
 
 static bool is_healthy(const PoolObject *self) {
-    PyObject *latest = PyObject_GetAttrString(self->driver, "latest_failure");
+    PyObject *latest = PyObject_GetAttr(self->driver, failure_name);
     Py_XDECREF(latest);
     return latest && latest == self->healthy_since;
 }
@@ -123,8 +125,8 @@ static bool is_healthy(const PoolObject *self) {
 static PyObject *task_here(const PoolObject *self) {
     PyObject *loop = is_set(self->loop) ? PyObject_CallNoArgs(self->running_loop) : NULL;
     bool is_ours = loop && is_at(self->loop, loop);
+    PyObject *task = is_ours ? PyObject_CallFunctionObjArgs(self->current_task, loop, NULL) : NULL;
     Py_XDECREF(loop);
-    PyObject *task = is_ours ? PyObject_CallNoArgs(self->current_task) : NULL;
     if (is_set(task)) return task;
     Py_XDECREF(task);
     return NULL;
@@ -185,7 +187,7 @@ static bool give(PoolObject *self, PyObject *stream, bool is_done) {
         struct handle *handle = as_handle(pooled->spare_handle);
         handle_close(handle);
         gave = !handle_is_used(handle) && is_idle(as_handle(pooled->handle), is_done) &&
-               PyObject_SetAttrString(stream, "_source", Py_None) == 0 &&
+               PyObject_SetAttr(stream, source_name, Py_None) == 0 &&
                PyList_Append(self->idle, (PyObject *)pooled) == 0;
         if (gave) {
             PyObject *old = pooled->spare;
@@ -369,10 +371,9 @@ static PyObject *Lease_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
     return done ? done : PyObject_CallMethod(self, "_enter", NULL);
 }
 
-static PyObject *Lease_leave(PyObject *object, PyObject *args) {
+static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     LeaseObject *self = (LeaseObject *)object;
-    PyObject *kind = Py_None, *rest[2];
-    if (!PyArg_ParseTuple(args, "|OOO", &kind, &rest[0], &rest[1])) return NULL;
+    PyObject *kind = count ? args[0] : Py_None;
     if (is_set(self->lent) && !give((PoolObject *)self->pool, self->lent, self->is_done))
         return PyObject_CallMethod(object, "_leave", "O", kind);
     Py_CLEAR(self->lent);
@@ -391,7 +392,8 @@ static PyMethodDef pool_methods[] = {
 };
 static PyMethodDef lease_methods[] = {
     {"__aenter__", Lease_enter, METH_NOARGS, "Waits until a stream is free."},
-    {"__aexit__", Lease_leave, METH_VARARGS, "Gives the stream back."},
+    {"__aexit__", (PyCFunction)(void (*)(void))Lease_leave, METH_FASTCALL,
+     "Gives the stream back."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -418,7 +420,12 @@ int add_pool_types(PyObject *module) {
         count_references = PyObject_GetAttrString(weak, "getweakrefcount");
     Py_XDECREF(weak);
     if (!count_references || add_type(module, &done_type, &done_spec) < 0) return -1;
-    if (!done_none) done_none = new_done(Py_None);
+    if (!done_none) {
+        done_none = new_done(Py_None);
+        source_name = PyUnicode_InternFromString("_source");
+        unreported_name = PyUnicode_InternFromString("has_unreported");
+        failure_name = PyUnicode_InternFromString("latest_failure");
+    }
     return !done_none || add_type(module, &pooled_type, &pooled_spec) < 0 ||
                    add_type(module, &pool_type, &pool_spec) < 0 ||
                    add_type(module, &lease_type, &lease_spec) < 0
