@@ -136,7 +136,6 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, in
 /* --- created contexts --- */
 
 static void push(struct context *context) {
-    thread_register();
     me.stack = grow(me.stack, me.depth, &me.space, sizeof *me.stack);
     me.stack[me.depth++] = context;
 }

@@ -441,7 +441,8 @@ struct thread_state {
     /* destroyed when the call that released them is over */
     struct { struct user_object *first, *last; } dead;
 };
-extern _Thread_local struct thread_state me;
+struct thread_state *this_thread(void);
+#define me (*this_thread())
 
 /* --- entry.c: how every call begins and ends --- */
 enum {
@@ -514,7 +515,6 @@ struct context *context_make(int device);
 
 /* --- stream.c --- */
 CUresult find_stream(CUstream handle, struct stream **out);
-void thread_register(void);
 struct stream *stream_make(struct context *context, unsigned flags, int priority);
 /* no handle names it, and it goes when it is empty */
 struct stream *stream_make_hidden(struct context *context, int priority);

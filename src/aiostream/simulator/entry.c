@@ -13,8 +13,6 @@ struct call calls[] = {
 #include "functions.h"
 };
 
-_Thread_local struct thread_state me;
-
 int find_call(const char *name) {
     for (int id = 0; id < CALL_COUNT; id++)
         if (strcmp(calls[id].name, name) == 0) return id;

@@ -63,9 +63,9 @@ void streams_unregister(struct context *context) {
 static pthread_key_t thread_ends;
 static pthread_once_t thread_ends_once = PTHREAD_ONCE_INIT;
 
-static void forget_thread(void *unused) {
-    (void)unused;
+static void forget_thread(void *state) {
     if (atomic_load(&sim.forked)) return;
+    pthread_setspecific(thread_ends, state); /* again, for what is called here */
     pthread_mutex_lock(&sim.lock);
     for (size_t i = 0; i < me.stream_count; i++) {
         struct stream *stream = object_find(me.streams[i].stream, OBJECT_STREAM);
@@ -74,15 +74,21 @@ static void forget_thread(void *unused) {
     leave(OK);
     free(me.streams);
     free(me.stack);
-    me = (struct thread_state){0};
+    free(state);
+    pthread_setspecific(thread_ends, NULL);
 }
 
 static void make_thread_key(void) { pthread_key_create(&thread_ends, forget_thread); }
 
-/* Called when this thread first owns something. */
-void thread_register(void) {
+struct thread_state *this_thread(void) {
     pthread_once(&thread_ends_once, make_thread_key);
-    pthread_setspecific(thread_ends, &me);
+    struct thread_state *state = pthread_getspecific(thread_ends);
+    if (state == NULL) {
+        state = alloc_more(NULL, sizeof *state);
+        *state = (struct thread_state){0};
+        pthread_setspecific(thread_ends, state);
+    }
+    return state;
 }
 
 static struct stream *per_thread_stream(struct context *context) {
@@ -91,7 +97,6 @@ static struct stream *per_thread_stream(struct context *context) {
         if (stream != NULL && stream->id == me.streams[i].id && stream->context == context)
             return stream;
     }
-    thread_register();
     me.streams = alloc_more(me.streams, (me.stream_count + 1) * sizeof *me.streams);
     struct stream *stream = stream_make(context, 0, 0);
     me.streams[me.stream_count].stream = stream;
