@@ -44,11 +44,11 @@ typedef struct {
 /* An awaitable that is over. It costs less than a coroutine. */
 typedef struct {
     PyObject_HEAD
-    PyObject *value; /* NULL: it was awaited, and only once that is allowed; None may be twice */
+    PyObject *value; /* NULL: it was awaited. That is allowed once, but with None more often. */
 } DoneObject;
 
 static PyTypeObject *done_type;
-static PyObject *done_none, *count_references;
+static PyObject *count_references;
 /* names of attributes, made once */
 static PyObject *source_name, *unreported_name, *failure_name;
 
@@ -91,18 +91,20 @@ static PyObject *lend_again(PooledObject *pooled) {
     return NULL;
 }
 
-static void begin_loan(PooledObject *pooled, PyObject *holder) {
-    PyObject *const old[] = {pooled->lent, pooled->alarm, pooled->holder};
-    pooled->lent = Py_NewRef(PyTuple_GetItem(pooled->references, 0));
-    pooled->alarm = Py_NewRef(PyTuple_GetItem(pooled->references, 1));
-    pooled->holder = holder;
-    for (int i = 0; i < 3; i++) Py_XDECREF(old[i]);
+/* A thread that exports metrics may read the fields of a loan meanwhile. Takes the value over. */
+static void set_field(PooledObject *pooled, PyObject **field, PyObject *value) {
+    PyObject *old;
+    Py_BEGIN_CRITICAL_SECTION(pooled);
+    old = *field;
+    __atomic_store_n(field, value, __ATOMIC_RELEASE);
+    Py_END_CRITICAL_SECTION();
+    Py_XDECREF(old);
 }
 
-static void end_loan(PooledObject *pooled) {
-    Py_CLEAR(pooled->alarm);
-    Py_CLEAR(pooled->lent);
-    Py_CLEAR(pooled->holder);
+static void set_loan(PooledObject *pooled, PyObject *lent, PyObject *alarm, PyObject *holder) {
+    set_field(pooled, &pooled->alarm, Py_XNewRef(alarm));
+    set_field(pooled, &pooled->lent, Py_XNewRef(lent));
+    set_field(pooled, &pooled->holder, holder);
 }
 
 /* Whether the pool has nothing else to do at a use. */
@@ -148,7 +150,8 @@ static PyObject *take(PoolObject *self) {
         Py_XDECREF(lent);
         return NULL;
     }
-    begin_loan(pooled, holder);
+    set_loan(pooled, PyTuple_GetItem(pooled->references, 0), PyTuple_GetItem(pooled->references, 1),
+             holder);
     PyList_SetSlice(self->idle, free - 1, free, NULL);
     self->at_once++;
     return lent;
@@ -192,7 +195,7 @@ static bool give(PoolObject *self, PyObject *stream, bool is_done) {
         if (gave) {
             PyObject *old = pooled->spare;
             pooled->spare = Py_NewRef(stream);
-            end_loan(pooled);
+            set_loan(pooled, NULL, NULL, NULL);
             PyDict_DelItem(self->lent, key);
             Py_XDECREF(old);
         }
@@ -377,7 +380,7 @@ static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t
     if (is_set(self->lent) && !give((PoolObject *)self->pool, self->lent, self->is_done))
         return PyObject_CallMethod(object, "_leave", "O", kind);
     Py_CLEAR(self->lent);
-    return Py_NewRef(done_none);
+    return new_done(Py_None);
 }
 
 static PyMethodDef pooled_methods[] = {
@@ -420,13 +423,12 @@ int add_pool_types(PyObject *module) {
         count_references = PyObject_GetAttrString(weak, "getweakrefcount");
     Py_XDECREF(weak);
     if (!count_references || add_type(module, &done_type, &done_spec) < 0) return -1;
-    if (!done_none) {
-        done_none = new_done(Py_None);
+    if (!source_name) {
         source_name = PyUnicode_InternFromString("_source");
         unreported_name = PyUnicode_InternFromString("has_unreported");
         failure_name = PyUnicode_InternFromString("latest_failure");
     }
-    return !done_none || add_type(module, &pooled_type, &pooled_spec) < 0 ||
+    return !failure_name || add_type(module, &pooled_type, &pooled_spec) < 0 ||
                    add_type(module, &pool_type, &pool_spec) < 0 ||
                    add_type(module, &lease_type, &lease_spec) < 0
                ? -1
