@@ -168,6 +168,16 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Changes 120 places of the source, one by one, and asks whether a test notices. Hours long.
+
+    `mutants -- --count 20 --rounds 1` looks at fewer ones, and only with the tests of their part.
+    """
+    install(session, "-e", ".[test]", *group("mutants"))
+    session.run("python", "tools/mutants.py", *session.posargs)
+
+
+@nox.session
 def sanitizers(session: nox.Session) -> None:
     """Runs the native threads and the simulator under the sanitizers, a minute each."""
     install(session, ".[test]")

@@ -91,12 +91,11 @@ class Pooled:
     holder: weakref.ref[Any] | None
     handed_to: Any
     wait_list: WaitList | None
-    spare: Any
-    spare_handle: Handle
-    references: Any
+    record: tuple[Any, ...]
+    spares: list[tuple[Any, tuple[Any, ...]]]
     key: int
-    attributes: int
     def lend_again(self) -> Any: ...
+    def keep(self, stream: Any, /) -> None: ...
 
 class Pool:
     """What native code does for a pool, and what it needs for that."""

@@ -357,7 +357,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         task = bridge.current_task()
         # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
         pooled.holder = weakref.ref(task) if task is not None else None
-        pooled.lent, pooled.alarm = pooled.references
+        _, pooled.lent, pooled.alarm, *_ = pooled.record
         if self._closed:
             self._end_when_dropped(pooled)
         return lent
@@ -424,7 +424,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # comes in between, the next `acquire` finds it.
         del self._lent[pooled.key]
         pooled.end_loan()
-        pooled.spare = stream
+        pooled.keep(stream)
         self._look_at(pooled)
         # No event will say when the work of this one, or of another one, is over. If tasks wait,
         # none of them calls the pool, so the loop has to.

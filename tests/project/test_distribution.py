@@ -82,7 +82,7 @@ def test_extras_are_for_users(project: dict[str, Any]) -> None:
         *("cuda-python", "engines", "metrics", "trace"),
         "test",  # the README's second command
     }
-    assert project["dependency-groups"].keys() == {"bench", "dev", "docs", "wheels"}
+    assert project["dependency-groups"].keys() == {"bench", "dev", "docs", "mutants", "wheels"}
 
 
 def test_metadata_has_the_projects_addresses(project: dict[str, Any]) -> None:

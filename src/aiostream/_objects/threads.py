@@ -1,4 +1,9 @@
-"""Work that a worker thread enqueues, because its Python takes too long for the loop."""
+"""Work that a worker thread enqueues, because its Python takes too long for the loop.
+
+The worker thread makes the stream's context current, and the stream current in torch and cupy, if
+they know it. One native call does that, calls the function, and puts the former ones back in that
+thread, also if the function raises.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The streams of a pool: who holds each of them, and which free one is used next."""
+"""The streams of a pool: who holds each of them, and which free one is used next.
+
+`Pooled.holder` is a weak reference to the task that has the stream. Only the thread of the loop
+that uses the pool writes it, in the native steps (`set_loan` in `native/module_pool.c`) and in
+`StreamPool._lend` and `Pooled.end_loan`. Other threads read it. It is another thing than the holder
+of a wait (`native/wait_inside.h`).
+"""
 
 from __future__ import annotations
 
@@ -28,13 +34,16 @@ class Pooled(_native.Pooled):
             the pooled stream is in no list, and this is how `_find_lost` knows that it is on its
             way.
         wait_list: Where the pool waits for the work that tasks have left on the stream.
-        spare: The object that the last task has given back. It is lent again if no one kept it.
+        record: What the pool needs of the object that was lent last: see `module_pool.c`.
+        spares: Objects that tasks have given back, with their records. One that no task has kept is
+            lent again.
     """
 
     __slots__ = ()
 
     def __init__(self, stream: Stream, device: int) -> None:
         self.stream, self.handle, self.device = stream, stream._handle, device
+        self.spares = []
 
     def lend(self, on_drop: Callable[[Any], None], on_alarm: Callable[[Any], None]) -> Stream:
         """Returns the object that a task gets. The callbacks get the weak reference to it.
@@ -45,9 +54,9 @@ class Pooled(_native.Pooled):
         lent: Stream | None = self.lend_again()
         if lent is None:
             lent = self.stream._borrowed_as(type(self.stream))
-            self.key, self.spare_handle = id(lent), lent._handle
-            self.attributes = len(lent.__dict__)
-            self.references = weakref.ref(lent, on_drop), weakref.ref(lent, on_alarm)
+            self.key, count = id(lent), len(lent.__dict__)
+            references = weakref.ref(lent, on_drop), weakref.ref(lent, on_alarm)
+            self.record = (lent._handle, *references, self.key, count)
         return lent
 
     def end_loan(self) -> None:

@@ -1,12 +1,18 @@
 /* What a pool does for most requests: it gives a task a free stream, and takes it back.
  *
  * Each of the two is one step here, in the thread of the loop that uses the pool, so no interrupt
- * comes in between. They do only what is usual: a stream is free, no task waits, its work is over,
- * and no observer looks. Anything else they leave to the pool's Python (pool.py, _servers), which
- * can do all of it. A Lease is what `pool.stream()` returns.
+ * comes in between. They do only what is usual. Anything else they leave to the pool's Python
+ * (pool.py, _servers), which can do all of it.
  *
- * The Stream that a task gives back is lent again if no task has kept it, because a new one costs
- * more than all the rest.
+ * - Both need that the pool is open and of one device, that no task waits for a stream, and that no
+ *   stream was dropped or is unreported.
+ * - A loan also needs a free stream with a Stream that no task has kept, a task of asyncio in the
+ *   pool's loop, no observer, and no new fatal code. Each sixteenth loan is Python's, which asks
+ *   whether the loop needs a turn.
+ * - A return also needs that the stream's work is over.
+ *
+ * The Stream that a task gives back is a *spare*. It is lent again if no task has kept it, because
+ * a new one costs more than all the rest. A Lease is what `pool.stream()` returns.
  */
 #include "module.h"
 
@@ -17,10 +23,15 @@ typedef struct {
     PyObject *device, *freed;
     PyObject *lent, *alarm, *holder; /* of the loan: see Pooled */
     PyObject *handed_to, *wait_list;
-    /* of the Stream that was lent last: itself if it was given back, its Handle, two weak
-     * references to it, its id, and how many attributes it has */
-    PyObject *spare, *spare_handle, *references, *key, *attributes;
+    PyObject *record; /* a tuple, see RECORD_HANDLE, of the Stream that was lent last */
+    PyObject *key;    /* its id */
+    PyObject *spares; /* a list of Streams that were given back, each a tuple with its record */
 } PooledObject;
+
+/* What a record has: its Handle, two weak references, id and number of attributes. */
+enum { RECORD_HANDLE, RECORD_LENT, RECORD_ALARM, RECORD_KEY, RECORD_ATTRIBUTES };
+/* Two, because the variable of a loop keeps the last Stream until it gets the next one. */
+enum { MOST_SPARES = 2 };
 
 typedef struct {
     PyObject_HEAD
@@ -62,32 +73,58 @@ static bool is_at(PyObject *reference, const PyObject *object) {
 
 /* --- the steps --- */
 
-/* Whether the spare looks like a new object to its next task. Its weak references are the pool's
- * two. */
-static bool is_unshared(const PooledObject *pooled) {
-    PyObject *spare = pooled->spare;
-    if ((uint32_t)Py_REFCNT(spare) != 1) return false;
-    PyObject *count = PyObject_CallFunctionObjArgs(count_references, spare, NULL);
-    PyObject *attributes = PyObject_GenericGetDict(spare, NULL);
-    bool is_so = count && attributes && PyLong_AsLong(count) == 2 &&
-                 PyDict_Size(attributes) == PyLong_AsLong(pooled->attributes);
+static PyObject *recorded(const PooledObject *pooled, int what) {
+    return PyTuple_GetItem(pooled->record, what);
+}
+
+/* Whether a task has added nothing to a Stream: its weak references are the pool's two. */
+static bool is_bare(PyObject *stream, PyObject *record) {
+    PyObject *count = PyObject_CallFunctionObjArgs(count_references, stream, NULL);
+    PyObject *attributes = PyObject_GenericGetDict(stream, NULL);
+    bool is_so =
+        count && attributes && PyLong_AsLong(count) == 2 &&
+        PyDict_Size(attributes) == PyLong_AsLong(PyTuple_GetItem(record, RECORD_ATTRIBUTES));
     Py_XDECREF(count);
     Py_XDECREF(attributes);
+    PyErr_Clear();
     return is_so;
 }
 
-/* The Stream that was given back last, open again, or NULL. */
+/* Keeps a Stream that was given back, to be lent again. False: no memory. */
+static bool keep(PooledObject *pooled, PyObject *stream) {
+    if (!is_bare(stream, pooled->record)) return true;
+    PyObject *spare = PyTuple_Pack(2, stream, pooled->record);
+    bool is_kept = spare && PyList_Append(pooled->spares, spare) == 0;
+    Py_XDECREF(spare);
+    return is_kept;
+}
+
+/* Takes a spare out. Its record goes first, because no task has dropped the spare. */
+static PyObject *take_spare(PooledObject *pooled, Py_ssize_t i) {
+    PyObject *spare = Py_NewRef(PyTuple_GetItem(PyList_GetItem(pooled->spares, i), 0));
+    PyList_SetSlice(pooled->spares, i, i + 1, NULL);
+    return spare;
+}
+
+/* A Stream that was given back, open again, if no task has kept it. Else NULL. */
 static PyObject *lend_again(PooledObject *pooled) {
-    if (!is_set(pooled->spare)) return NULL;
-    bool is_lent = is_unshared(pooled) && handle_is_open(as_handle(pooled->handle)) &&
-                   PyObject_SetAttr(pooled->spare, source_name, pooled->stream) == 0 &&
-                   handle_reopen(as_handle(pooled->spare_handle));
-    PyErr_Clear();
-    PyObject *spare = pooled->spare;
-    pooled->spare = NULL;
-    if (is_lent) return spare;
-    Py_CLEAR(pooled->references); /* first, because no task has dropped it */
-    Py_DECREF(spare);
+    for (Py_ssize_t i = 0; i < PyList_Size(pooled->spares); i++) {
+        PyObject *entry = PyList_GetItem(pooled->spares, i);
+        PyObject *spare = PyTuple_GetItem(entry, 0), *record = PyTuple_GetItem(entry, 1);
+        if ((uint32_t)Py_REFCNT(spare) != 1) continue;
+        if (is_bare(spare, record) && handle_is_open(as_handle(pooled->handle)) &&
+            PyObject_SetAttr(spare, source_name, pooled->stream) == 0 &&
+            handle_reopen(as_handle(PyTuple_GetItem(record, RECORD_HANDLE)))) {
+            PyObject *old[] = {pooled->record, pooled->key};
+            pooled->record = Py_NewRef(record);
+            pooled->key = Py_NewRef(recorded(pooled, RECORD_KEY));
+            for (int k = 0; k < 2; k++) Py_XDECREF(old[k]);
+            return take_spare(pooled, i);
+        }
+        PyErr_Clear();
+        Py_DECREF(take_spare(pooled, i--));
+    }
+    if (PyList_Size(pooled->spares) >= MOST_SPARES) Py_DECREF(take_spare(pooled, 0));
     return NULL;
 }
 
@@ -150,8 +187,7 @@ static PyObject *take(PoolObject *self) {
         Py_XDECREF(lent);
         return NULL;
     }
-    set_loan(pooled, PyTuple_GetItem(pooled->references, 0), PyTuple_GetItem(pooled->references, 1),
-             holder);
+    set_loan(pooled, recorded(pooled, RECORD_LENT), recorded(pooled, RECORD_ALARM), holder);
     PyList_SetSlice(self->idle, free - 1, free, NULL);
     self->at_once++;
     return lent;
@@ -187,17 +223,14 @@ static bool give(PoolObject *self, PyObject *stream, bool is_done) {
     if (pooled && is_at(pooled->lent, stream)) {
         /* The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
          * stream, because a thread could otherwise begin a use that the pool has not seen. */
-        struct handle *handle = as_handle(pooled->spare_handle);
+        struct handle *handle = as_handle(recorded(pooled, RECORD_HANDLE));
         handle_close(handle);
         gave = !handle_is_used(handle) && is_idle(as_handle(pooled->handle), is_done) &&
-               PyObject_SetAttr(stream, source_name, Py_None) == 0 &&
+               PyObject_SetAttr(stream, source_name, Py_None) == 0 && keep(pooled, stream) &&
                PyList_Append(self->idle, (PyObject *)pooled) == 0;
         if (gave) {
-            PyObject *old = pooled->spare;
-            pooled->spare = Py_NewRef(stream);
             set_loan(pooled, NULL, NULL, NULL);
             PyDict_DelItem(self->lent, key);
-            Py_XDECREF(old);
         }
     }
     Py_XDECREF(key);
@@ -260,11 +293,11 @@ static PyType_Spec done_spec = {
 #define FIELD(type, name) {#name, T_OBJECT, offsetof(type, name), 0, NULL}
 #define HIDDEN(type, name) {"_" #name, T_OBJECT, offsetof(type, name), 0, NULL}
 static PyMemberDef pooled_members[] = {
-    FIELD(PooledObject, stream), FIELD(PooledObject, handle),     FIELD(PooledObject, device),
-    FIELD(PooledObject, freed),  FIELD(PooledObject, lent),       FIELD(PooledObject, alarm),
-    FIELD(PooledObject, holder), FIELD(PooledObject, handed_to),  FIELD(PooledObject, wait_list),
-    FIELD(PooledObject, spare),  FIELD(PooledObject, references), FIELD(PooledObject, spare_handle),
-    FIELD(PooledObject, key),    FIELD(PooledObject, attributes), {NULL, 0, 0, 0, NULL},
+    FIELD(PooledObject, stream), FIELD(PooledObject, handle),    FIELD(PooledObject, device),
+    FIELD(PooledObject, freed),  FIELD(PooledObject, lent),      FIELD(PooledObject, alarm),
+    FIELD(PooledObject, holder), FIELD(PooledObject, handed_to), FIELD(PooledObject, wait_list),
+    FIELD(PooledObject, record), FIELD(PooledObject, key),       FIELD(PooledObject, spares),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyMemberDef pool_members[] = {
     HIDDEN(PoolObject, idle),
@@ -333,6 +366,10 @@ static PyObject *Pooled_lend_again(PyObject *self, PyObject *Py_UNUSED(unused)) 
     return lent ? lent : Py_NewRef(Py_None);
 }
 
+static PyObject *Pooled_keep(PyObject *self, PyObject *stream) {
+    return keep((PooledObject *)self, stream) ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyObject *Pool_give(PyObject *self, PyObject *stream) {
     return PyBool_FromLong(give((PoolObject *)self, stream, false));
 }
@@ -384,6 +421,7 @@ static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t
 }
 
 static PyMethodDef pooled_methods[] = {
+    {"keep", Pooled_keep, METH_O, "Keeps a Stream that was given back, to be lent again."},
     {"lend_again", Pooled_lend_again, METH_NOARGS,
      "The Stream that was given back last, open again, if it looks like a new one."},
     {NULL, NULL, 0, NULL},
