@@ -84,13 +84,9 @@ class Pooled:
 
     stream: Any
     handle: Handle
-    device: int
-    freed: int
     lent: weakref.ref[Any] | None
     alarm: weakref.ref[Any] | None
     holder: weakref.ref[Any] | None
-    handed_to: Any
-    wait_list: WaitList | None
     record: tuple[Any, ...]
     spares: list[tuple[Any, tuple[Any, ...]]]
     key: int
@@ -104,15 +100,18 @@ class Pool:
     _lent: dict[int, Any]
     _dropped: Any
     _busy: Any
-    _futures: dict[Any, None]
-    _loop: weakref.ref[Any] | None
     _healthy_since: object
-    _driver: Any
-    _observers: dict[Any, None]
-    _running_loop: Any
-    _current_task: Any
     _at_once: int
     _closed: bool
+    def _bind(
+        self,
+        futures: dict[Any, None],
+        driver: object,
+        observers: dict[Any, None],
+        asks_asyncio: tuple[Any, Any, Any],
+        has_own_release: bool,
+        /,
+    ) -> None: ...
     def _give(self, stream: Any, /) -> bool: ...
 
 class Lease:

@@ -285,9 +285,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             await take_turn()
             self._enter()
         elif self._idle and not self._waiters.futures:
-            self._at_once += 1
+            self._at_once = (self._at_once + 1) % _native.TURNS_AFTER
             # Without an await all other tasks of the loop would wait as long as streams are free.
-            if self._at_once % _native.TURNS_AFTER == 0 and bridge.must_yield():
+            if self._at_once == 0 and bridge.must_yield():
                 # The next task asks at once. Otherwise each task would take so many streams before
                 # it yields too, and many tasks would keep the loop for that many times longer.
                 self._at_once = -1
@@ -430,6 +430,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # none of them calls the pool, so the loop has to.
         if self._busy.has_unreported:
             self._look_again_soon()
+
+    _release = release
 
     # ------------------------------------------------------------------------------------------ end
 

@@ -242,6 +242,79 @@ async def test_a_dropped_stream_comes_back_however_often_it_was_lent(lends: int)
     await pool.aclose()
 
 
+class Counting(StreamPool):
+    """Has a `release` of its own, and attributes as users may choose them."""
+
+    released = 0
+
+    def release(self, stream: Stream) -> None:
+        self.released += 1
+        super().release(stream)
+
+
+async def test_each_return_calls_the_release_of_a_subclass() -> None:
+    async with Counting(1) as pool:
+        pool._loop = pool._futures = None  # type: ignore[attr-defined]
+        for _ in range(3):
+            async with pool.stream():
+                pass
+        assert pool.released == 3
+
+
+async def test_a_block_is_an_awaitable_like_a_coroutine() -> None:
+    async with StreamPool(1) as pool:
+        async with pool.stream():
+            pass
+        for use in ("send", "throw"):
+            acquiring = pool.acquire()
+            pool.release(await acquiring)
+            with pytest.raises(RuntimeError, match="already awaited"):
+                getattr(acquiring, use)(*([None] if use == "send" else [KeyError()]))
+            acquiring.close()
+        with pytest.raises(KeyError):
+            pool.acquire().throw(KeyError())
+        assert pool.idle == 1
+
+
+@pytest.mark.parametrize("act", ["close", "acquire"])
+async def test_a_finalizer_that_uses_the_pool_while_it_lends(act: str) -> None:
+    """The collector runs it, because the loan allocates."""
+    pool = StreamPool(1)
+    for _ in range(2):
+        async with pool.stream():
+            pass
+    taken: list[Stream] = []
+
+    class Owner:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            if act == "close":
+                pool.close()
+            else:
+                taken.append(pool.acquire_nowait())
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    acquiring = pool.acquire()
+    Owner()
+    gc.set_threshold(1, 1, 1)
+    gc.enable()
+    try:
+        with anyio.move_on_after(0.05):
+            taken.append(await acquiring)
+    except StreamClosedError:
+        assert pool.closed
+    finally:
+        gc.set_threshold(*thresholds)
+    assert len(taken) <= 1
+    for stream in taken:
+        pool.release(stream)
+    await pool.aclose()
+
+
 async def test_aclose_awaits_the_work() -> None:
     with Gate() as gate:
         pool = StreamPool(2)

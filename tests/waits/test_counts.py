@@ -164,7 +164,7 @@ class Recorder:
         if event == "call" and not code.co_name.endswith("comp>"):  # no function from 3.12 on
             file = code.co_filename.removeprefix(PACKAGE).removesuffix(".py")
             self.python.add((file.removesuffix("/__init__"), code.co_qualname))
-        elif event == "c_call":
+        elif event == "c_call" and argument.__name__ != "__aenter__":  # a call from 3.14 on
             owner = type(argument.__self__)
             if argument.__module__ == NATIVE:
                 self.native[argument.__name__] += 1

@@ -37,6 +37,8 @@ class PoolCore(_native.Pool):
     """
 
     _label: str | None  # what its user calls it
+    release: Callable[..., None]
+    _release: Callable[..., None]  # the pool's, also in a subclass that has another one
 
     def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
         # Only the thread of the loop that uses the pool touches these, so there is no lock. The
@@ -54,9 +56,7 @@ class PoolCore(_native.Pool):
         # thread appends, because an object may die in any. Only the loop's thread removes.
         self._dropped: deque[weakref.ref[Stream]] = deque()
         self._waiters = Waiters(self._dropped)
-        # What native code needs of Python (module_pool.c).
-        self._futures, self._driver, self._observers = self._waiters.futures, driver, observers
-        self._at_once = 0  # how often a stream was free at once
+        self._at_once = 0  # how often a stream was free at once, modulo TURNS_AFTER
         # Stands for the look that the loop will do, or None; and whether it is one for tasks.
         self._looking: object = None
         self._looks_for_tasks = False
@@ -151,7 +151,9 @@ class PoolCore(_native.Pool):
         # Without the callback the watcher would read the health of the contexts as long as the pool
         # is kept. The callback must not keep the pool.
         self._bridge = weakref.ref(bridge, partial(_end_alarms_for, weakref.ref(self)))
-        self._loop, self._running_loop, self._current_task = loops.asks_asyncio(bridge)
+        asks = loops.asks_asyncio(bridge)
+        own = type(self).release is not type(self)._release
+        self._bind(self._waiters.futures, driver, observers, asks, own)
         self._looking = None
         for pooled in self._pooled:
             pooled.handed_to = None

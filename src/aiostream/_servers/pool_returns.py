@@ -46,15 +46,18 @@ class Busy:
 
     def add_unreported(self, pooled: Pooled) -> None:
         """Adds a stream that no event reports."""
-        self._returns[pooled] = None
+        # The flag comes first. After an interrupt in between, the pooled stream is in no list,
+        # where it is found again.
         self.has_unreported = True
+        self._returns[pooled] = None
 
     def add(self, pooled: Pooled, pool: PoolCore, bridge: loops.Bridge | None) -> None:
         """Adds a stream, and has an event behind its work polled for the loop of `bridge`."""
         # A KeyboardInterrupt in `_record` leaves the pooled stream in no list, where it is found
         # again. The answer of its event is then ignored, see `remove`.
-        self._returns[pooled] = entry = self._record(pooled, pool, bridge)
+        entry = self._record(pooled, pool, bridge)
         self.has_unreported |= entry is None
+        self._returns[pooled] = entry
 
     def remove(self, pooled: Pooled, entry: Return) -> bool:
         """Removes a stream whose `Return` has come. `False` if the pool no longer waits for it."""
@@ -65,14 +68,18 @@ class Busy:
 
     def take_unreported(self) -> list[Pooled]:
         """Takes out the unreported streams. The caller looks at each of them."""
-        # Cleared before the look. What the janitor notes after the look sets it again.
-        self.has_unreported = False
-        # The janitor may set an item to None during this, but adds and removes none, so the
-        # iteration does not fail.
-        found = [pooled for pooled, entry in self._returns.items() if entry is None]
-        for pooled in found:
-            del self._returns[pooled]
-        return found
+        try:
+            # Cleared before the look. What the janitor notes after the look sets it again.
+            self.has_unreported = False
+            # The janitor may set an item to None during this, but adds and removes none, so the
+            # iteration does not fail.
+            found = [pooled for pooled, entry in self._returns.items() if entry is None]
+            for pooled in found:
+                del self._returns[pooled]
+            return found
+        except BaseException:  # an interrupt
+            self.has_unreported = True
+            raise
 
     def take_all(self) -> list[Pooled]:
         """Takes out all streams."""

@@ -39,11 +39,14 @@ class Pooled(_native.Pooled):
             lent again.
     """
 
-    __slots__ = ()
+    __slots__ = ("device", "freed", "handed_to", "wait_list")
 
     def __init__(self, stream: Stream, device: int) -> None:
         self.stream, self.handle, self.device = stream, stream._handle, device
         self.spares = []
+        self.freed = 0
+        self.handed_to: Any = None
+        self.wait_list: _native.WaitList | None = None
 
     def lend(self, on_drop: Callable[[Any], None], on_alarm: Callable[[Any], None]) -> Stream:
         """Returns the object that a task gets. The callbacks get the weak reference to it.

@@ -19,10 +19,8 @@
 /* One stream of a pool. Python writes the fields too; None is as good as NULL. */
 typedef struct {
     PyObject_HEAD
-    PyObject *stream, *handle; /* the pool's own Stream, and its Handle */
-    PyObject *device, *freed;
+    PyObject *stream, *handle;       /* the pool's own Stream, and its Handle */
     PyObject *lent, *alarm, *holder; /* of the loan: see Pooled */
-    PyObject *handed_to, *wait_list;
     PyObject *record; /* a tuple, see RECORD_HANDLE, of the Stream that was lent last */
     PyObject *key;    /* its id */
     PyObject *spares; /* a list of Streams that were given back, each a tuple with its record */
@@ -40,8 +38,9 @@ typedef struct {
     PyObject *loop; /* a weak reference to the loop of asyncio that uses the pool, or None */
     PyObject *healthy_since;
     PyObject *driver, *observers, *running_loop, *current_task; /* of Python, constant */
-    int at_once;                                                /* how many loans took no turn */
+    int at_once; /* how many loans took no turn, modulo TURNS_AFTER */
     char closed;
+    char has_own_release; /* a subclass has another `release`, and each return is to call it */
 } PoolObject;
 
 typedef struct {
@@ -90,13 +89,15 @@ static bool is_bare(PyObject *stream, PyObject *record) {
     return is_so;
 }
 
-/* Keeps a Stream that was given back, to be lent again. False: no memory. */
-static bool keep(PooledObject *pooled, PyObject *stream) {
-    if (!is_bare(stream, pooled->record)) return true;
-    PyObject *spare = PyTuple_Pack(2, stream, pooled->record);
-    bool is_kept = spare && PyList_Append(pooled->spares, spare) == 0;
-    Py_XDECREF(spare);
-    return is_kept;
+/* A Stream that was given back, with its record. None: a task has added something to it, and it is
+ * not kept. */
+static PyObject *new_spare(PooledObject *pooled, PyObject *stream) {
+    return is_bare(stream, pooled->record) ? PyTuple_Pack(2, stream, pooled->record)
+                                           : Py_NewRef(Py_None);
+}
+
+static bool keep(PooledObject *pooled, PyObject *spare) {
+    return spare == Py_None || PyList_Append(pooled->spares, spare) == 0;
 }
 
 /* Takes a spare out. Its record goes first, because no task has dropped the spare. */
@@ -106,9 +107,11 @@ static PyObject *take_spare(PooledObject *pooled, Py_ssize_t i) {
     return spare;
 }
 
-/* A Stream that was given back, open again, if no task has kept it. Else NULL. */
+/* A Stream that was given back, open again, if no task has kept it. Else NULL, and Python may have
+ * run, because a spare has died. */
 static PyObject *lend_again(PooledObject *pooled) {
-    for (Py_ssize_t i = 0; i < PyList_Size(pooled->spares); i++) {
+    Py_ssize_t count = PyList_Size(pooled->spares);
+    for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *entry = PyList_GetItem(pooled->spares, i);
         PyObject *spare = PyTuple_GetItem(entry, 0), *record = PyTuple_GetItem(entry, 1);
         if ((uint32_t)Py_REFCNT(spare) != 1) continue;
@@ -122,9 +125,10 @@ static PyObject *lend_again(PooledObject *pooled) {
             return take_spare(pooled, i);
         }
         PyErr_Clear();
-        Py_DECREF(take_spare(pooled, i--));
+        Py_DECREF(take_spare(pooled, i));
+        return NULL;
     }
-    if (PyList_Size(pooled->spares) >= MOST_SPARES) Py_DECREF(take_spare(pooled, 0));
+    if (count >= MOST_SPARES) Py_DECREF(take_spare(pooled, 0));
     return NULL;
 }
 
@@ -173,28 +177,25 @@ static PyObject *task_here(const PoolObject *self) {
 
 /* NULL without an error: this way is not open, and nothing has changed. */
 static PyObject *take(PoolObject *self) {
-    Py_ssize_t free = self->idle && PyList_Check(self->idle) ? PyList_Size(self->idle) : 0;
-    if (!free || !is_usual(self) || PyDict_Size(self->observers) || !is_healthy(self) ||
-        (self->at_once + 1) % TURNS_AFTER == 0)
-        return NULL;
+    /* First, because the collector may run Python here. Behind it nothing does. */
     PyObject *task = task_here(self);
     PyObject *holder = task ? PyWeakref_NewRef(task, NULL) : NULL;
     Py_XDECREF(task);
-    PooledObject *pooled = (PooledObject *)PyList_GetItem(self->idle, free - 1);
-    PyObject *lent = holder ? lend_again(pooled) : NULL;
-    if (!lent || PyDict_SetItem(self->lent, pooled->key, (PyObject *)pooled) < 0) {
-        Py_XDECREF(holder);
-        Py_XDECREF(lent);
-        return NULL;
+    Py_ssize_t free = holder && PyList_Check(self->idle) ? PyList_Size(self->idle) : 0;
+    PyObject *lent = NULL;
+    if (free && is_usual(self) && !PyDict_Size(self->observers) && is_healthy(self) &&
+        self->at_once + 1 < TURNS_AFTER) {
+        PooledObject *pooled = (PooledObject *)PyList_GetItem(self->idle, free - 1);
+        lent = lend_again(pooled);
+        if (lent && PyDict_SetItem(self->lent, pooled->key, (PyObject *)pooled) < 0) Py_CLEAR(lent);
+        if (lent) {
+            set_loan(pooled, recorded(pooled, RECORD_LENT), recorded(pooled, RECORD_ALARM),
+                     Py_NewRef(holder));
+            PyList_SetSlice(self->idle, free - 1, free, NULL);
+            self->at_once++;
+        }
     }
-    set_loan(pooled, recorded(pooled, RECORD_LENT), recorded(pooled, RECORD_ALARM), holder);
-    PyList_SetSlice(self->idle, free - 1, free, NULL);
-    self->at_once++;
-    return lent;
-}
-
-static PyObject *take_or_none(PoolObject *self) {
-    PyObject *lent = take(self);
+    Py_XDECREF(holder);
     PyErr_Clear();
     return lent;
 }
@@ -216,22 +217,28 @@ static bool is_idle(struct handle *handle, bool is_done) {
 
 /* False: this way is not open, and nothing has changed but that the Stream may be closed. */
 static bool give(PoolObject *self, PyObject *stream, bool is_done) {
-    if (!self->idle || !PyList_Check(self->idle) || !is_usual(self)) return false;
     PyObject *key = PyLong_FromVoidPtr(stream);
-    PooledObject *pooled = key ? (PooledObject *)PyDict_GetItem(self->lent, key) : NULL;
+    PooledObject *pooled =
+        key && self->lent ? (PooledObject *)PyDict_GetItem(self->lent, key) : NULL;
     bool gave = false;
-    if (pooled && is_at(pooled->lent, stream)) {
+    if (pooled && is_at(pooled->lent, stream) && PyList_Check(self->idle)) {
+        Py_INCREF((PyObject *)pooled);
+        PyObject *spare = new_spare(pooled, stream);
         /* The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
          * stream, because a thread could otherwise begin a use that the pool has not seen. */
         struct handle *handle = as_handle(recorded(pooled, RECORD_HANDLE));
         handle_close(handle);
-        gave = !handle_is_used(handle) && is_idle(as_handle(pooled->handle), is_done) &&
-               PyObject_SetAttr(stream, source_name, Py_None) == 0 && keep(pooled, stream) &&
+        /* is_usual comes behind all that may run Python, in this thread or in another. */
+        gave = spare && !handle_is_used(handle) && is_idle(as_handle(pooled->handle), is_done) &&
+               is_usual(self) && is_at(pooled->lent, stream) &&
+               PyObject_SetAttr(stream, source_name, Py_None) == 0 && keep(pooled, spare) &&
                PyList_Append(self->idle, (PyObject *)pooled) == 0;
         if (gave) {
             set_loan(pooled, NULL, NULL, NULL);
             PyDict_DelItem(self->lent, key);
         }
+        Py_XDECREF(spare);
+        Py_DECREF((PyObject *)pooled);
     }
     Py_XDECREF(key);
     PyErr_Clear();
@@ -251,11 +258,39 @@ static PyObject *Done_next(PyObject *object) {
     PyObject *value = self->value;
     if (value == Py_None) return NULL;
     self->value = NULL;
-    PyErr_SetObject(value ? PyExc_StopIteration : PyExc_RuntimeError, value);
-    if (!value) PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+    if (value) PyErr_SetObject(PyExc_StopIteration, value);
+    else PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
     Py_XDECREF(value);
     return NULL;
 }
+
+static PyObject *Done_send(PyObject *self, PyObject *Py_UNUSED(value)) {
+    bool is_none = ((DoneObject *)self)->value == Py_None;
+    if (is_none) PyErr_SetNone(PyExc_StopIteration);
+    return is_none ? NULL : Done_next(self);
+}
+
+static PyObject *Done_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
+    Py_CLEAR(((DoneObject *)self)->value);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Done_throw(PyObject *self, PyObject *args) {
+    PyObject *kind, *value = NULL, *traceback;
+    if (!PyArg_ParseTuple(args, "O|OO", &kind, &value, &traceback)) return NULL;
+    if (!((DoneObject *)self)->value) return Done_next(self);
+    Py_CLEAR(((DoneObject *)self)->value);
+    PyErr_SetObject(PyExceptionInstance_Check(kind) ? (PyObject *)Py_TYPE(kind) : kind,
+                    PyExceptionInstance_Check(kind) ? kind : value);
+    return NULL;
+}
+
+static PyMethodDef done_methods[] = {
+    {"send", Done_send, METH_O, "Goes on."},
+    {"throw", Done_throw, METH_VARARGS, "Raises."},
+    {"close", Done_close, METH_NOARGS, "Ends it."},
+    {NULL, NULL, 0, NULL},
+};
 
 static int Done_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
@@ -281,6 +316,7 @@ static PyType_Slot done_slots[] = {
     {Py_am_await, PyObject_SelfIter},
     {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, Done_next},
+    {Py_tp_methods, done_methods},
     {Py_tp_doc, "An awaitable that is over."},
     {0, NULL},
 };
@@ -293,24 +329,25 @@ static PyType_Spec done_spec = {
 #define FIELD(type, name) {#name, T_OBJECT, offsetof(type, name), 0, NULL}
 #define HIDDEN(type, name) {"_" #name, T_OBJECT, offsetof(type, name), 0, NULL}
 static PyMemberDef pooled_members[] = {
-    FIELD(PooledObject, stream), FIELD(PooledObject, handle),    FIELD(PooledObject, device),
-    FIELD(PooledObject, freed),  FIELD(PooledObject, lent),      FIELD(PooledObject, alarm),
-    FIELD(PooledObject, holder), FIELD(PooledObject, handed_to), FIELD(PooledObject, wait_list),
-    FIELD(PooledObject, record), FIELD(PooledObject, key),       FIELD(PooledObject, spares),
-    {NULL, 0, 0, 0, NULL},
+    FIELD(PooledObject, stream), FIELD(PooledObject, handle), FIELD(PooledObject, lent),
+    FIELD(PooledObject, alarm),  FIELD(PooledObject, holder), FIELD(PooledObject, record),
+    FIELD(PooledObject, key),    FIELD(PooledObject, spares), {NULL, 0, 0, 0, NULL},
 };
+/* The first ones are set by `_bind`, and Python does not see them, because a subclass of users
+ * might have attributes of these names. */
+enum { UNSEEN = 6 };
 static PyMemberDef pool_members[] = {
+    HIDDEN(PoolObject, futures),
+    HIDDEN(PoolObject, driver),
+    HIDDEN(PoolObject, observers),
+    HIDDEN(PoolObject, loop),
+    HIDDEN(PoolObject, running_loop),
+    HIDDEN(PoolObject, current_task),
     HIDDEN(PoolObject, idle),
     HIDDEN(PoolObject, lent),
     HIDDEN(PoolObject, dropped),
     HIDDEN(PoolObject, busy),
-    HIDDEN(PoolObject, futures),
-    HIDDEN(PoolObject, loop),
     HIDDEN(PoolObject, healthy_since),
-    HIDDEN(PoolObject, driver),
-    HIDDEN(PoolObject, observers),
-    HIDDEN(PoolObject, running_loop),
-    HIDDEN(PoolObject, current_task),
     {"_at_once", T_INT, offsetof(PoolObject, at_once), 0, NULL},
     {"_closed", T_BOOL, offsetof(PoolObject, closed), 0, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -367,7 +404,26 @@ static PyObject *Pooled_lend_again(PyObject *self, PyObject *Py_UNUSED(unused)) 
 }
 
 static PyObject *Pooled_keep(PyObject *self, PyObject *stream) {
-    return keep((PooledObject *)self, stream) ? Py_NewRef(Py_None) : NULL;
+    PyObject *spare = new_spare((PooledObject *)self, stream);
+    bool is_kept = spare && keep((PooledObject *)self, spare);
+    Py_XDECREF(spare);
+    return is_kept ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *Pool_bind(PyObject *object, PyObject *args) {
+    PoolObject *self = (PoolObject *)object;
+    PyObject *given[UNSEEN];
+    int has_own_release;
+    if (!PyArg_ParseTuple(args, "OOO(OOO)p", &given[0], &given[1], &given[2], &given[3], &given[4],
+                          &given[5], &has_own_release))
+        return NULL;
+    for (int i = 0; i < UNSEEN; i++) {
+        PyObject **field = field_of(object, &pool_members[i]), *old = *field;
+        *field = Py_NewRef(given[i]);
+        Py_XDECREF(old);
+    }
+    self->has_own_release = (char)has_own_release;
+    Py_RETURN_NONE;
 }
 
 static PyObject *Pool_give(PyObject *self, PyObject *stream) {
@@ -379,13 +435,16 @@ static PyObject *Pool_give(PyObject *self, PyObject *stream) {
 static int Lease_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *pool;
     if (!PyArg_ParseTuple(args, "O", &pool)) return -1;
+    PyObject *old = ((LeaseObject *)self)->pool;
     ((LeaseObject *)self)->pool = Py_NewRef(pool);
+    Py_XDECREF(old);
     return 0;
 }
 
 /* The first await of it, if a stream is free. NULL: it is not, or this is not the first. */
 static PyObject *await_at_once(LeaseObject *self, bool keeps) {
-    PyObject *lent = is_set(self->acquiring) ? NULL : take_or_none((PoolObject *)self->pool);
+    if (is_set(self->acquiring) || !is_set(self->pool)) return NULL;
+    PyObject *lent = take((PoolObject *)self->pool);
     PyObject *done = lent ? new_done(lent) : NULL;
     PyErr_Clear();
     if (done) {
@@ -414,7 +473,8 @@ static PyObject *Lease_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
 static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     LeaseObject *self = (LeaseObject *)object;
     PyObject *kind = count ? args[0] : Py_None;
-    if (is_set(self->lent) && !give((PoolObject *)self->pool, self->lent, self->is_done))
+    PoolObject *pool = (PoolObject *)self->pool;
+    if (is_set(self->lent) && (pool->has_own_release || !give(pool, self->lent, self->is_done)))
         return PyObject_CallMethod(object, "_leave", "O", kind);
     Py_CLEAR(self->lent);
     return new_done(Py_None);
@@ -427,6 +487,8 @@ static PyMethodDef pooled_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMethodDef pool_methods[] = {
+    {"_bind", Pool_bind, METH_VARARGS,
+     "Sets what these steps need of Python, which differs with the loop."},
     {"_give", Pool_give, METH_O,
      "Takes a lent Stream back in one step. False if that takes more, and nothing was done."},
     {NULL, NULL, 0, NULL},
@@ -438,15 +500,17 @@ static PyMethodDef lease_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-#define SLOTS(type, name)                                                                          \
+#define SLOTS(type, name, members)                                                                 \
     {Py_tp_dealloc, type##_dealloc}, {Py_tp_traverse, type##_traverse},                            \
-        {Py_tp_clear, type##_clear}, {Py_tp_members, name##_members}, {                            \
+        {Py_tp_clear, type##_clear}, {Py_tp_members, members}, {                                   \
         Py_tp_methods, name##_methods                                                              \
     }
-static PyType_Slot pooled_slots[] = {SLOTS(Pooled, pooled), {0, NULL}};
-static PyType_Slot pool_slots[] = {SLOTS(Pool, pool), {0, NULL}};
-static PyType_Slot lease_slots[] = {
-    SLOTS(Lease, lease), {Py_tp_init, Lease_init}, {Py_am_await, Lease_await}, {0, NULL}};
+static PyType_Slot pooled_slots[] = {SLOTS(Pooled, pooled, pooled_members), {0, NULL}};
+static PyType_Slot pool_slots[] = {SLOTS(Pool, pool, pool_members + UNSEEN), {0, NULL}};
+static PyType_Slot lease_slots[] = {SLOTS(Lease, lease, lease_members),
+                                    {Py_tp_init, Lease_init},
+                                    {Py_am_await, Lease_await},
+                                    {0, NULL}};
 enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC };
 static PyType_Spec pooled_spec = {"aiostream._native.Pooled", sizeof(PooledObject), 0, FLAGS,
                                   pooled_slots};

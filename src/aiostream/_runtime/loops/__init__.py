@@ -69,6 +69,10 @@ _KINDS: tuple[LoopKind, ...] = (on_trio, on_asyncio)
 _modules = sys.modules
 _running_loop = asyncio._get_running_loop
 _latest = on_asyncio.latest
+# Until Python 3.12 it is written in Python, in which an interrupt may come, and it reads this dict.
+_current_task: Any = asyncio.current_task
+if sys.version_info < (3, 12):
+    _current_task = vars(asyncio.tasks)["_current_tasks"].get
 
 
 def current_bridge() -> Bridge:
@@ -102,7 +106,7 @@ def asks_asyncio(bridge: Bridge) -> tuple[Any, Any, Any]:
     asyncio's functions that return the loop and the task.
     """
     loop = bridge.loop if isinstance(bridge, on_asyncio.AsyncioBridge) else None
-    return loop, _running_loop, asyncio.current_task
+    return loop, _running_loop, _current_task
 
 
 def is_dead(future: Any) -> bool:
