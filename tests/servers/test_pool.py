@@ -254,7 +254,8 @@ class Counting(StreamPool):
 
 async def test_each_return_calls_the_release_of_a_subclass() -> None:
     async with Counting(1) as pool:
-        pool._loop = pool._futures = None  # type: ignore[attr-defined]
+        for name in ("_loop", "_futures"):
+            setattr(pool, name, None)
         for _ in range(3):
             async with pool.stream():
                 pass
@@ -298,12 +299,12 @@ async def test_a_finalizer_that_uses_the_pool_while_it_lends(act: str) -> None:
     thresholds = gc.get_threshold()
     gc.collect()
     gc.disable()
-    acquiring = pool.acquire()
-    Owner()
-    gc.set_threshold(1, 1, 1)
-    gc.enable()
     try:
         with anyio.move_on_after(0.05):
+            acquiring = pool.acquire()
+            Owner()
+            gc.set_threshold(1, 1, 1)
+            gc.enable()
             taken.append(await acquiring)
     except StreamClosedError:
         assert pool.closed
