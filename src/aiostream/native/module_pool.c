@@ -38,7 +38,7 @@ typedef struct {
     PyObject *loop; /* a weak reference to the loop of asyncio that uses the pool, or None */
     PyObject *healthy_since;
     PyObject *driver, *observers, *running_loop, *current_task; /* of Python, constant */
-    int at_once; /* how many loans took no turn, modulo TURNS_AFTER */
+    int at_once; /* how many loans took no turn, modulo TURNS_AFTER; or -1 */
     char closed;
     char has_own_release; /* a subclass has another `release`, and each return is to call it */
 } PoolObject;
@@ -184,7 +184,7 @@ static PyObject *take(PoolObject *self) {
     Py_ssize_t free = holder && PyList_Check(self->idle) ? PyList_Size(self->idle) : 0;
     PyObject *lent = NULL;
     if (free && is_usual(self) && !PyDict_Size(self->observers) && is_healthy(self) &&
-        self->at_once + 1 < TURNS_AFTER) {
+        self->at_once >= 0 && self->at_once + 1 < TURNS_AFTER) {
         PooledObject *pooled = (PooledObject *)PyList_GetItem(self->idle, free - 1);
         lent = lend_again(pooled);
         if (lent && PyDict_SetItem(self->lent, pooled->key, (PyObject *)pooled) < 0) Py_CLEAR(lent);
