@@ -68,18 +68,16 @@ class Busy:
 
     def take_unreported(self) -> list[Pooled]:
         """Takes out the unreported streams. The caller looks at each of them."""
-        try:
-            # Cleared before the look. What the janitor notes after the look sets it again.
-            self.has_unreported = False
-            # The janitor may set an item to None during this, but adds and removes none, so the
-            # iteration does not fail.
-            found = [pooled for pooled, entry in self._returns.items() if entry is None]
-            for pooled in found:
-                del self._returns[pooled]
-            return found
-        except BaseException:  # an interrupt
-            self.has_unreported = True
-            raise
+        # The janitor may set an item to None during this, but adds and removes none, so the
+        # iteration does not fail.
+        found = [pooled for pooled, entry in self._returns.items() if entry is None]
+        for pooled in found:
+            del self._returns[pooled]
+        # Only now, because an interrupt may come before. What the janitor has noted since then
+        # sets it again.
+        self.has_unreported = False
+        self.has_unreported |= None in self._returns.values()
+        return found
 
     def take_all(self) -> list[Pooled]:
         """Takes out all streams."""
