@@ -238,7 +238,8 @@ def test_an_interrupt_in_a_c_function_leaves_no_stream_current(
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        asyncio.new_event_loop().run_until_complete(main())
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            loop.run_until_complete(main())
     finally:
         signal.signal(signal.SIGINT, handler)
 
