@@ -315,7 +315,7 @@ def test_lists_while_threads_begin_and_end_waits() -> None:
     threads = [threading.Thread(target=asyncio.run, args=(serve(),)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(500):
+    for _ in range(100):
         for entry in aiostream.pending():
             assert entry["stream"].startswith(("stream 'busy'", "event 0x"))
             assert entry["seconds"] < 60
