@@ -14,7 +14,7 @@ from aiostream import CaptureMode, Event, ExecutableGraph, Stream, StreamPool
 from support import LIMIT, PLAIN_LOOPS, chosen_seconds, run_together, settle, spin, succeed
 
 LOOPS = 4
-ROUNDS = int(30 * chosen_seconds(1))
+ROUNDS = int(15 * chosen_seconds(1))
 KINDS = [PLAIN_LOOPS[number % len(PLAIN_LOOPS)] for number in range(LOOPS)]
 
 
