@@ -89,7 +89,6 @@ class Pooled:
     holder: weakref.ref[Any] | None
     record: tuple[Any, ...]
     spares: list[tuple[Any, tuple[Any, ...]]]
-    key: int
     def lend_again(self) -> Any: ...
     def keep(self, stream: Any, /) -> None: ...
 

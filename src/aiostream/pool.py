@@ -402,6 +402,12 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         """
         if self._give(stream):
             return
+        self._take_back(stream)
+
+    _release = release
+
+    def _take_back(self, stream: Stream) -> None:
+        """Does what `release` does, if one native step is not enough."""
         # The id alone would not do. It may have been that of an object that has died, and is now
         # that of any other object.
         pooled = self._lent.get(id(stream))
@@ -430,8 +436,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # none of them calls the pool, so the loop has to.
         if self._busy.has_unreported:
             self._look_again_soon()
-
-    _release = release
 
     # ------------------------------------------------------------------------------------------ end
 
@@ -535,9 +539,11 @@ class _Lending(_native.Lease, checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     async def _leave(self, kind: object) -> None:
         # This comes before the release, so that a block that is left twice gives nothing back
         # twice.
-        lent, self._lent = self._lent, None
+        pool, lent, self._lent = self._pool, self._lent, None
+        release = type(pool).release
         try:
-            self._pool.release(lent)
+            # The native step has been tried, unless a subclass has a `release` of its own.
+            (StreamPool._take_back if release is StreamPool.release else release)(pool, lent)
         except ValueError:
             # The collector ends the block of a dead task so, and nothing may be raised there. The
             # pool has noticed before that the stream is gone.

@@ -196,7 +196,7 @@ async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool() ->
 
 @pytest.mark.parametrize("kept", ["object", "attribute", "weak reference", "operation"])
 async def test_nothing_of_one_task_reaches_the_next(kept: str) -> None:
-    """The pool lends an object again if nobody has kept it. Each task must find a new one."""
+    """The pool lends an object again if no task has kept it. Each task must find a new one."""
     async with StreamPool(1) as pool:
         found: list[Any] = []
         for turn in range(4):

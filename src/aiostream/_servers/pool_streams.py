@@ -57,10 +57,15 @@ class Pooled(_native.Pooled):
         lent: Stream | None = self.lend_again()
         if lent is None:
             lent = self.stream._borrowed_as(type(self.stream))
-            self.key, count = id(lent), len(lent.__dict__)
             references = weakref.ref(lent, on_drop), weakref.ref(lent, on_alarm)
-            self.record = (lent._handle, *references, self.key, count)
+            self.record = (lent._handle, *references, id(lent), len(lent.__dict__))
         return lent
+
+    @property
+    def key(self) -> int:
+        """The id of the object that was lent last."""
+        key: int = self.record[3]
+        return key
 
     def end_loan(self) -> None:
         """From now on no task holds the stream."""

@@ -51,6 +51,7 @@ int operate_as_is(struct handle *, handle_operation, void *argument);
 /* --- completions --- */
 
 int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
+int do_stream_query(struct handle *, void *unused);    /* another one */
 /* keeps the GIL, unless this destroys the driver's object */
 void unpin_from_python(struct handle *);
 /* Makes a stream's context current for a call of Python: 0, or a driver code. */

@@ -336,7 +336,7 @@ static PyObject *operate_from_python(PyObject *object, handle_operation operatio
     return PyLong_FromLong(result);
 }
 
-static int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
+int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
     int refusal = capture_refusal(handle_value(handle));
     return refusal ? refusal : driver.stream_query(handle_value(handle));
 }

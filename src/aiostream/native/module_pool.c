@@ -22,7 +22,6 @@ typedef struct {
     PyObject *stream, *handle;       /* the pool's own Stream, and its Handle */
     PyObject *lent, *alarm, *holder; /* of the loan: see Pooled */
     PyObject *record; /* a tuple, see RECORD_HANDLE, of the Stream that was lent last */
-    PyObject *key;    /* its id */
     PyObject *spares; /* a list of Streams that were given back, each a tuple with its record */
 } PooledObject;
 
@@ -118,10 +117,9 @@ static PyObject *lend_again(PooledObject *pooled) {
         if (is_bare(spare, record) && handle_is_open(as_handle(pooled->handle)) &&
             PyObject_SetAttr(spare, source_name, pooled->stream) == 0 &&
             handle_reopen(as_handle(PyTuple_GetItem(record, RECORD_HANDLE)))) {
-            PyObject *old[] = {pooled->record, pooled->key};
+            PyObject *old = pooled->record;
             pooled->record = Py_NewRef(record);
-            pooled->key = Py_NewRef(recorded(pooled, RECORD_KEY));
-            for (int k = 0; k < 2; k++) Py_XDECREF(old[k]);
+            Py_XDECREF(old);
             return take_spare(pooled, i);
         }
         PyErr_Clear();
@@ -187,7 +185,9 @@ static PyObject *take(PoolObject *self) {
         self->at_once >= 0 && self->at_once + 1 < TURNS_AFTER) {
         PooledObject *pooled = (PooledObject *)PyList_GetItem(self->idle, free - 1);
         lent = lend_again(pooled);
-        if (lent && PyDict_SetItem(self->lent, pooled->key, (PyObject *)pooled) < 0) Py_CLEAR(lent);
+        if (lent &&
+            PyDict_SetItem(self->lent, recorded(pooled, RECORD_KEY), (PyObject *)pooled) < 0)
+            Py_CLEAR(lent);
         if (lent) {
             set_loan(pooled, recorded(pooled, RECORD_LENT), recorded(pooled, RECORD_ALARM),
                      Py_NewRef(holder));
@@ -200,17 +200,12 @@ static PyObject *take(PoolObject *self) {
     return lent;
 }
 
-static int do_query(struct handle *handle, void *Py_UNUSED(unused)) {
-    int refusal = do_capture_refusal(handle, NULL);
-    return refusal ? refusal : driver.stream_query(handle_value(handle));
-}
-
 static bool is_idle(struct handle *handle, bool is_done) {
     if (handle_is_used(handle)) return false;
     if (is_done) return true;
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = operate(handle, do_query, NULL);
+    status = operate(handle, do_stream_query, NULL);
     Py_END_ALLOW_THREADS
     return status == CUDA_SUCCESS;
 }
@@ -221,14 +216,14 @@ static bool give(PoolObject *self, PyObject *stream, bool is_done) {
     PooledObject *pooled =
         key && self->lent ? (PooledObject *)PyDict_GetItem(self->lent, key) : NULL;
     bool gave = false;
-    if (pooled && is_at(pooled->lent, stream) && PyList_Check(self->idle)) {
+    if (pooled && is_at(pooled->lent, stream) && PyList_Check(self->idle) && is_usual(self)) {
         Py_INCREF((PyObject *)pooled);
         PyObject *spare = new_spare(pooled, stream);
         /* The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
          * stream, because a thread could otherwise begin a use that the pool has not seen. */
         struct handle *handle = as_handle(recorded(pooled, RECORD_HANDLE));
         handle_close(handle);
-        /* is_usual comes behind all that may run Python, in this thread or in another. */
+        /* is_usual once more, behind all that may run Python, in this thread or in another. */
         gave = spare && !handle_is_used(handle) && is_idle(as_handle(pooled->handle), is_done) &&
                is_usual(self) && is_at(pooled->lent, stream) &&
                PyObject_SetAttr(stream, source_name, Py_None) == 0 && keep(pooled, spare) &&
@@ -331,7 +326,7 @@ static PyType_Spec done_spec = {
 static PyMemberDef pooled_members[] = {
     FIELD(PooledObject, stream), FIELD(PooledObject, handle), FIELD(PooledObject, lent),
     FIELD(PooledObject, alarm),  FIELD(PooledObject, holder), FIELD(PooledObject, record),
-    FIELD(PooledObject, key),    FIELD(PooledObject, spares), {NULL, 0, 0, 0, NULL},
+    FIELD(PooledObject, spares), {NULL, 0, 0, 0, NULL},
 };
 /* The first ones are set by `_bind`, and Python does not see them, because a subclass of users
  * might have attributes of these names. */
