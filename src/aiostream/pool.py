@@ -210,7 +210,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...         print(pool.lent, pool.idle)
             1 1
         """
-        return _Lending(self)
+        lending: _Lending = self._lease(_Lending)
+        return lending
 
     async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Does `Stream.run(fn, *args, **kwargs)` on the next free stream. It is a whole request.
@@ -270,7 +271,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
         """
-        return _Lending(self)
+        lending: _Lending = self._lease(_Lending)
+        return lending
 
     async def _acquire(self) -> Stream:
         # A `Lease` comes here only if it cannot take a stream in one step (module_pool.c).
@@ -513,8 +515,18 @@ class _Lending(_native.Lease, checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     def _begin(self) -> Coroutine[Any, Any, Stream]:
         # Once, so that a block which is entered twice is refused.
         acquiring: Coroutine[Any, Any, Stream]
+        if self._acquiring is True:
+            self._acquiring = acquiring = self._answered()
+            if self._answer is None:  # it was awaited
+                acquiring.close()
         self._acquiring = acquiring = self._acquiring or self._pool._acquire()
         return acquiring
+
+    async def _answered(self) -> Stream:
+        """What one step has brought, if `send` and not an `await` asks for it."""
+        answer: Stream = self._answer
+        self._answer = None
+        return answer
 
     # The base class calls these three if it cannot take or give back a stream in one step.
 

@@ -104,6 +104,21 @@ class Stream(
         True
     """
 
+    # A pool looks at the size of `__dict__`. From then on, all that lies there would be read four
+    # times as slowly.
+    __slots__ = (
+        "_constants",
+        "_context",
+        "_handle",
+        "_label",
+        "_mode",
+        "_name",
+        "_operand",
+        "_owned",
+        "_source",
+        "_wait",
+    )
+
     _instead = "to_borrowed() gives a second object on the same stream"
     _or_else = ". To make it the current stream for a block, write `with stream.as_current():`"
     _destructor = "cuStreamDestroy"
@@ -176,6 +191,7 @@ class Stream(
     def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> Self:
         process.start()
         stream = cls.__new__(cls)
+        stream._label = None
         stream._init_fields(value, context, owned=owned, source=source)
         return stream
 

@@ -23,6 +23,7 @@ import pytest
 
 import aiostream
 from aiostream import (
+    CaptureMode,
     Context,
     Event,
     Stream,
@@ -253,8 +254,10 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool, observer: str
     before = statistics()
     with OBSERVERS[observer]():
         striker = strike(kind, name, number, cancels=cancels)
-    while Context.get_current() is not None:  # see "What is not promised" in docs/reliability.md
+    # For these two see "What is not promised" in docs/reliability.md.
+    while Context.get_current() is not None:
         driver_call("cuCtxPopCurrent")
+    aiostream.exchange_capture_mode(CaptureMode.GLOBAL)
 
     def ended() -> bool:
         now = statistics()

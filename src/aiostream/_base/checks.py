@@ -289,6 +289,8 @@ class NotCopied:
 class AsyncBlock:
     """Has an `async with` block. If you forget the `async`, the error says so."""
 
+    __slots__ = ()
+
     _block = ""  # what has it, if that is not the class
     _or_else = ""  # what else you may have meant by `with`
 

@@ -58,7 +58,7 @@ class Pooled(_native.Pooled):
         if lent is None:
             lent = self.stream._borrowed_as(type(self.stream))
             references = weakref.ref(lent, on_drop), weakref.ref(lent, on_alarm)
-            self.record = (lent._handle, *references, id(lent), len(lent.__dict__))
+            self.record = (lent._handle, *references, id(lent))
         return lent
 
     @property

@@ -7,8 +7,8 @@
  * - Both need that the pool is open and of one device, that no task waits for a stream, and that no
  *   stream was dropped or is unreported.
  * - A loan also needs a free stream with a Stream that no task has kept, a task of asyncio in the
- *   pool's loop, no observer, and no new fatal code. Each sixteenth loan is Python's, which asks
- *   whether the loop needs a turn.
+ *   pool's loop, no observer, and no new fatal code. The sixteenth loan since the loop had a turn
+ * is Python's, which asks whether the loop needs one.
  * - A return also needs that the stream's work is over.
  *
  * The Stream that a task gives back is a *spare*. It is lent again if no task has kept it, because
@@ -25,8 +25,8 @@ typedef struct {
     PyObject *spares; /* a list of Streams that were given back, each a tuple with its record */
 } PooledObject;
 
-/* What a record has: its Handle, two weak references, id and number of attributes. */
-enum { RECORD_HANDLE, RECORD_LENT, RECORD_ALARM, RECORD_KEY, RECORD_ATTRIBUTES };
+/* What a record has: its Handle, two weak references, and its id. */
+enum { RECORD_HANDLE, RECORD_LENT, RECORD_ALARM, RECORD_KEY };
 /* Two, because the variable of a loop keeps the last Stream until it gets the next one. */
 enum { MOST_SPARES = 2 };
 
@@ -37,7 +37,9 @@ typedef struct {
     PyObject *loop; /* a weak reference to the loop of asyncio that uses the pool, or None */
     PyObject *healthy_since;
     PyObject *driver, *observers, *running_loop, *current_task; /* of Python, constant */
-    int at_once; /* how many loans took no turn, modulo TURNS_AFTER; or -1 */
+    int at_once;         /* how many loans took no turn, modulo TURNS_AFTER; or -1 */
+    uint64_t drains;     /* of the loop, when that was counted last */
+    struct queue *queue; /* of the loop */
     char closed;
     char has_own_release; /* a subclass has another `release`, and each return is to call it */
 } PoolObject;
@@ -45,18 +47,12 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *pool;
-    PyObject *acquiring; /* what is awaited, or was */
+    PyObject *acquiring; /* what is awaited, or was; True if it took one step */
     PyObject *lent;
-    char is_done; /* the stream's work was awaited */
+    PyObject *answer; /* what a step brought, until it is awaited; NULL: nothing */
+    char is_done;     /* the stream's work was awaited */
 } LeaseObject;
 
-/* An awaitable that is over. It costs less than a coroutine. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *value; /* NULL: it was awaited. That is allowed once, but with None more often. */
-} DoneObject;
-
-static PyTypeObject *done_type;
 static PyObject *count_references;
 /* names of attributes, made once */
 static PyObject *source_name, *unreported_name, *failure_name;
@@ -75,13 +71,12 @@ static PyObject *recorded(const PooledObject *pooled, int what) {
     return PyTuple_GetItem(pooled->record, what);
 }
 
-/* Whether a task has added nothing to a Stream: its weak references are the pool's two. */
-static bool is_bare(PyObject *stream, PyObject *record) {
+/* Whether a task has added nothing to a Stream: its weak references are the pool's two, and what is
+ * the Stream's own has slots. */
+static bool is_bare(PyObject *stream) {
     PyObject *count = PyObject_CallFunctionObjArgs(count_references, stream, NULL);
     PyObject *attributes = PyObject_GenericGetDict(stream, NULL);
-    bool is_so =
-        count && attributes && PyLong_AsLong(count) == 2 &&
-        PyDict_Size(attributes) == PyLong_AsLong(PyTuple_GetItem(record, RECORD_ATTRIBUTES));
+    bool is_so = count && attributes && PyLong_AsLong(count) == 2 && PyDict_Size(attributes) == 0;
     Py_XDECREF(count);
     Py_XDECREF(attributes);
     PyErr_Clear();
@@ -91,8 +86,7 @@ static bool is_bare(PyObject *stream, PyObject *record) {
 /* A Stream that was given back, with its record. None: a task has added something to it, and it is
  * not kept. */
 static PyObject *new_spare(PooledObject *pooled, PyObject *stream) {
-    return is_bare(stream, pooled->record) ? PyTuple_Pack(2, stream, pooled->record)
-                                           : Py_NewRef(Py_None);
+    return is_bare(stream) ? PyTuple_Pack(2, stream, pooled->record) : Py_NewRef(Py_None);
 }
 
 static bool keep(PooledObject *pooled, PyObject *spare) {
@@ -114,7 +108,7 @@ static PyObject *lend_again(PooledObject *pooled) {
         PyObject *entry = PyList_GetItem(pooled->spares, i);
         PyObject *spare = PyTuple_GetItem(entry, 0), *record = PyTuple_GetItem(entry, 1);
         if ((uint32_t)Py_REFCNT(spare) != 1) continue;
-        if (is_bare(spare, record) && handle_is_open(as_handle(pooled->handle)) &&
+        if (is_bare(spare) && handle_is_open(as_handle(pooled->handle)) &&
             PyObject_SetAttr(spare, source_name, pooled->stream) == 0 &&
             handle_reopen(as_handle(PyTuple_GetItem(record, RECORD_HANDLE)))) {
             PyObject *old = pooled->record;
@@ -173,6 +167,15 @@ static PyObject *task_here(const PoolObject *self) {
     return NULL;
 }
 
+/* Whether a task may get a stream without an await. What a drain brings needs a turn of the loop.
+ */
+static bool may_take_at_once(PoolObject *self) {
+    uint64_t drains = queue_drains(self->queue);
+    if (drains != self->drains && self->at_once > 0) self->at_once = 0;
+    self->drains = drains;
+    return self->at_once >= 0 && self->at_once + 1 < TURNS_AFTER;
+}
+
 /* NULL without an error: this way is not open, and nothing has changed. */
 static PyObject *take(PoolObject *self) {
     /* First, because the collector may run Python here. Behind it nothing does. */
@@ -182,7 +185,7 @@ static PyObject *take(PoolObject *self) {
     Py_ssize_t free = holder && PyList_Check(self->idle) ? PyList_Size(self->idle) : 0;
     PyObject *lent = NULL;
     if (free && is_usual(self) && !PyDict_Size(self->observers) && is_healthy(self) &&
-        self->at_once >= 0 && self->at_once + 1 < TURNS_AFTER) {
+        may_take_at_once(self)) {
         PooledObject *pooled = (PooledObject *)PyList_GetItem(self->idle, free - 1);
         lent = lend_again(pooled);
         if (lent &&
@@ -240,85 +243,6 @@ static bool give(PoolObject *self, PyObject *stream, bool is_done) {
     return gave;
 }
 
-/* --- Done --- */
-
-static PyObject *new_done(PyObject *value) {
-    DoneObject *self = (DoneObject *)PyType_GenericAlloc(done_type, 0);
-    if (self) self->value = Py_NewRef(value);
-    return (PyObject *)self;
-}
-
-static PyObject *Done_next(PyObject *object) {
-    DoneObject *self = (DoneObject *)object;
-    PyObject *value = self->value;
-    if (value == Py_None) return NULL;
-    self->value = NULL;
-    if (value) PyErr_SetObject(PyExc_StopIteration, value);
-    else PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
-    Py_XDECREF(value);
-    return NULL;
-}
-
-static PyObject *Done_send(PyObject *self, PyObject *Py_UNUSED(value)) {
-    bool is_none = ((DoneObject *)self)->value == Py_None;
-    if (is_none) PyErr_SetNone(PyExc_StopIteration);
-    return is_none ? NULL : Done_next(self);
-}
-
-static PyObject *Done_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    Py_CLEAR(((DoneObject *)self)->value);
-    Py_RETURN_NONE;
-}
-
-static PyObject *Done_throw(PyObject *self, PyObject *args) {
-    PyObject *kind, *value = NULL, *traceback;
-    if (!PyArg_ParseTuple(args, "O|OO", &kind, &value, &traceback)) return NULL;
-    if (!((DoneObject *)self)->value) return Done_next(self);
-    Py_CLEAR(((DoneObject *)self)->value);
-    PyErr_SetObject(PyExceptionInstance_Check(kind) ? (PyObject *)Py_TYPE(kind) : kind,
-                    PyExceptionInstance_Check(kind) ? kind : value);
-    return NULL;
-}
-
-static PyMethodDef done_methods[] = {
-    {"send", Done_send, METH_O, "Goes on."},
-    {"throw", Done_throw, METH_VARARGS, "Raises."},
-    {"close", Done_close, METH_NOARGS, "Ends it."},
-    {NULL, NULL, 0, NULL},
-};
-
-static int Done_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((DoneObject *)self)->value);
-    return 0;
-}
-
-static int Done_clear(PyObject *self) {
-    Py_CLEAR(((DoneObject *)self)->value);
-    return 0;
-}
-
-static void Done_dealloc(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    Done_clear(self);
-    free_object(self);
-}
-
-static PyType_Slot done_slots[] = {
-    {Py_tp_dealloc, Done_dealloc},
-    {Py_tp_traverse, Done_traverse},
-    {Py_tp_clear, Done_clear},
-    {Py_am_await, PyObject_SelfIter},
-    {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, Done_next},
-    {Py_tp_methods, done_methods},
-    {Py_tp_doc, "An awaitable that is over."},
-    {0, NULL},
-};
-static PyType_Spec done_spec = {
-    "aiostream._native.Done", sizeof(DoneObject), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, done_slots};
-
 /* --- objects that are fields of Python's --- */
 
 #define FIELD(type, name) {#name, T_OBJECT, offsetof(type, name), 0, NULL}
@@ -348,8 +272,11 @@ static PyMemberDef pool_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyMemberDef lease_members[] = {
-    HIDDEN(LeaseObject, pool), HIDDEN(LeaseObject, acquiring),
-    HIDDEN(LeaseObject, lent), {"is_done", T_BOOL, offsetof(LeaseObject, is_done), 0, NULL},
+    HIDDEN(LeaseObject, pool),
+    HIDDEN(LeaseObject, acquiring),
+    HIDDEN(LeaseObject, lent),
+    HIDDEN(LeaseObject, answer),
+    {"is_done", T_BOOL, offsetof(LeaseObject, is_done), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -408,10 +335,13 @@ static PyObject *Pooled_keep(PyObject *self, PyObject *stream) {
 static PyObject *Pool_bind(PyObject *object, PyObject *args) {
     PoolObject *self = (PoolObject *)object;
     PyObject *given[UNSEEN];
-    int has_own_release;
-    if (!PyArg_ParseTuple(args, "OOO(OOO)p", &given[0], &given[1], &given[2], &given[3], &given[4],
-                          &given[5], &has_own_release))
+    int queue_number, has_own_release;
+    if (!PyArg_ParseTuple(args, "OOO(OOO)ip", &given[0], &given[1], &given[2], &given[3], &given[4],
+                          &given[5], &queue_number, &has_own_release))
         return NULL;
+    struct queue *queue = as_queue(queue_number);
+    if (!queue) return NULL;
+    self->queue = queue;
     for (int i = 0; i < UNSEEN; i++) {
         PyObject **field = field_of(object, &pool_members[i]), *old = *field;
         *field = Py_NewRef(given[i]);
@@ -427,42 +357,51 @@ static PyObject *Pool_give(PyObject *self, PyObject *stream) {
 
 /* --- Lease --- */
 
-static int Lease_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *pool;
-    if (!PyArg_ParseTuple(args, "O", &pool)) return -1;
-    PyObject *old = ((LeaseObject *)self)->pool;
-    ((LeaseObject *)self)->pool = Py_NewRef(pool);
+/* _lease(type): costs less than a call of the type. */
+static PyObject *Pool_lease(PyObject *pool, PyObject *type) {
+    PyObject *lease = PyType_GenericAlloc((PyTypeObject *)type, 0);
+    if (lease) ((LeaseObject *)lease)->pool = Py_NewRef(pool);
+    return lease;
+}
+
+/* Takes the reference over. */
+static void set(PyObject **field, PyObject *value) {
+    PyObject *old = *field;
+    *field = value;
     Py_XDECREF(old);
-    return 0;
 }
 
-/* The first await of it, if a stream is free. NULL: it is not, or this is not the first. */
-static PyObject *await_at_once(LeaseObject *self, bool keeps) {
-    if (is_set(self->acquiring) || !is_set(self->pool)) return NULL;
+/* Gives it a stream, if one is free and this is its first use. */
+static bool take_at_once(LeaseObject *self) {
+    if (is_set(self->acquiring) || !is_set(self->pool)) return false;
     PyObject *lent = take((PoolObject *)self->pool);
-    PyObject *done = lent ? new_done(lent) : NULL;
-    PyErr_Clear();
-    if (done) {
-        Py_XDECREF(self->acquiring); /* None */
-        self->acquiring = Py_NewRef(done);
-    }
-    if (done && keeps) {
-        Py_XDECREF(self->lent);
-        self->lent = lent;
-    } else {
-        Py_XDECREF(lent);
-    }
-    return done;
+    if (!lent) return false;
+    set(&self->acquiring, Py_NewRef(Py_True));
+    set(&self->answer, lent);
+    return true;
 }
 
-static PyObject *Lease_await(PyObject *self) {
-    PyObject *done = await_at_once((LeaseObject *)self, false);
-    return done ? done : PyObject_CallMethod(self, "_await", NULL);
+/* A lease is what its steps return, and the iterator of that: the await is over at once. */
+static PyObject *Lease_await(PyObject *object) {
+    LeaseObject *self = (LeaseObject *)object;
+    if (self->answer || take_at_once(self)) return Py_NewRef(object);
+    return PyObject_CallMethod(object, "_await", NULL);
 }
 
-static PyObject *Lease_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    PyObject *done = await_at_once((LeaseObject *)self, true);
-    return done ? done : PyObject_CallMethod(self, "_enter", NULL);
+static PyObject *Lease_next(PyObject *object) {
+    PyObject *answer = ((LeaseObject *)object)->answer;
+    if (!answer) return PyObject_CallMethod(object, "send", "O", Py_None); /* a task of asyncio */
+    ((LeaseObject *)object)->answer = NULL;
+    if (answer != Py_None) PyErr_SetObject(PyExc_StopIteration, answer);
+    Py_DECREF(answer);
+    return NULL;
+}
+
+static PyObject *Lease_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    LeaseObject *self = (LeaseObject *)object;
+    if (!take_at_once(self)) return PyObject_CallMethod(object, "_enter", NULL);
+    set(&self->lent, Py_NewRef(self->answer));
+    return Py_NewRef(object);
 }
 
 static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -472,7 +411,8 @@ static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t
     if (is_set(self->lent) && (pool->has_own_release || !give(pool, self->lent, self->is_done)))
         return PyObject_CallMethod(object, "_leave", "O", kind);
     Py_CLEAR(self->lent);
-    return new_done(Py_None);
+    set(&self->answer, Py_NewRef(Py_None));
+    return Py_NewRef(object);
 }
 
 static PyMethodDef pooled_methods[] = {
@@ -484,6 +424,7 @@ static PyMethodDef pooled_methods[] = {
 static PyMethodDef pool_methods[] = {
     {"_bind", Pool_bind, METH_VARARGS,
      "Sets what these steps need of Python, which differs with the loop."},
+    {"_lease", Pool_lease, METH_O, "Makes a Lease of that type."},
     {"_give", Pool_give, METH_O,
      "Takes a lent Stream back in one step. False if that takes more, and nothing was done."},
     {NULL, NULL, 0, NULL},
@@ -503,8 +444,9 @@ static PyMethodDef lease_methods[] = {
 static PyType_Slot pooled_slots[] = {SLOTS(Pooled, pooled, pooled_members), {0, NULL}};
 static PyType_Slot pool_slots[] = {SLOTS(Pool, pool, pool_members + UNSEEN), {0, NULL}};
 static PyType_Slot lease_slots[] = {SLOTS(Lease, lease, lease_members),
-                                    {Py_tp_init, Lease_init},
                                     {Py_am_await, Lease_await},
+                                    {Py_tp_iter, PyObject_SelfIter},
+                                    {Py_tp_iternext, Lease_next},
                                     {0, NULL}};
 enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC };
 static PyType_Spec pooled_spec = {"aiostream._native.Pooled", sizeof(PooledObject), 0, FLAGS,
@@ -519,7 +461,7 @@ int add_pool_types(PyObject *module) {
     if (!count_references && weak)
         count_references = PyObject_GetAttrString(weak, "getweakrefcount");
     Py_XDECREF(weak);
-    if (!count_references || add_type(module, &done_type, &done_spec) < 0) return -1;
+    if (!count_references) return -1;
     if (!source_name) {
         source_name = PyUnicode_InternFromString("_source");
         unreported_name = PyUnicode_InternFromString("has_unreported");
