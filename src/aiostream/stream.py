@@ -104,20 +104,9 @@ class Stream(
         True
     """
 
-    # A pool looks at the size of `__dict__`. From then on, all that lies there would be read four
-    # times as slowly.
-    __slots__ = (
-        "_constants",
-        "_context",
-        "_handle",
-        "_label",
-        "_mode",
-        "_name",
-        "_operand",
-        "_owned",
-        "_source",
-        "_wait",
-    )
+    # A pool looks at `__dict__`, and from then on all that lies there is read four times as slowly.
+    __slots__ = ("_constants", "_context", "_handle", "_label", "_mode",
+                 "_name", "_operand", "_owned", "_source", "_wait")  # fmt: skip
 
     _instead = "to_borrowed() gives a second object on the same stream"
     _or_else = ". To make it the current stream for a block, write `with stream.as_current():`"
@@ -310,8 +299,7 @@ class Stream(
         if not self._handle.is_open:
             self._require_open()
         # A pool does this for each request, so this copies what it can instead of looking it up.
-        # Another thread may close the owner after the check. The new handle has it as its parent,
-        # so its first use then refuses, as every later one does.
+        # If another thread closes the owner now, the new handle, its child, refuses each use.
         borrowed = kind.__new__(kind)
         borrowed._context = self._context
         borrowed._owned = False
