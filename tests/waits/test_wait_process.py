@@ -24,11 +24,13 @@ def drive(coroutine: Any, bridge: Any) -> None:
     """Carries out a coroutine without asyncio's tasks, whose own callbacks an interrupt may
     lose.
     """
+    arrived = select.poll()  # select() refuses the high numbers of a process with many loops
+    arrived.register(bridge.descriptor, select.POLLIN)
     with contextlib.suppress(StopIteration):
         while True:
             future = coroutine.send(None)
             while future is not None and not future.done():
-                select.select([bridge.descriptor], [], [], 0.01)
+                arrived.poll(10)
                 bridge.drain()
 
 
