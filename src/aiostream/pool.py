@@ -25,6 +25,8 @@ __all__ = ["StreamPool"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_new_lease = _native.new_lease  # bound once, because each loan uses it
+
 
 class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedBlock):
     """A fixed number of streams for any number of tasks. One task at a time uses each stream.
@@ -210,7 +212,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...         print(pool.lent, pool.idle)
             1 1
         """
-        lending: _Lending = self._lease(_Lending)
+        lending: _Lending = _new_lease(self, _Lending)
         return lending
 
     async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -271,7 +273,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
         """
-        lending: _Lending = self._lease(_Lending)
+        lending: _Lending = _new_lease(self, _Lending)
         return lending
 
     async def _acquire(self) -> Stream:
@@ -515,18 +517,8 @@ class _Lending(_native.Lease, checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     def _begin(self) -> Coroutine[Any, Any, Stream]:
         # Once, so that a block which is entered twice is refused.
         acquiring: Coroutine[Any, Any, Stream]
-        if self._acquiring is True:
-            self._acquiring = acquiring = self._answered()
-            if self._answer is None:  # it was awaited
-                acquiring.close()
         self._acquiring = acquiring = self._acquiring or self._pool._acquire()
         return acquiring
-
-    async def _answered(self) -> Stream:
-        """What one step has brought, if `send` and not an `await` asks for it."""
-        answer: Stream = self._answer
-        self._answer = None
-        return answer
 
     # The base class calls these three if it cannot take or give back a stream in one step.
 

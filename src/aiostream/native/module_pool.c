@@ -8,7 +8,7 @@
  *   stream was dropped or is unreported.
  * - A loan also needs a free stream with a Stream that no task has kept, a task of asyncio in the
  *   pool's loop, no observer, and no new fatal code. The sixteenth loan since the loop had a turn
- * is Python's, which asks whether the loop needs one.
+ *   is Python's, which asks whether the loop needs one.
  * - A return also needs that the stream's work is over.
  *
  * The Stream that a task gives back is a *spare*. It is lent again if no task has kept it, because
@@ -47,11 +47,18 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *pool;
-    PyObject *acquiring; /* what is awaited, or was; True if it took one step */
+    PyObject *acquiring; /* what is awaited, or was */
     PyObject *lent;
-    PyObject *answer; /* what a step brought, until it is awaited; NULL: nothing */
-    char is_done;     /* the stream's work was awaited */
+    char is_done; /* the stream's work was awaited */
 } LeaseObject;
+
+/* An awaitable that is over. It costs less than a coroutine. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *value; /* NULL: it was awaited. That is allowed once, but with None more often. */
+} DoneObject;
+
+static PyTypeObject *done_type, *lease_type;
 
 static PyObject *count_references;
 /* names of attributes, made once */
@@ -272,13 +279,11 @@ static PyMemberDef pool_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyMemberDef lease_members[] = {
-    HIDDEN(LeaseObject, pool),
-    HIDDEN(LeaseObject, acquiring),
-    HIDDEN(LeaseObject, lent),
-    HIDDEN(LeaseObject, answer),
-    {"is_done", T_BOOL, offsetof(LeaseObject, is_done), 0, NULL},
+    HIDDEN(LeaseObject, pool), HIDDEN(LeaseObject, acquiring),
+    HIDDEN(LeaseObject, lent), {"is_done", T_BOOL, offsetof(LeaseObject, is_done), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
+static const PyMemberDef done_members[] = {HIDDEN(DoneObject, value), {NULL, 0, 0, 0, NULL}};
 
 /* The objects of these types are a head, some fields of objects, and others. */
 static PyObject **field_of(PyObject *self, const PyMemberDef *member) {
@@ -355,53 +360,92 @@ static PyObject *Pool_give(PyObject *self, PyObject *stream) {
     return PyBool_FromLong(give((PoolObject *)self, stream, false));
 }
 
-/* --- Lease --- */
+/* --- Done --- */
 
-/* _lease(type): costs less than a call of the type. */
-static PyObject *Pool_lease(PyObject *pool, PyObject *type) {
-    PyObject *lease = PyType_GenericAlloc((PyTypeObject *)type, 0);
-    if (lease) ((LeaseObject *)lease)->pool = Py_NewRef(pool);
-    return lease;
+static PyObject *new_done(PyObject *value) {
+    DoneObject *self = (DoneObject *)PyType_GenericAlloc(done_type, 0);
+    if (self) self->value = Py_NewRef(value);
+    return (PyObject *)self;
 }
 
-/* Takes the reference over. */
-static void set(PyObject **field, PyObject *value) {
-    PyObject *old = *field;
-    *field = value;
-    Py_XDECREF(old);
-}
-
-/* Gives it a stream, if one is free and this is its first use. */
-static bool take_at_once(LeaseObject *self) {
-    if (is_set(self->acquiring) || !is_set(self->pool)) return false;
-    PyObject *lent = take((PoolObject *)self->pool);
-    if (!lent) return false;
-    set(&self->acquiring, Py_NewRef(Py_True));
-    set(&self->answer, lent);
-    return true;
-}
-
-/* A lease is what its steps return, and the iterator of that: the await is over at once. */
-static PyObject *Lease_await(PyObject *object) {
-    LeaseObject *self = (LeaseObject *)object;
-    if (self->answer || take_at_once(self)) return Py_NewRef(object);
-    return PyObject_CallMethod(object, "_await", NULL);
-}
-
-static PyObject *Lease_next(PyObject *object) {
-    PyObject *answer = ((LeaseObject *)object)->answer;
-    if (!answer) return PyObject_CallMethod(object, "send", "O", Py_None); /* a task of asyncio */
-    ((LeaseObject *)object)->answer = NULL;
-    if (answer != Py_None) PyErr_SetObject(PyExc_StopIteration, answer);
-    Py_DECREF(answer);
+static PyObject *Done_next(PyObject *object) {
+    DoneObject *self = (DoneObject *)object;
+    PyObject *value = self->value;
+    if (value == Py_None) return NULL;
+    self->value = NULL;
+    if (value) PyErr_SetObject(PyExc_StopIteration, value);
+    else PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+    Py_XDECREF(value);
     return NULL;
 }
 
-static PyObject *Lease_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    LeaseObject *self = (LeaseObject *)object;
-    if (!take_at_once(self)) return PyObject_CallMethod(object, "_enter", NULL);
-    set(&self->lent, Py_NewRef(self->answer));
-    return Py_NewRef(object);
+static PyObject *Done_send(PyObject *self, PyObject *Py_UNUSED(value)) {
+    Done_next(self);
+    if (!PyErr_Occurred()) PyErr_SetNone(PyExc_StopIteration);
+    return NULL;
+}
+
+static PyObject *Done_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
+    Py_CLEAR(((DoneObject *)self)->value);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Done_throw(PyObject *self, PyObject *args) {
+    PyObject *kind, *value = NULL, *traceback;
+    if (!PyArg_ParseTuple(args, "O|OO", &kind, &value, &traceback)) return NULL;
+    if (!((DoneObject *)self)->value) return Done_next(self);
+    Py_CLEAR(((DoneObject *)self)->value);
+    PyErr_SetObject(PyExceptionInstance_Check(kind) ? (PyObject *)Py_TYPE(kind) : kind,
+                    PyExceptionInstance_Check(kind) ? kind : value);
+    return NULL;
+}
+
+static int Done_traverse(PyObject *self, visitproc visit, void *arg) {
+    return traverse(self, done_members, visit, arg);
+}
+static int Done_clear(PyObject *self) { return clear(self, done_members); }
+static void Done_dealloc(PyObject *self) { dealloc(self, done_members); }
+
+/* --- Lease --- */
+
+/* new_lease(pool, type): costs less than a call of the type. */
+static PyObject *native_new_lease(PyObject *Py_UNUSED(module), PyObject *const *args,
+                                  Py_ssize_t count) {
+    PyTypeObject *type = count == 2 && PyType_Check(args[1]) ? (PyTypeObject *)args[1] : NULL;
+    if (!type || !PyType_IsSubtype(type, lease_type))
+        return PyErr_Format(PyExc_TypeError, "a pool and a type of leases are needed");
+    PyObject *lease = PyType_GenericAlloc(type, 0);
+    if (lease) ((LeaseObject *)lease)->pool = Py_NewRef(args[0]);
+    return lease;
+}
+
+/* The first await of it, if a stream is free. NULL: it is not, or this is not the first. */
+static PyObject *await_at_once(LeaseObject *self, bool keeps) {
+    if (is_set(self->acquiring) || !is_set(self->pool)) return NULL;
+    PyObject *lent = take((PoolObject *)self->pool);
+    PyObject *done = lent ? new_done(lent) : NULL;
+    PyErr_Clear();
+    if (done) {
+        Py_XDECREF(self->acquiring); /* None */
+        self->acquiring = Py_NewRef(done);
+    }
+    if (done && keeps) {
+        Py_XDECREF(self->lent);
+        self->lent = lent;
+    } else {
+        Py_XDECREF(lent);
+    }
+    return done;
+}
+
+static PyObject *Lease_await(PyObject *self) {
+    PyObject *done = await_at_once((LeaseObject *)self, false);
+    return done ? done : PyObject_CallMethod(self, "_await", NULL);
+}
+
+static PyObject *Lease_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
+    PyObject *done = await_at_once((LeaseObject *)self, true);
+    return done ? done : PyObject_CallMethod(self, "_enter", NULL);
 }
 
 static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -411,8 +455,7 @@ static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t
     if (is_set(self->lent) && (pool->has_own_release || !give(pool, self->lent, self->is_done)))
         return PyObject_CallMethod(object, "_leave", "O", kind);
     Py_CLEAR(self->lent);
-    set(&self->answer, Py_NewRef(Py_None));
-    return Py_NewRef(object);
+    return new_done(Py_None);
 }
 
 static PyMethodDef pooled_methods[] = {
@@ -424,7 +467,6 @@ static PyMethodDef pooled_methods[] = {
 static PyMethodDef pool_methods[] = {
     {"_bind", Pool_bind, METH_VARARGS,
      "Sets what these steps need of Python, which differs with the loop."},
-    {"_lease", Pool_lease, METH_O, "Makes a Lease of that type."},
     {"_give", Pool_give, METH_O,
      "Takes a lent Stream back in one step. False if that takes more, and nothing was done."},
     {NULL, NULL, 0, NULL},
@@ -436,6 +478,18 @@ static PyMethodDef lease_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMethodDef done_methods[] = {
+    {"send", Done_send, METH_O, "Goes on."},
+    {"throw", Done_throw, METH_VARARGS, "Raises."},
+    {"close", Done_close, METH_NOARGS, "Ends it."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMethodDef pool_functions[] = {
+    {"new_lease", (PyCFunction)(void (*)(void))native_new_lease, METH_FASTCALL,
+     "Makes a Lease of a pool."},
+    {NULL, NULL, 0, NULL},
+};
+
 #define SLOTS(type, name, members)                                                                 \
     {Py_tp_dealloc, type##_dealloc}, {Py_tp_traverse, type##_traverse},                            \
         {Py_tp_clear, type##_clear}, {Py_tp_members, members}, {                                   \
@@ -443,20 +497,25 @@ static PyMethodDef lease_methods[] = {
     }
 static PyType_Slot pooled_slots[] = {SLOTS(Pooled, pooled, pooled_members), {0, NULL}};
 static PyType_Slot pool_slots[] = {SLOTS(Pool, pool, pool_members + UNSEEN), {0, NULL}};
-static PyType_Slot lease_slots[] = {SLOTS(Lease, lease, lease_members),
-                                    {Py_am_await, Lease_await},
-                                    {Py_tp_iter, PyObject_SelfIter},
-                                    {Py_tp_iternext, Lease_next},
-                                    {0, NULL}};
+static PyType_Slot lease_slots[] = {
+    SLOTS(Lease, lease, lease_members), {Py_am_await, Lease_await}, {0, NULL}};
+static PyType_Slot done_slots[] = {
+    {Py_tp_dealloc, Done_dealloc},    {Py_tp_traverse, Done_traverse},
+    {Py_tp_clear, Done_clear},        {Py_tp_methods, done_methods},
+    {Py_am_await, PyObject_SelfIter}, {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, Done_next},      {0, NULL}};
 enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC };
 static PyType_Spec pooled_spec = {"aiostream._native.Pooled", sizeof(PooledObject), 0, FLAGS,
                                   pooled_slots};
 static PyType_Spec pool_spec = {"aiostream._native.Pool", sizeof(PoolObject), 0, FLAGS, pool_slots};
 static PyType_Spec lease_spec = {"aiostream._native.Lease", sizeof(LeaseObject), 0, FLAGS,
                                  lease_slots};
+static PyType_Spec done_spec = {
+    "aiostream._native.Done", sizeof(DoneObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, done_slots};
 
 int add_pool_types(PyObject *module) {
-    static PyTypeObject *pooled_type, *pool_type, *lease_type;
+    static PyTypeObject *pooled_type, *pool_type;
     PyObject *weak = PyImport_ImportModule("_weakref");
     if (!count_references && weak)
         count_references = PyObject_GetAttrString(weak, "getweakrefcount");
@@ -469,7 +528,8 @@ int add_pool_types(PyObject *module) {
     }
     return !failure_name || add_type(module, &pooled_type, &pooled_spec) < 0 ||
                    add_type(module, &pool_type, &pool_spec) < 0 ||
-                   add_type(module, &lease_type, &lease_spec) < 0
+                   add_type(module, &lease_type, &lease_spec) < 0 ||
+                   add_type(module, &done_type, &done_spec) < 0
                ? -1
-               : 0;
+               : PyModule_AddFunctions(module, pool_functions);
 }
