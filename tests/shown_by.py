@@ -160,7 +160,7 @@ RUST: dict[str, list[str]] = {
 BEYOND: dict[str, list[str]] = {
     "drain": ["service: drain_waits_for_everything"],
     "on_context_failed": [
-        "service: listeners_are_told_once",
+        "lost_context: listeners_are_told_once",
         "lost_context: fault_that_nobody_awaits_is_told_within_a_second",
     ],
     "Stream.torch, Stream.cupy, Stream.numba": [
