@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from aiostream import (
+    CaptureMode,
     CaptureStatus,
     CudaError,
+    Event,
     GraphDependencyType,
     GraphEdgeData,
     Stream,
@@ -38,6 +40,22 @@ class Owned:
 
     def call(self) -> None:
         """A host function."""
+
+
+@contextlib.contextmanager
+def in_anothers_capture(stream: Stream) -> Iterator[None]:
+    """Has the stream take part in the capture of another stream, which ends with the block."""
+    origin, forked, joined = Stream(), Event(), Event()
+    with origin.capture(CaptureMode.RELAXED) as capture:
+        forked.record(origin)
+        stream.wait_event(forked)
+        spin(stream, 0)
+        joined.record(stream)
+        yield
+        origin.wait_event(joined)
+    assert capture.graph is not None
+    for thing in (capture.graph, origin, forked, joined):
+        thing.close()
 
 
 def in_thread(function: Any, stream: Stream) -> Any:

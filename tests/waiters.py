@@ -7,6 +7,7 @@ fixture `default_prediction`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
@@ -17,7 +18,7 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import Event, Stream, WaitCounts, statistics
+from aiostream import Event, Stream, StreamPool, WaitCounts, statistics
 from internals import (
     EVENT_POLLS,
     POINTS_ARMED,
@@ -110,6 +111,24 @@ def end_lost_task(task: Any) -> None:
     """Ends the coroutine of a task whose loop is closed, as its collection would."""
     task.get_coro().close()
     task._log_destroy_pending = False  # asyncio would write to stderr that the task never ended
+
+
+def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
+    """A loop that is not running, the only stream, which a task of it has, and another task that
+    waits for it.
+    """
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while pool.waiting == 0:
+        loop.run_until_complete(asyncio.sleep(0))
+    return loop, lent, waiter
+
+
+async def use_once(pool: StreamPool) -> None:
+    """Gets a stream of the pool, and awaits it."""
+    async with pool.stream() as stream:
+        await stream.synchronize_async()
 
 
 def take_spare_records(stream: Stream) -> list[Any]:

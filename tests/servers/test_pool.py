@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import weakref
@@ -11,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+import aiostream
 from aiostream import (
     CaptureStatus,
     PoolFullError,
@@ -21,13 +21,7 @@ from aiostream import (
     statistics,
 )
 from support import STRATEGIES, Gate, spin
-from waiters import end_lost_task
-
-
-async def together(*functions: Any) -> None:
-    async with anyio.create_task_group() as group:
-        for function in functions:
-            group.start_soon(function)
+from waiters import until
 
 
 async def test_streams_come_back_and_the_last_one_is_lent_again() -> None:
@@ -52,127 +46,23 @@ async def test_streams_come_back_and_the_last_one_is_lent_again() -> None:
     assert "closed" in repr(pool)
 
 
-async def test_no_two_tasks_have_one_stream() -> None:
-    import anyio
-
-    active = peak = 0
-    pool = StreamPool(2)
-    order: list[int] = []
-
-    def task(number: int) -> Any:
-        async def run() -> None:
-            nonlocal active, peak
-            async with pool.stream() as stream:
-                order.append(number)
-                active += 1
-                peak = max(peak, active)
-                await anyio.lowlevel.checkpoint()
-                await stream.synchronize_async()
-                active -= 1
-
-        return run
-
-    await together(*(task(number) for number in range(20)))
-    assert peak == 2
-    assert sorted(order) == list(range(20))
-    assert pool.idle == 2
-    await pool.aclose()
-
-
-async def test_waiting_tasks_are_served_in_order() -> None:
-    import anyio
-
-    pool, order = StreamPool(1), []
-    held = await pool.acquire()
-
-    def waiter(number: int) -> Any:
-        async def run() -> None:
-            async with pool.stream():
-                order.append(number)
-
-        return run
-
-    async with anyio.create_task_group() as group:
-        for number in range(5):
-            group.start_soon(waiter(number))
-            while pool.waiting <= number:
-                await anyio.lowlevel.checkpoint()
-        pool.release(held)
-    assert order == [0, 1, 2, 3, 4]
-    pool.close()
-
-
 async def test_a_cancelled_waiter_takes_nothing() -> None:
-    import anyio
-
-    pool = StreamPool(1)
-    held = await pool.acquire()
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        await pool.acquire()
-    assert scope.cancelled_caught
-    with anyio.move_on_after(0.01) as scope:
-        await pool.acquire()
-    assert scope.cancelled_caught
-    pool.release(held)
-    assert pool.idle == 1
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        async with pool.stream():
-            await anyio.lowlevel.checkpoint()
-    assert pool.idle == 1
-    # Cancelled in the very turn in which a stream was handed over: it goes on to the next.
-    held = await pool.acquire()
-    got: list[Stream] = []
-
-    async def unlucky(scope: Any) -> None:
-        with scope:
-            stream = await pool.acquire()  # asyncio may be too late to cancel it
-            pool.release(stream)
-
-    async def lucky() -> None:
-        async with pool.stream() as stream:
-            got.append(stream)
-
-    async with anyio.create_task_group() as group:
-        scope = anyio.CancelScope()
-        group.start_soon(unlucky, scope)
-        while pool.waiting == 0:
-            await anyio.lowlevel.checkpoint()
-        group.start_soon(lucky)
-        while pool.waiting < 2:
-            await anyio.lowlevel.checkpoint()
+    async with StreamPool(1) as pool:
+        held = await pool.acquire()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await pool.acquire()
+        assert scope.cancelled_caught
+        with anyio.move_on_after(0.01) as scope:
+            await pool.acquire()
+        assert scope.cancelled_caught
         pool.release(held)
-        scope.cancel()
-    assert len(got) == 1
-    assert pool.idle == 1
-    pool.close()
-
-
-@pytest.mark.parametrize("end", ["release", "close"])
-def test_a_waiter_of_a_closed_loop_takes_nothing(end: str) -> None:
-    """The loop was closed before its task was cancelled. So the task's future cannot be settled."""
-    pool = StreamPool(1)
-    loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    for _ in range(3):
-        loop.run_until_complete(asyncio.sleep(0))
-    assert not waiter.done()
-    loop.close()
-    if end == "close":
-        pool.close()
-    pool.release(lent)
-    end_lost_task(waiter)
-    assert pool.idle == (1 if end == "release" else 0)
-    if end == "release":
-
-        async def use() -> None:
-            async with pool.stream() as stream:
-                await stream.synchronize_async()
-
-        asyncio.run(use())
-    pool.close()
+        assert pool.idle == 1
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            async with pool.stream():
+                await anyio.lowlevel.checkpoint()
+        assert pool.idle == 1
 
 
 async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool() -> None:
@@ -183,8 +73,9 @@ async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool() ->
         with pytest.raises(ValueError, match="given back before"):
             pool.release(stream)
         other = Stream()
-        with pytest.raises(ValueError, match="not lent"):
-            pool.release(other)
+        for never_lent in (other, None):
+            with pytest.raises(ValueError, match="was not lent"):
+                pool.release(never_lent)  # type: ignore[arg-type]
         other.close()
         async with pool.stream() as stream:
             with pytest.raises(ValueError, match="borrowed"):
@@ -198,49 +89,28 @@ async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool() ->
 async def test_nothing_of_one_task_reaches_the_next(kept: str) -> None:
     """The pool lends an object again if no task has kept it. Each task must find a new one."""
     async with StreamPool(1) as pool:
-        found: list[Any] = []
-        for turn in range(4):
-            async with pool.stream() as stream:
-                assert not hasattr(stream, "of_the_first")
-                if turn == 0:
-                    found.append(
-                        {"object": stream, "weak reference": weakref.ref(stream)}.get(kept)
-                    )
-                    if kept == "operation":
-                        found.append(stream.synchronize_async())
-                    if kept == "attribute":
-                        stream.of_the_first = True  # type: ignore[attr-defined]
-                else:
-                    assert stream is not found[0]
-                assert stream.query()
+        async with pool.stream() as stream:
+            found: Any = {
+                "object": lambda stream: stream,
+                "attribute": lambda stream: setattr(stream, "of_the_first", True),
+                "weak reference": weakref.ref,
+                "operation": Stream.synchronize_async,
+            }[kept](stream)
+        for _ in range(3):
             del stream
-            if turn and kept == "object":
-                assert found[0].closed
+            async with pool.stream() as stream:
+                assert stream is not found
+                assert not hasattr(stream, "of_the_first")
+                assert stream.query()
+            if kept == "object":
+                assert found.closed
                 with pytest.raises(StreamClosedError):
-                    found[0].query()
+                    found.query()
         if kept == "weak reference":
-            assert found[0]() is None
+            assert found() is None
         if kept == "operation":
             with pytest.raises(StreamClosedError):
-                await found.pop()
-
-
-@pytest.mark.parametrize("lends", [1, 3])
-async def test_a_dropped_stream_comes_back_however_often_it_was_lent(lends: int) -> None:
-    pool = StreamPool(1)
-    for _ in range(lends):
-        async with pool.stream() as stream:
-            handle = stream.handle
-    del stream
-    kept = await pool.acquire()
-    with pytest.raises(PoolFullError):
-        pool.acquire_nowait()
-    del kept
-    gc.collect()
-    with anyio.fail_after(20):
-        async with pool.stream() as stream:
-            assert (stream.handle, pool.lent) == (handle, 1)
-    await pool.aclose()
+                await found
 
 
 class Counting(StreamPool):
@@ -265,8 +135,10 @@ async def test_each_return_calls_the_release_of_a_subclass() -> None:
 
 async def test_a_block_is_an_awaitable_like_a_coroutine() -> None:
     async with StreamPool(1) as pool:
-        async with pool.stream():
-            pass
+        lending = pool.stream()
+        async with lending:
+            with pytest.raises(RuntimeError, match="already awaited"):
+                await lending.__aenter__()
         for use in ("send", "throw"):
             acquiring = pool.acquire()
             pool.release(await acquiring)
@@ -338,28 +210,29 @@ async def test_aclose_awaits_the_work() -> None:
 
 
 async def test_closing_with_streams_lent_and_tasks_waiting() -> None:
-    import anyio
-
+    """A stream that is busy, and one that comes back busy, are destroyed too."""
     open_before = statistics().handles.open
-    pool, refused = StreamPool(2), []
-    first, second = await pool.acquire(), await pool.acquire()
+    pool = StreamPool(3)
 
     async def late() -> None:
-        try:
+        with pytest.raises(StreamClosedError, match=r"^the pool was closed$"):
             await pool.acquire()
-        except StreamClosedError as error:
-            refused.append(str(error))
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(late)
-        while pool.waiting == 0:
-            await anyio.lowlevel.checkpoint()
-        pool.close()
-    assert refused == ["the pool was closed"]
-    await first.synchronize_async()
-    pool.release(first)
-    pool.release(second)
-    assert statistics().handles.open == open_before
+    with Gate() as gate:
+        async with pool.stream() as stream:
+            gate.hold(stream)
+        first, second = await pool.acquire(), await pool.acquire()
+        async with anyio.create_task_group() as group:
+            group.start_soon(late)
+            await until(lambda: pool.waiting == 1)
+            pool.close()
+        await first.synchronize_async()
+        gate.hold(second)
+        pool.release(first)
+        pool.release(second)
+        assert statistics().handles.open == open_before
+        gate.open()
+        assert await aiostream.drain(20)
 
 
 async def test_an_error_of_the_body_wins() -> None:
@@ -370,12 +243,19 @@ async def test_an_error_of_the_body_wins() -> None:
     assert pool.closed
 
 
-def test_a_pool_has_a_size() -> None:
+def test_wrong_numbers_are_refused() -> None:
+    wrong: Any
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="at least one"):
             StreamPool(wrong)
-    pool = StreamPool(1, priority=0, non_blocking=False)
-    pool.close()
+    for wrong in (True, "3", 1.5):
+        with pytest.raises(TypeError, match="size is an int"):
+            StreamPool(wrong)
+        with pytest.raises(TypeError, match="max_waiting is an int"):
+            StreamPool(1, max_waiting=wrong)
+    with pytest.raises(ValueError, match="fewer than 0"):
+        StreamPool(1, max_waiting=-1)
+    StreamPool(1, priority=0, non_blocking=False).close()
 
 
 # ----------------------------------------------------------------------------- what its waits learn

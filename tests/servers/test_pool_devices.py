@@ -11,7 +11,7 @@ import pytest
 import internals
 from aiostream import ContextFailedError, Device, Stream, StreamPool
 from support import Gate, recover, spin, succeed
-from waiters import until
+from waiters import until, use_once
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,7 @@ async def test_waiting_task_gets_the_first_free_stream_of_any_device() -> None:
 
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
 async def test_lost_context_wakes_waiting_tasks_and_names_the_devices(breakable: Any) -> None:
+    """Also while the task that has the streams waits for something else."""
     pool, errors = StreamPool(2, devices=[0, 1]), []
     held = [await pool.acquire() for _ in range(2)]
     assert not internals.alarms()
@@ -105,17 +106,23 @@ async def test_lost_context_wakes_waiting_tasks_and_names_the_devices(breakable:
         errors.append(seen.value)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wait)
-        await until(lambda: pool.waiting == 1)
+        for _ in range(3):
+            tasks.start_soon(wait)
+        await until(lambda: pool.waiting == 3)
         assert len(internals.alarms()) == 2, "one for each context"
         breakable.break_context(700)
-    assert len(errors) == 1
+    assert len({id(error) for error in errors}) == 3
+    assert {error.code for error in errors} == {700}
     await until(lambda: not internals.alarms())
+    for refuse in (pool.acquire, pool.stream().__aenter__):
+        with pytest.raises(ContextFailedError):
+            await refuse()
+    with pytest.raises(ContextFailedError):
+        pool.acquire_nowait()
     for stream in held:
         pool.release(stream)
     recover()
-    async with pool.stream() as stream:
-        await stream.synchronize_async()
+    await use_once(pool)
     await pool.aclose()
 
 

@@ -8,7 +8,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,125 +30,77 @@ from aiostream import (
     drain,
     statistics,
 )
+from captures import in_anothers_capture
 from interrupts import at_line
 from support import Gate, settle, spin
-from waiters import drop_streams, end_lost_task, until
-
-
-def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
-    """A loop that is not running, the only stream, which a task of it has, and another task that
-    waits for it.
-    """
-    loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    while pool.waiting == 0:
-        loop.run_until_complete(asyncio.sleep(0))
-    return loop, lent, waiter
-
+from waiters import drop_streams, end_lost_task, until, use_once, waited_for
 
 # -------------------------------------------------------------------------------------- other loops
 
 
-def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
-    pool = StreamPool(2)
-
-    async def take() -> Stream:
-        task = asyncio.current_task()
-        assert task is not None
-        task.set_name("the holder")
-        tasks.append(task)
-        return await pool.acquire()
-
-    tasks: list[Any] = []
-    first = asyncio.new_event_loop()
-    stream = first.run_until_complete(take())
-
-    async def use() -> None:
-        async with pool.stream() as other:
-            await other.synchronize_async()
-
-    with pytest.raises(
-        RuntimeError, match="in use in another event loop: 1 streams are lent to 'the holder'"
-    ):
-        asyncio.run(use())
-    pool.release(stream)
-    asyncio.run(use())
-    first.run_until_complete(use())
-    first.close()
-    pool.close()
-
-
-@pytest.mark.parametrize("state", ["waiting", "handed over"])
-def test_another_loop_is_refused_while_a_task_waits(state: str) -> None:
-    """Also while a stream was handed to a task that has not run since, because its loop was
-    stopped.
-    """
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ("lent", "1 streams are lent to 'the holder', 0 tasks wait"),
+        ("waited for", "1 streams are lent, 1 tasks wait"),
+        # To a task that has not run since, because its loop was stopped.
+        ("handed over", "1 streams are lent, 0 tasks wait"),
+    ],
+)
+def test_another_loop_is_refused_while_the_pool_is_in_use(state: str, says: str) -> None:
     pool = StreamPool(1)
-    first, stream, waiter = waited_for(pool)
+    if state == "lent":
+        first, waiter = asyncio.new_event_loop(), None
+        holder = first.create_task(pool.acquire(), name="the holder")
+        stream = first.run_until_complete(holder)
+    else:
+        first, stream, waiter = waited_for(pool)
     if state == "handed over":
         pool.release(stream)
-
-    async def use() -> None:
-        async with pool.stream() as other:
-            await other.synchronize_async()
-
-    with pytest.raises(RuntimeError, match="in use in another event loop"):
-        asyncio.run(use())
-    if state == "waiting":
+    with pytest.raises(RuntimeError, match=f"in use in another event loop: {says}"):
+        asyncio.run(use_once(pool))
+    if state != "handed over":
         pool.release(stream)
-    pool.release(first.run_until_complete(waiter))
-    asyncio.run(use())
+    if waiter is not None:
+        pool.release(first.run_until_complete(waiter))
+    asyncio.run(use_once(pool))
+    first.run_until_complete(use_once(pool))
     first.close()
     pool.close()
 
 
-def test_stream_that_was_handed_to_a_task_of_a_dead_loop_comes_back() -> None:
-    """It was the task's turn, and its loop was closed before the task could run."""
-    pool = StreamPool(1)
-    loop, lent, waiter = waited_for(pool)
-    pool.release(lent)
-    assert (pool.idle, pool.waiting) == (0, 0)
-    loop.close()
-
-    async def use() -> None:
-        async with pool.stream() as stream:
-            await stream.synchronize_async()
-        assert pool.idle == 1
-
-    asyncio.run(use())
-    end_lost_task(waiter)  # as when it is collected: it must not give the stream back a second time
-    assert pool.idle == 1
-    pool.close()
-
-
-def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
-    pool = StreamPool(1)
-    loop, lent, waiter = waited_for(pool)
-    loop.close()
-    end_lost_task(waiter)
-    pool.release(lent)
-    pool.close()
-    assert settle(lambda: not internals.alarms())
-
-
-def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
-    """The task that waits is kept too.
-
-    The loop's queue is closed nevertheless, and the watcher stops reading the context's health.
+@pytest.mark.parametrize("is_handed_over", [False, True])
+@pytest.mark.parametrize("end", ["release", "close"])
+def test_loop_that_dies_with_a_task_that_waits(end: str, is_handed_over: bool) -> None:
+    """The loop was closed before the task was cancelled, or before it could run although it was its
+    turn. Its queue is closed, and the watcher stops reading the context's health, although the pool
+    and the task are kept.
     """
-    pool = StreamPool(1)
+    before, pool = statistics().handles.open, StreamPool(1)
+    asyncio.run(use_once(pool))
     descriptors = len(os.listdir("/proc/self/fd"))
     loop, lent, waiter = waited_for(pool)
     assert len(internals.alarms()) == 1
+    if is_handed_over:
+        pool.release(lent)
+        assert (pool.idle, pool.waiting) == (0, 0)
     loop.close()
     del loop
     gc.collect()
     assert settle(lambda: not internals.alarms())
     assert settle(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
     assert not waiter.done()
-    end_lost_task(waiter)
-    pool.release(lent)
+    if end == "close":
+        end_lost_task(waiter)
+        pool.close()
+    if not is_handed_over:
+        pool.release(lent)
+    if end == "close":
+        assert statistics().handles.open == before
+    else:
+        asyncio.run(use_once(pool))
+        end_lost_task(waiter)  # it must not give the stream back a second time
+        assert pool.idle == 1
     pool.close()
 
 
@@ -188,22 +140,8 @@ def test_look_of_a_former_loop_leaves_the_pool_alone() -> None:
 # ------------------------------------------------------------------------------ ends and interrupts
 
 
-async def test_closing_twice_at_once() -> None:
-    with Gate() as gate:
-        pool = StreamPool(2)
-        async with pool.stream() as stream:
-            gate.hold(stream)
-        async with anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(pool.aclose)
-            while not pool.closed:
-                await anyio.lowlevel.checkpoint()
-            tasks.start_soon(anyio.lowlevel.checkpoint)
-            gate.open()
-    assert pool.closed
-
-
 async def test_waiting_tasks_fail_when_closing_begins() -> None:
+    """Here it begins twice at once."""
     told = anyio.Event()
     with Gate() as gate:
         pool = StreamPool(2)
@@ -219,9 +157,11 @@ async def test_waiting_tasks_fail_when_closing_begins() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await until(lambda: pool.waiting == 1)
-            tasks.start_soon(pool.aclose)
+            for _ in range(2):
+                tasks.start_soon(pool.aclose)
             await told.wait()
             gate.open()
+        assert pool.closed
         pool.release(held)
 
 
@@ -256,30 +196,23 @@ def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
     return len(lines) >= line
 
 
-@contextlib.contextmanager
-def in_anothers_capture(stream: Stream) -> Iterator[None]:
-    """Has the stream take part in the capture of another stream."""
-    origin, forked, joined = Stream(), Event(), Event()
-    with origin.capture(CaptureMode.RELAXED) as capture:
-        forked.record(origin)
-        stream.wait_event(forked)
-        joined.record(stream)
-        yield
-        origin.wait_event(joined)
-    assert capture.graph is not None
-    for thing in (capture.graph, origin, forked, joined):
-        thing.close()
+def at_each_line(at: Callable[[int], Coroutine[Any, Any, bool]], least: int = 10) -> None:
+    """Runs it with 1, 2, 3 and so on, until it says that the code has no more lines."""
+    line = 1
+    while asyncio.run(at(line)):
+        line += 1
+    assert line > least
 
 
-@pytest.mark.parametrize("what", ["lend", "lend unreported", "return", "return busy"])
+@pytest.mark.parametrize(
+    "what", ["lend", "lend at once", "lend unreported", "return", "return busy"]
+)
 def test_interrupted_pool_loses_no_stream(what: str) -> None:
     """A KeyboardInterrupt at any line of lending or returning: the stream is found again."""
 
     async def at(line: int) -> bool:
-        gate = Gate()
-        pool = StreamPool(1)
-        lent: list[Stream] = []
-        if what != "lend":
+        gate, pool, lent = Gate(), StreamPool(1), list[Stream]()
+        if not what.startswith("lend") or what == "lend unreported":
             lent.append(pool.acquire_nowait())
         if what == "lend unreported":
             with in_anothers_capture(lent[0]):  # so no event can say when it is free
@@ -299,17 +232,17 @@ def test_interrupted_pool_loses_no_stream(what: str) -> None:
         for stream in lent:
             with contextlib.suppress(ValueError):
                 pool.release(stream)
+        if what == "lend at once":
+            with contextlib.suppress(PoolFullError):
+                pool.release(pool.acquire_nowait())
+            pool.release(pool.acquire_nowait())
         async with asyncio.timeout(20):
-            async with pool.stream() as stream:
-                await stream.synchronize_async()
+            await use_once(pool)
             await pool.aclose()
             await drain()
         return struck
 
-    line = 1
-    while asyncio.run(at(line)):
-        line += 1
-    assert line > (2 if what == "return" else 10)  # that is one step of native code
+    at_each_line(at, 2 if what == "return" else 10)  # that is one step of native code
 
 
 def test_interrupt_between_two_steps_of_handing_over_loses_nothing() -> None:
@@ -318,61 +251,32 @@ def test_interrupt_between_two_steps_of_handing_over_loses_nothing() -> None:
     async def at(line: int) -> bool:
         pool = StreamPool(1)
         held = pool.acquire_nowait()
-        waiter = asyncio.create_task(pool.acquire())
+        waiters = {asyncio.create_task(pool.acquire())}
         while pool.waiting == 0:
             await asyncio.sleep(0)
         struck = interrupted_at(line, lambda: pool.release(held))
         with contextlib.suppress(ValueError):
             pool.release(held)
-        second = asyncio.create_task(pool.acquire())
-        done, pending = await asyncio.wait(
-            [waiter, second], timeout=20, return_when="FIRST_COMPLETED"
-        )
-        assert done, f"nobody got the stream after an interrupt at line {line}"
-        while done or pending:
+        waiters.add(asyncio.create_task(pool.acquire()))
+        while waiters:
+            done, waiters = await asyncio.wait(waiters, timeout=20, return_when="FIRST_COMPLETED")
+            assert done, f"a task did not get the stream after an interrupt at line {line}"
             for task in done:
                 pool.release(task.result())
-            if not pending:
-                break
-            done, pending = await asyncio.wait(pending, timeout=20, return_when="FIRST_COMPLETED")
-            assert done, f"the other did not get the stream after an interrupt at line {line}"
         await pool.aclose()
         return struck
 
-    line = 1
-    while asyncio.run(at(line)):
-        line += 1
-    assert line > 10
-
-
-def test_acquire_nowait_finds_a_lost_stream() -> None:
-    async def lose() -> None:
-        pool = StreamPool(1)
-        line = 1
-        while interrupted_at(line, lambda: pool.release(pool.acquire_nowait())):
-            with contextlib.suppress(PoolFullError):
-                pool.release(pool.acquire_nowait())
-            line += 1
-            if pool.lent:
-                break  # interrupted when all was done: it is lent, and its caller has lost it
-        assert line > 10
-        pool.close()
-
-    asyncio.run(lose())
+    at_each_line(at)
 
 
 async def test_pool_may_change_while_another_thread_reads_its_numbers() -> None:
     """As a scrape of the metrics does. Here the change comes between any two steps of the read."""
 
-    async def use() -> None:
-        async with pool.stream() as stream:
-            await stream.synchronize_async()
-
     async def changes_at(number: int) -> bool:
         held = await pool.acquire()
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
-                tasks.start_soon(use)
+                tasks.start_soon(use_once, pool)
             await until(lambda: pool.waiting == 3)
             # It goes to the first task that waits.
             with at_line(number, lambda: pool.release(held), *POOL) as lines:
@@ -391,51 +295,48 @@ async def test_pool_may_change_while_another_thread_reads_its_numbers() -> None:
         assert number > 10
 
 
-async def test_pool_takes_back_a_stream_that_a_task_has_dropped() -> None:
-    async with StreamPool(1) as pool:
-        for _ in range(3):
-            stream = await pool.acquire()
-            handle = stream.handle
-            del stream
-            gc.collect()
-            with anyio.fail_after(20):
-                stream = await pool.acquire()
-            assert stream.handle == handle
-            pool.release(stream)
-        assert (pool.idle, pool.lent) == (1, 0)
-
-
-async def test_dropped_stream_waits_for_its_work() -> None:
+@pytest.mark.parametrize("lends", [1, 3])
+@pytest.mark.parametrize("where", ["here", "in a thread"])
+async def test_dropped_stream_waits_for_its_work(where: str, lends: int) -> None:
+    """However often it was lent. The pool has not looked at it yet, so it may be busy."""
     with Gate() as gate:
-        async with StreamPool(1) as pool:
-            stream = await pool.acquire()
-            gate.hold(stream)
+        async with StreamPool(2) as pool:
+            for _ in range(lends):
+                async with pool.stream() as stream:
+                    handle = stream.handle
+            kept, held = [pool.acquire_nowait()], pool.acquire_nowait()
+            gate.hold(kept[0])
             del stream
-            gc.collect()
+            assert (pool.idle, pool.busy, pool.lent) == (0, 0, 2)
+            await drop_streams(kept, where)
+            assert (pool.idle, pool.busy, pool.lent) == (0, 1, 1)
+            assert "0 idle, 1 busy, 1 lent to '" in repr(pool)
             with pytest.raises(PoolFullError):
                 pool.acquire_nowait()
-            assert (pool.lent, pool.busy) == (0, 1)
             gate.open()
-            async with pool.stream() as stream:
-                assert stream.query()
+            with anyio.fail_after(20):
+                async with pool.stream() as stream:
+                    assert (stream.handle, stream.query()) == (handle, True)
+            pool.release(held)
+            assert (pool.idle, pool.busy, pool.lent) == (2, 0, 0)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 @pytest.mark.parametrize("where", ["here", "in a thread"])
 async def test_dropped_stream_goes_to_a_task_that_waits_already(where: str, busy: bool) -> None:
+    """And from it, when it drops the stream too, to the next."""
     with Gate() as gate:
         async with StreamPool(1) as pool:
             kept = [await pool.acquire()]
             if busy:
                 gate.hold(kept[0])
 
-            async def hold() -> None:
-                async with pool.stream() as stream:
-                    assert stream.query()
+            async def drop() -> None:
+                assert (await pool.acquire()).query()
 
             async with anyio.create_task_group() as group:
                 for _ in range(3):
-                    group.start_soon(hold)
+                    group.start_soon(drop)
                 await until(lambda: pool.waiting == 3)
                 await drop_streams(kept, where)
                 if busy:
@@ -443,63 +344,30 @@ async def test_dropped_stream_goes_to_a_task_that_waits_already(where: str, busy
                     assert pool.waiting == 3
                     gate.open()
                 with anyio.fail_after(20):
-                    await until(lambda: pool.idle == 1)
+                    await until(lambda: pool.waiting == 0)
+            gc.collect()
+            async with pool.stream():
+                assert (pool.lent, pool.waiting) == (1, 0)
 
 
-async def test_each_of_several_drops_wakes_the_next_task() -> None:
-    async with StreamPool(1) as pool:
-        kept = [await pool.acquire()]
-
-        async def drop() -> None:
-            await pool.acquire()
-
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as group:
-                for _ in range(5):
-                    group.start_soon(drop)
-                await until(lambda: pool.waiting == 5)
-                kept.clear()
-                gc.collect()
-        async with pool.stream():
-            assert (pool.lent, pool.waiting) == (1, 0)
-
-
-def test_dropped_stream_does_not_keep_the_pool_for_its_loop() -> None:
-    pool = StreamPool(1)
-
-    async def drop() -> None:
-        await pool.acquire()
-
-    async def use() -> None:
-        async with pool.stream() as stream:
-            await stream.synchronize_async()
-
-    asyncio.run(drop())
-    gc.collect()
-    asyncio.run(use())
-    pool.close()
-
-
-async def test_pool_that_is_closed_destroys_a_dropped_stream() -> None:
+@pytest.mark.parametrize("end", ["close", "aclose"])
+async def test_pool_that_is_closed_destroys_a_dropped_stream(end: str) -> None:
+    """`aclose` awaits its work."""
+    done: list[int] = []
     before = statistics().handles.open
     pool = StreamPool(2)
-    stream = await pool.acquire()
-    del stream
-    gc.collect()
-    pool.close()
-    assert statistics().handles.open == before
-
-
-async def test_aclose_awaits_the_work_of_a_dropped_stream() -> None:
-    done: list[int] = []
-    pool = StreamPool(1)
     stream = await pool.acquire()
     spin(stream, 0.02)
     stream.launch_host_func(done.append, 1)
     del stream
     gc.collect()
-    await pool.aclose()
-    assert (done, pool.lent) == ([1], 0)
+    if end == "aclose":
+        await pool.aclose()
+        assert done == [1]
+    else:
+        pool.close()
+        assert await drain(20)
+    assert (pool.lent, statistics().handles.open) == (0, before)
 
 
 @pytest.mark.parametrize("where", ["here", "in a thread"])
@@ -550,17 +418,6 @@ async def test_stream_on_its_way_when_the_pool_closes_is_destroyed_when_it_is_dr
     assert settle(lambda: statistics().handles.open == before)
 
 
-def test_close_destroys_a_stream_on_its_way_to_a_task_of_a_dead_loop() -> None:
-    before = statistics().handles.open
-    pool = StreamPool(1)
-    loop, lent, waiter = waited_for(pool)
-    pool.release(lent)
-    loop.close()
-    pool.close()
-    assert statistics().handles.open == before
-    end_lost_task(waiter)
-
-
 def test_close_destroys_a_stream_that_an_interrupt_has_lost() -> None:
     """At each line of lending: the stream is in none of the pool's lists."""
     before = statistics().handles.open
@@ -573,10 +430,7 @@ def test_close_destroys_a_stream_that_an_interrupt_has_lost() -> None:
         assert settle(lambda: statistics().handles.open == before), line
         return struck
 
-    line = 1
-    while asyncio.run(at(line)):
-        line += 1
-    assert line > 10
+    at_each_line(at)
 
 
 @pytest.mark.parametrize("first", ["completion_future", "enqueue_async"])

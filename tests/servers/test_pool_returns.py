@@ -23,8 +23,9 @@ from aiostream import (
     drain,
     statistics,
 )
-from support import Gate, recover, settle, spin
-from waiters import drop_streams, until
+from captures import in_anothers_capture
+from support import PLAIN_LOOPS, Gate, recover, settle, spin
+from waiters import until, use_once, waited_for
 
 
 async def give_up_on_held_work(pool: StreamPool, gate: Gate) -> None:
@@ -52,7 +53,9 @@ async def test_stream_is_free_again_when_its_work_is_done() -> None:
             for _ in range(3):
                 async with pool.stream() as other:
                     assert other.handle != handle
+            assert not await drain(0)
             gate.open()
+            assert await drain(20)
             await until(lambda: pool.idle == 2)
             assert pool.busy == 0
 
@@ -101,33 +104,6 @@ async def test_stream_is_free_when_a_thread_has_ended_that_a_cancelled_request_h
         await until(lambda: (pool.idle, pool.busy) == (1, 0))
 
 
-async def test_drain_awaits_work_of_earlier_tasks() -> None:
-    with Gate() as gate:
-        async with StreamPool(1) as pool:
-            async with pool.stream() as stream:
-                gate.hold(stream)
-            assert not await drain(0)
-            gate.open()
-            assert await drain(20)
-            await until(lambda: pool.idle == 1)
-
-
-async def test_busy_stream_of_a_closed_pool_is_destroyed() -> None:
-    open_before = statistics().handles.open
-    with Gate() as gate:
-        pool = StreamPool(2)
-        stream = await pool.acquire()
-        gate.hold(stream)
-        pool.release(stream)
-        lent = await pool.acquire()
-        gate.hold(lent)
-        pool.close()
-        pool.release(lent)
-        assert statistics().handles.open == open_before
-        gate.open()
-        assert await drain(20)
-
-
 async def test_pool_is_collected_while_a_stream_is_busy() -> None:
     open_before = statistics().handles.open
     with Gate() as gate:
@@ -141,16 +117,21 @@ async def test_pool_is_collected_while_a_stream_is_busy() -> None:
         await until(lambda: statistics().handles.open == open_before)
 
 
-def test_stream_that_came_back_without_a_loop_is_free_when_its_work_is_done() -> None:
+@pytest.mark.parametrize("end", ["in its loop", "without a loop"])
+def test_loop_that_ends_leaves_its_busy_streams_to_the_next(end: str) -> None:
     with Gate() as gate:
         pool = StreamPool(1)
 
         async def take() -> Stream:
             stream = await pool.acquire()
             gate.hold(stream)
+            if end == "in its loop":
+                pool.release(stream)
             return stream
 
-        pool.release(asyncio.run(take()))
+        stream = asyncio.run(take())
+        if end == "without a loop":
+            pool.release(stream)
         assert (pool.idle, pool.busy) == (0, 1)
 
         async def use() -> None:
@@ -160,25 +141,6 @@ def test_stream_that_came_back_without_a_loop_is_free_when_its_work_is_done() ->
             async with pool.stream() as stream:
                 assert stream.query()
             assert pool.idle == 1
-            pool.close()
-
-        asyncio.run(use())
-
-
-def test_loop_that_ends_leaves_its_busy_streams_to_the_next() -> None:
-    with Gate() as gate:
-        pool = StreamPool(1)
-
-        async def leave() -> None:
-            async with pool.stream() as stream:
-                gate.hold(stream)
-
-        asyncio.run(leave())
-        gate.open()
-
-        async def use() -> None:
-            async with pool.stream() as stream:
-                assert stream.query()
             await pool.aclose()
 
         asyncio.run(use())
@@ -188,12 +150,8 @@ def test_loop_that_ends_leaves_its_busy_streams_to_the_next() -> None:
 def test_stream_that_came_back_between_two_runs_of_its_loop_goes_to_a_waiting_task() -> None:
     with Gate() as gate:
         pool = StreamPool(1)
-        loop = asyncio.new_event_loop()
-        held = loop.run_until_complete(pool.acquire())
+        loop, held, waiter = waited_for(pool)
         gate.hold(held)
-        waiter = loop.create_task(pool.acquire())
-        while pool.waiting == 0:
-            loop.run_until_complete(asyncio.sleep(0))
         pool.release(held)
         gate.open()
         pool.release(loop.run_until_complete(asyncio.wait_for(waiter, 20)))
@@ -202,36 +160,12 @@ def test_stream_that_came_back_between_two_runs_of_its_loop_goes_to_a_waiting_ta
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_waiting_task_gets_a_stream_after_a_refused_event(breakable: Any) -> None:
-    """No event says that the work is done, so the pool queries the stream again."""
-    with Gate() as gate:
-        async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
-            held = await pool.acquire()
-            gate.hold(held)
-            served: list[int] = []
-
-            async def wait() -> None:
-                async with pool.stream() as stream:
-                    served.append(stream.query())
-
-            tasks.start_soon(wait)
-            await until(lambda: pool.waiting == 1)
-            for nth in range(1, 4):
-                breakable.fail("cuEventRecordWithFlags", 2, nth=nth)
-            pool.release(held)
-            gate.open()
-            await until(lambda: bool(served))
-            assert served == [True]
-            breakable.clear_faults()
-
-
-@pytest.mark.simulator_only("a GPU refuses nothing on command")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_event_that_cannot_be_queried_fails_no_task_in_a_healthy_context(
-    breakable: Any,
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
+@pytest.mark.parametrize(("call", "times"), [("cuEventRecordWithFlags", 3), ("cuEventQuery", 1)])
+async def test_waiting_task_gets_a_stream_after_a_refused_event(
+    breakable: Any, call: str, times: int, loop_kind: str
 ) -> None:
-    """The pool queries the stream instead, and uses it when its work is done."""
+    """No event says that the work is done, so the pool queries the stream again."""
     with Gate() as gate:
         async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
             served: list[bool] = []
@@ -244,29 +178,25 @@ async def test_event_that_cannot_be_queried_fails_no_task_in_a_healthy_context(
                 gate.hold(held)
                 tasks.start_soon(wait)
                 await until(lambda: pool.waiting == 1)
-                breakable.fail("cuEventQuery", 2)
-            polls = statistics().waits.polls
-            await until(lambda: statistics().waits.polls > polls + 3)
+                for nth in range(1, times + 1):
+                    breakable.fail(call, 2, nth=nth)
+            if call == "cuEventQuery":
+                polls = statistics().waits.polls
+                await until(lambda: statistics().waits.polls > polls + 3)
             assert not served
             gate.open()
             await until(lambda: bool(served))
             assert served == [True]
+            breakable.clear_faults()
 
 
 # --------------------------------------------------------------------------------------- full pools
 
 
-async def test_stream_is_lent_at_once_or_refused() -> None:
-    async with StreamPool(1) as pool:
-        stream = pool.acquire_nowait()
-        with pytest.raises(PoolFullError, match="of 1 streams 1 are lent"):
-            pool.acquire_nowait()
-        pool.release(stream)
-        assert pool.idle == 1
-
-
 async def test_numbers_while_a_stream_goes_from_one_task_to_the_next() -> None:
-    """It counts as lent, although the next task has not run yet, and so has no name here."""
+    """It counts as lent, although the next task has not run yet, and so has no name here. And
+    `acquire_nowait` does not overtake that task.
+    """
     pool = StreamPool(2)
     first, second = pool.acquire_nowait(), pool.acquire_nowait()
 
@@ -289,60 +219,6 @@ async def test_numbers_while_a_stream_goes_from_one_task_to_the_next() -> None:
     pool.close()
 
 
-def test_another_loop_hears_of_a_stream_on_its_way() -> None:
-    pool = StreamPool(1)
-    loop = asyncio.new_event_loop()
-    held = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    while not pool.waiting:
-        loop.run_until_complete(asyncio.sleep(0))
-    pool.release(held)
-
-    async def use() -> None:
-        await pool.acquire()
-
-    with pytest.raises(RuntimeError, match="1 streams are lent, 0 tasks wait"):
-        asyncio.run(use())
-    pool.release(loop.run_until_complete(waiter))
-    loop.close()
-    pool.close()
-
-
-@pytest.mark.parametrize("where", ["here", "in a thread"])
-async def test_dropped_stream_is_not_lent_any_more(where: str) -> None:
-    """The pool has not looked at it yet, so it may be busy."""
-    pool = StreamPool(2)
-    kept, held = [pool.acquire_nowait()], pool.acquire_nowait()
-    assert (pool.idle, pool.busy, pool.lent) == (0, 0, 2)
-
-    await drop_streams(kept, where)
-    assert (pool.idle, pool.busy, pool.lent) == (0, 1, 1)
-    assert "0 idle, 1 busy, 1 lent to '" in repr(pool)
-    pool.release(held)
-    assert (pool.idle, pool.busy, pool.lent) == (1, 1, 0)
-    pool.release(pool.acquire_nowait())
-    assert (pool.idle, pool.busy, pool.lent) == (2, 0, 0)
-    pool.close()
-
-
-async def test_acquire_nowait_does_not_overtake_waiting_tasks() -> None:
-    pool, got = StreamPool(1), []
-
-    async def wait() -> None:
-        async with pool.stream():
-            got.append(1)
-
-    held = pool.acquire_nowait()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wait)
-        await until(lambda: pool.waiting == 1)
-        pool.release(held)
-        with pytest.raises(PoolFullError):
-            pool.acquire_nowait()
-    assert got == [1]
-    pool.close()
-
-
 @pytest.mark.parametrize("most", [0, 2])
 async def test_max_waiting_limits_the_waiting_tasks(most: int) -> None:
     async with StreamPool(1, max_waiting=most) as pool, anyio.create_task_group() as tasks:
@@ -361,27 +237,6 @@ async def test_max_waiting_limits_the_waiting_tasks(most: int) -> None:
     assert pool.waiting == 0
 
 
-async def test_cancelled_waiter_leaves_its_place_at_once() -> None:
-    """Also before its task has run."""
-    async with (
-        StreamPool(1, max_waiting=1) as pool,
-        anyio.create_task_group() as tasks,
-        pool.stream(),
-    ):
-        scope = anyio.CancelScope()
-
-        async def wait(scope: anyio.CancelScope) -> None:
-            with scope:
-                await pool.acquire()
-
-        tasks.start_soon(wait, scope)
-        await until(lambda: pool.waiting == 1)
-        scope.cancel()
-        for _ in range(3):
-            await anyio.lowlevel.checkpoint()
-        assert pool.waiting == 0
-
-
 async def test_error_and_repr_name_the_tasks_that_hold_streams() -> None:
     pool = StreamPool(1, max_waiting=0)
 
@@ -397,27 +252,6 @@ async def test_error_and_repr_name_the_tasks_that_hold_streams() -> None:
         tasks.start_soon(hold, name="the holder")
     assert "1 idle, 0 busy, 0 lent, 0 waiting" in repr(pool)
     pool.close()
-
-
-def test_wrong_numbers_are_refused() -> None:
-    for wrong in (True, "3", 1.5):
-        with pytest.raises(TypeError, match="size is an int"):
-            StreamPool(wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="max_waiting is an int"):
-            StreamPool(1, max_waiting=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="fewer than 0"):
-        StreamPool(1, max_waiting=-1)
-
-
-async def test_each_block_calls_stream_again() -> None:
-    async with StreamPool(2) as pool:
-        lending = pool.stream()
-        async with lending:
-            with pytest.raises(RuntimeError, match="already awaited"):
-                await lending.__aenter__()
-        assert pool.idle == 2
-        with pytest.raises(ValueError, match="was not lent"):
-            pool.release(None)  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------------- captures
@@ -454,29 +288,20 @@ async def test_graph_into_which_a_user_has_captured_lives_on() -> None:
 @pytest.mark.parametrize("before", ["nothing", "a capture of its own"])
 async def test_stream_in_anothers_capture_is_lent_again_when_that_has_ended(before: str) -> None:
     """The capture is valid, and goes on."""
-    origin, forked, joined = Stream(), Event(), Event()
     async with StreamPool(1) as pool:
-        with origin.capture(CaptureMode.RELAXED) as capture:
-            forked.record(origin)
-            async with pool.stream() as stream:
-                if before != "nothing":
-                    stream.begin_capture(CaptureMode.RELAXED)
-                    stream.end_capture().close()
-                stream.wait_event(forked)
-                spin(stream, 0)
-                joined.record(stream)
-            origin.wait_event(joined)
+        stream = pool.acquire_nowait()
+        if before != "nothing":
+            stream.begin_capture(CaptureMode.RELAXED)
+            stream.end_capture().close()
+        with in_anothers_capture(stream):
+            pool.release(stream)
             assert (pool.idle, pool.busy) == (0, 1)
             with pytest.raises(PoolFullError):
                 pool.acquire_nowait()
-        assert capture.graph is not None
-        capture.graph.close()
         async with pool.stream() as stream:
             assert stream.capture_status() is CaptureStatus.NONE
             spin(stream, 0)
             await stream.synchronize_async()
-    for thing in (origin, forked, joined):
-        thing.close()
 
 
 async def test_task_waits_until_anothers_capture_has_ended() -> None:
@@ -507,36 +332,6 @@ async def test_task_waits_until_anothers_capture_has_ended() -> None:
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
-async def test_context_failure_wakes_all_waiting_tasks(breakable: Any) -> None:
-    """Also while the task that has the stream waits for something else."""
-    pool, errors = StreamPool(1), []
-
-    async def wait() -> None:
-        with pytest.raises(ContextFailedError) as caught:
-            await pool.acquire()
-        errors.append(caught.value)
-
-    held = await pool.acquire()
-    async with anyio.create_task_group() as tasks:
-        for _ in range(3):
-            tasks.start_soon(wait)
-        await until(lambda: pool.waiting == 3)
-        breakable.break_context(700)
-    assert len({id(error) for error in errors}) == 3
-    assert {error.code for error in errors} == {700}
-    for refuse in (pool.acquire, pool.stream().__aenter__):
-        with pytest.raises(ContextFailedError):
-            await refuse()
-    with pytest.raises(ContextFailedError):
-        pool.acquire_nowait()
-    pool.release(held)
-    recover()
-    async with pool.stream() as stream:
-        await stream.synchronize_async()
-    await pool.aclose()
-
-
-@pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
 async def test_pool_of_a_failed_context_ends_with_one_error(breakable: Any) -> None:
     pool = StreamPool(3)
     with Gate() as gate:
@@ -551,7 +346,7 @@ async def test_pool_of_a_failed_context_ends_with_one_error(breakable: Any) -> N
 
 
 @pytest.mark.cuda_leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
 async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: Any) -> None:
     pool = StreamPool(1)
@@ -585,5 +380,4 @@ async def test_idle_pool_asks_again_when_a_call_has_failed(breakable: Any) -> No
                 await pool.acquire()
         assert (pool.idle, pool.lent) == (1, 0)
         recover()
-        async with pool.stream() as stream:
-            await stream.synchronize_async()
+        await use_once(pool)

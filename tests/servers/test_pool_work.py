@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -15,9 +16,9 @@ import pytest
 
 from aiostream import PoolFullError, Stream, StreamPool
 from interrupts import PACKAGE
-from waiters import until
+from waiters import until, use_once
 
-FEW, MANY = 4, 200
+MANY = 200
 
 
 class Work:
@@ -58,22 +59,62 @@ async def waits_for_one(pool: StreamPool, held: list[Stream]) -> None:
         pool.release(held.pop(0))
 
 
-async def test_wait_looks_at_the_streams_that_were_lent_since_the_last_one() -> None:
+async def three_waits(size: int) -> int:
     """The tasks that wait are 0, 1, 0, 1: so it is in a pool whose last stream was just lent."""
+    async with StreamPool(size) as pool:
+        held = [pool.acquire_nowait() for _ in range(size)]
+        await waits_for_one(pool, held)
+        with counted() as work:
+            for _ in range(3):
+                await waits_for_one(pool, held)
+        for stream in held:
+            pool.release(stream)
+    return work.lines
 
-    async def work_of_three_waits(size: int) -> int:
-        async with StreamPool(size) as pool:
-            held = [pool.acquire_nowait() for _ in range(size)]
-            await waits_for_one(pool, held)
-            with counted() as work:
-                for _ in range(3):
-                    await waits_for_one(pool, held)
-            for stream in held:
-                pool.release(stream)
-        return work.lines
 
-    few, many = await work_of_three_waits(FEW), await work_of_three_waits(MANY)
-    assert many - few < MANY - FEW, "less than a line for each further stream"
+async def last_of_a_limited_queue(most: int) -> int:
+    async with (
+        StreamPool(1, max_waiting=most) as pool,
+        anyio.create_task_group() as tasks,
+        pool.stream(),
+    ):
+        for _ in range(most - 1):
+            tasks.start_soon(use_once, pool)
+        await until(lambda: pool.waiting == most - 1)
+        with counted() as work:
+            tasks.start_soon(use_once, pool)
+            await until(lambda: pool.waiting == most)
+        tasks.cancel_scope.cancel()
+    return work.lines
+
+
+async def refusal(size: int, most: int) -> int:
+    """A server that is full refuses requests, and must not take long for each."""
+    async with StreamPool(size, max_waiting=most) as pool, anyio.create_task_group() as tasks:
+        held = [pool.acquire_nowait() for _ in range(size)]
+        for _ in range(most):
+            tasks.start_soon(use_once, pool)
+        await until(lambda: pool.waiting == most)
+        with counted() as work, pytest.raises(PoolFullError, match=f" {most} of at most"):
+            await pool.acquire()
+        tasks.cancel_scope.cancel()
+        for stream in held:
+            pool.release(stream)
+    return work.lines
+
+
+@pytest.mark.parametrize(
+    ("work", "few"),
+    [
+        (three_waits, 4),
+        (last_of_a_limited_queue, 4),
+        (partial(refusal, 1), 10),
+        (lambda number: refusal(number, 1), 10),
+    ],
+    ids=["waits", "limited queue", "refusal with many tasks", "refusal of many streams"],
+)
+async def test_work_does_not_grow_with_the_pool(work: Any, few: int) -> None:
+    assert await work(MANY) - await work(few) < MANY - few, "less than a line for each further one"
 
 
 @pytest.mark.parametrize("which", ["first", "last"])
@@ -99,58 +140,6 @@ async def test_each_stream_that_is_dropped_wakes_a_task_that_waits(which: str) -
         pool.release(stream)
     assert (pool.idle, pool.lent) == (3, 0)
     pool.close()
-
-
-# ------------------------------------------------------------------------------- a limited queue
-
-
-async def test_wait_in_a_limited_queue_does_not_look_at_the_others() -> None:
-    async def work_of_the_last(most: int) -> int:
-        async with StreamPool(1, max_waiting=most) as pool, anyio.create_task_group() as tasks:
-
-            async def wait() -> None:
-                async with pool.stream():
-                    pass
-
-            async with pool.stream():
-                for _ in range(most - 1):
-                    tasks.start_soon(wait)
-                await until(lambda: pool.waiting == most - 1)
-                with counted() as work:
-                    tasks.start_soon(wait)
-                    await until(lambda: pool.waiting == most)
-                tasks.cancel_scope.cancel()
-        return work.lines
-
-    few, many = await work_of_the_last(FEW), await work_of_the_last(MANY)
-    assert many - few < MANY - FEW, "less than a line for each further task"
-
-
-@pytest.mark.parametrize("many_what", ["tasks", "streams"])
-async def test_refusal_looks_at_no_more_than_a_few(many_what: str) -> None:
-    """A server that is full refuses requests, and must not take long for each."""
-
-    async def work_of_a_refusal(number: int) -> int:
-        size, most = (1, number) if many_what == "tasks" else (number, 1)
-        async with StreamPool(size, max_waiting=most) as pool, anyio.create_task_group() as tasks:
-
-            async def wait() -> None:
-                async with pool.stream():
-                    pass
-
-            held = [pool.acquire_nowait() for _ in range(size)]
-            for _ in range(most):
-                tasks.start_soon(wait)
-            await until(lambda: pool.waiting == most)
-            with counted() as work, pytest.raises(PoolFullError, match=f" {most} of at most"):
-                await pool.acquire()
-            tasks.cancel_scope.cancel()
-            for stream in held:
-                pool.release(stream)
-        return work.lines
-
-    few, many = await work_of_a_refusal(10), await work_of_a_refusal(MANY)
-    assert many - few < MANY - 10, "less than a line for each further task or stream"
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
