@@ -1,4 +1,4 @@
-"""An ASGI application whose GPU can be made to fail, for `test_replaced_workers.py`.
+"""An ASGI application whose GPU can be made to fail: `servers.serving`.
 
 A worker process ends with its context.
 """
@@ -30,6 +30,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     async with aiostream.StreamPool(8, name="model", stalled_after=LIMIT) as pool:
         app.state.pool = pool
         yield
+        await aiostream.drain(5)
     end()
 
 

@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from support import settle
 
 ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
 LOST = re.compile(
     r"^aiostream: .* (?:\(719\): the CUDA context is lost|is stalled: .*)\. Process (\d+) "
     r"ends now, with exit code (?:70|0) .*$",
@@ -29,12 +31,63 @@ LOST = re.compile(
 Ask = Callable[[httpx.Client], httpx.Response]
 
 
-def environment(driver_kind: str) -> dict[str, str]:
+def environment(driver_kind: str, *folders: Path, **variables: str) -> dict[str, str]:
+    """The variables of a server, with folders that come first on the path."""
+    path = os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH", "")]))
     return {
         **os.environ,
         "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
         "PYTHONUNBUFFERED": "1",
+        **({"PYTHONPATH": path} if path else {}),
+        **variables,
     }
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], log: Path, patience: float = 20, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python program that writes to a log. After the block SIGTERM ends it, or SIGKILL."""
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdout=out,
+            stderr=out,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+    try:
+        yield process
+    finally:
+        # Some servers' workers are in sessions of their own, and only the server ends them.
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+GUNICORN = "faulty_app:app --workers 2 --worker-class asgi --log-level warning --bind"
+COMMANDS = {
+    "one uvicorn": "uvicorn faulty_app:app --log-level warning --port {port}",
+    "uvicorn": "uvicorn faulty_app:app --workers 2 --log-level warning --port {port}",
+    "gunicorn": f"gunicorn {GUNICORN} 127.0.0.1:{{port}}",
+    "gunicorn --preload": f"gunicorn --preload {GUNICORN} 127.0.0.1:{{port}}",
+    "hypercorn": "hypercorn faulty_app:app --workers 2 --log-level WARNING --bind 127.0.0.1:{port}",
+}
+
+
+@contextlib.contextmanager
+def serving(
+    kind: str, driver_kind: str, log: Path, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of `faulty_app.py`, and its address."""
+    port = free_port()
+    command = ["-m", *COMMANDS[kind].format(port=port).split()]
+    with running(command, log, env=environment(driver_kind, TESTS, **variables)) as server:
+        yield server, f"http://127.0.0.1:{port}"
 
 
 @dataclass
@@ -86,7 +139,7 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**environment(driver_kind), **variables},
+        env=environment(driver_kind, **variables),
     )
     try:
         with http_client(f"http://127.0.0.1:{port}") as client:
@@ -112,6 +165,13 @@ def http_client(
     """
     limits = httpx.Limits(max_keepalive_connections=0 if fresh else None)
     return httpx.Client(base_url=url, timeout=timeout, limits=limits, trust_env=False, verify=False)
+
+
+def asked(ask: Ask) -> httpx.Response | None:
+    """The answer to one request, or None if there is none yet."""
+    with contextlib.suppress(httpx.TransportError), http_client(timeout=20) as client:
+        return ask(client)
+    return None
 
 
 class Clients:
@@ -167,9 +227,7 @@ class Clients:
         self.began = time.monotonic()
         assert settle(lambda: sum(self.workers(self.began).values()) > 50, patience)
         self.faulted = time.monotonic()
-        # The worker may end before it has answered.
-        with contextlib.suppress(httpx.TransportError), self._client() as client:
-            fault(client)
+        asked(fault)  # the worker may end before it has answered
         assert settle(lambda: LOST.search(log.read_text()) is not None, patience), log.read_text()
         self.failed = int(LOST.findall(log.read_text())[0])
 
@@ -179,6 +237,13 @@ class Clients:
         assert settle(is_replaced, patience), log.read_text()
         self.replaced = time.monotonic()
         assert settle(lambda: sum(self.workers(self.replaced).values()) > then, patience)
+
+    def check_that_one_was_replaced(self, log: Path, most: int) -> None:
+        """Only requests that it had then were answered badly, and its end was said once."""
+        assert len(self.bad) <= most, self.bad
+        assert not [bad for bad in self.bad if bad[0] > self.replaced]
+        assert self.failed not in self.workers(self.replaced)
+        assert LOST.findall(log.read_text()) == [str(self.failed)], log.read_text()
 
     @property
     def bad(self) -> list[tuple[float, int, int]]:

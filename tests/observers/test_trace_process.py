@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from servers import environment, free_port
+from servers import asked, serving
 from support import run_script, settle, succeed
-
-APP = """
-import contextlib, os
-import aiostream
-from aiostream.testing import spin
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
-
-@contextlib.asynccontextmanager
-async def lifespan(app):
-    async with aiostream.StreamPool(2) as app.state.pool:
-        yield
-        if not os.environ.get("NO_DRAIN"):
-            assert await aiostream.drain(5)
-
-async def work(request):
-    async with request.app.state.pool.stream() as stream:
-        await stream.enqueue_async(spin, 0.001)
-    return PlainTextResponse(str(os.getpid()))
-
-app = Starlette(lifespan=lifespan, routes=[Route("/", work)])
-"""
-SERVERS = {
-    "uvicorn": ("uvicorn", "app:app", "--log-level", "warning", "--port"),
-    "workers": ("uvicorn", "app:app", "--log-level", "warning", "--workers", "2", "--port"),
-    "gunicorn": (
-        *("gunicorn", "app:app", "--worker-class", "uvicorn.workers.UvicornWorker"),
-        *("--log-level", "warning", "--bind"),
-    ),
-}
 
 
 def awaits(path: Path) -> int:
@@ -56,49 +21,35 @@ def awaits(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def serving(
-    kind: str, driver_kind: str, folder: Path, **settings: str
-) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server, its process and the process of the worker that answered ten requests."""
-    (folder / "app.py").write_text(APP)
-    port = free_port()
-    address = f"127.0.0.1:{port}" if kind == "gunicorn" else str(port)
-    variables = {"AIOSTREAM_TRACE": str(folder / "trace-{pid}.json"), **settings}
-    server = subprocess.Popen(
-        [sys.executable, "-m", *SERVERS[kind], address],
-        cwd=folder,
-        env={**environment(driver_kind), **variables},
-        start_new_session=True,
-    )
-    workers: list[int] = []
+def traced_server(
+    kind: str, driver_kind: str, folder: Path
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server, and the process of the worker that answered the last of ten requests."""
+    trace, workers = str(folder / "trace-{pid}.json"), list[int]()
+    with serving(kind, driver_kind, folder / "log", AIOSTREAM_TRACE=trace) as (server, url):
 
-    def answered() -> bool:
-        assert server.poll() is None, "the server has ended"
-        with contextlib.suppress(httpx.TransportError):
-            answer = httpx.get(f"http://127.0.0.1:{port}/", timeout=20, trust_env=False)
-            workers.append(int(answer.text))
-        return len(workers) == 10
+        def answered() -> bool:
+            assert server.poll() is None, "the server has ended"
+            if (answer := asked(lambda client: client.get(url + "/infer"))) is not None:
+                workers.append(answer.json()["worker"])
+            return len(workers) == 10
 
-    try:
         assert settle(answered, 60)
         yield server, workers[-1]
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
 
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[] if kind == "workers" else pytest.mark.slow) for kind in SERVERS],
+    [
+        "uvicorn",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("one uvicorn", "gunicorn")),
+    ],
 )
 def test_server_that_a_signal_ends_leaves_its_trace(
     kind: str, driver_kind: str, tmp_path: Path
 ) -> None:
     """uvicorn raises the signal once more at its end, and no `atexit` handler runs."""
-    if kind == "gunicorn" and importlib.util.find_spec("uvicorn.workers") is None:
-        pytest.skip("this uvicorn has no worker for gunicorn")
-    with serving(kind, driver_kind, tmp_path) as (server, worker):
+    with traced_server(kind, driver_kind, tmp_path) as (server, worker):
         server.send_signal(signal.SIGTERM)
         server.wait(30)
     traces = {path.name: awaits(path) for path in tmp_path.glob("*trace*")}
@@ -109,7 +60,7 @@ def test_server_that_a_signal_ends_leaves_its_trace(
 def test_process_that_is_killed_leaves_what_it_did_until_a_second_before(
     driver_kind: str, tmp_path: Path
 ) -> None:
-    with serving("uvicorn", driver_kind, tmp_path, NO_DRAIN="1") as (server, worker):
+    with traced_server("one uvicorn", driver_kind, tmp_path) as (server, worker):
         path = tmp_path / f"trace-{worker}.json"
         assert settle(lambda: path.exists() and awaits(path) >= 20, 10)
         server.kill()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
-import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +14,7 @@ import httpx
 import pytest
 
 from aiostream import Device
-from servers import ROOT, environment, free_port, http_client
+from servers import ROOT, TESTS, environment, free_port, http_client, running
 from support import settle
 
 pytestmark = [
@@ -39,27 +36,14 @@ def test_replicas_batch_and_one_that_lost_its_context_or_hangs_is_replaced(
         pytest.skip("needs two GPUs")
     port, ends = free_port(), tmp_path / "ends"
     variables = {
-        **environment(driver_kind),
         "AIOSTREAM_SIMULATOR_DEVICES": "2",
         "SERVED_RAY_FILE": str(ends),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else ray warns
-        "PYTHONPATH": os.pathsep.join(
-            [str(ROOT / "examples"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-        ),
     }
-    log = tmp_path / "log"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "served_ray.py"), str(port)],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=out,
-            text=True,
-            env=variables,
-            start_new_session=True,
-        )
-    try:
+    log, command = tmp_path / "log", [str(TESTS / "served_ray.py"), str(port)]
+    env = environment(driver_kind, ROOT / "examples", TESTS, **variables)
+    with running(command, log, stdin=subprocess.PIPE, env=env) as process:
         assert settle(lambda: "ready" in log.read_text() or process.poll() is not None, 240)
         assert process.poll() is None, log.read_text()
         talk(port, fault)
@@ -70,10 +54,6 @@ def test_replicas_batch_and_one_that_lost_its_context_or_hangs_is_replaced(
         lines = ends.read_text().splitlines()
         assert len(lines) == 2, lines
         assert all(line.endswith("ended with 0 handles open") for line in lines)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def talk(port: int, fault: str) -> None:
