@@ -30,7 +30,7 @@ import commands
 import internals
 from aiostream import Stream, blocking, metrics, simulator, trace
 from aiostream.testing import check, spin
-from support import run_on, run_script
+from support import PLAIN_LOOPS, new_uvloop, run_on, run_script
 
 HERE = Path(__file__).name
 
@@ -69,7 +69,9 @@ def by_native_code(kind: Any, path: Path, name: str = "wait_for") -> Callable[[S
     return lambda stream: function(ctypes.c_void_p(stream.handle))
 
 
-async def blocked_by(wait: Callable[[Stream], object], seconds: float) -> None:
+async def blocked_by(
+    wait: Callable[[Stream], Any] = Stream.synchronize, seconds: float = 0
+) -> None:
     async with Stream() as stream:
         spin(stream, seconds)
         wait(stream)  # here
@@ -112,16 +114,16 @@ async def test_each_way_to_wait_is_found(way: str, seconds: float, native: Path)
     assert f"{HERE}:{inner}" in str(call)
 
 
-@pytest.mark.parametrize("kind", ["asyncio", "uvloop", "trio"])
+KINDS_OF_LOOPS = pytest.mark.parametrize("kind", PLAIN_LOOPS)
+
+
+@KINDS_OF_LOOPS
 def test_the_task_and_the_loop_are_named(kind: str) -> None:
     with blocking.watch() as found:
-        run_on(kind, blocked_by, Stream.synchronize, 0.0)
+        run_on(kind, blocked_by)
     (call,) = waits(found)
     assert call.loop == kind
     assert "blocked_by" in str(call.task) or "Task-" in str(call.task)
-
-
-KINDS_OF_LOOPS = pytest.mark.parametrize("kind", ["asyncio", "uvloop", "trio"])
 
 
 @KINDS_OF_LOOPS
@@ -151,11 +153,11 @@ def task_here(kind: str) -> str:
 
 
 def test_each_of_two_native_loops_has_its_own_task() -> None:
-    uvloop = pytest.importorskip("uvloop")
-    loops = [uvloop.new_event_loop(), uvloop.new_event_loop()]
+    pytest.importorskip("uvloop")
+    loops = [new_uvloop(), new_uvloop()]
 
     async def blocker() -> str:
-        await blocked_by(Stream.synchronize, 0.0)
+        await blocked_by()
         return task_here("uvloop")
 
     names: list[str] = []
@@ -223,25 +225,22 @@ async def test_a_folder_named_as_one_of_a_loop_is_the_programs(folder: str, tmp_
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_native_loop_without_a_runner_is_found(is_kept: bool) -> None:
-    uvloop = pytest.importorskip("uvloop")
-    loop = uvloop.new_event_loop()
+    pytest.importorskip("uvloop")
+    loop = new_uvloop()
     kept = [loop]
+    if not is_kept:
+        del loop
     with blocking.watch() as found:
-        if is_kept:
-            loop.run_until_complete(blocked_by(Stream.synchronize, 0.0))
-        else:
-            del loop
-            kept[0].run_until_complete(blocked_by(Stream.synchronize, 0.0))
-        stream = Stream()
-        stream.synchronize()  # no loop runs any more
-        stream.close()
+        kept[0].run_until_complete(blocked_by())
+        with contextlib.closing(Stream()) as stream:
+            stream.synchronize()  # no loop runs any more
     kept[0].close()
     is_known = is_kept or sys.version_info < (3, 14)
     assert [call.loop for call in waits(found)] == ["uvloop" if is_known else "native"]
 
 
-async def test_what_does_not_block_a_loop_is_not_found() -> None:
-    with blocking.watch() as found:
+def test_what_does_not_block_a_loop_is_not_found() -> None:
+    async def main() -> None:
         async with Stream() as stream:
             spin(stream, 0.001)
             await stream.synchronize_async()
@@ -249,30 +248,21 @@ async def test_what_does_not_block_a_loop_is_not_found() -> None:
             await anyio.to_thread.run_sync(stream.synchronize)
             assert stream.query()
             await aiostream.drain(10)
-    assert waits(found) == []
+        await blocked_by()  # allow_blocking: a test
 
-
-def test_without_a_loop_nothing_is_blocked() -> None:
-    stream = Stream()
     with blocking.watch() as found:
-        stream.synchronize()
-    stream.close()
+        run_on("asyncio", main)
+        with contextlib.closing(Stream()) as stream:
+            stream.synchronize()
     assert waits(found) == []
-
-
-async def test_a_line_may_block_if_a_comment_says_so() -> None:
-    with blocking.watch() as found:
-        await blocked_by(Stream.synchronize, 0.0)  # allow_blocking: a test
-        await blocked_by(Stream.synchronize, 0.0)
-    assert len(waits(found)) == 1
 
 
 def test_threshold_and_nested_blocks() -> None:
     async def main() -> None:
-        await blocked_by(Stream.synchronize, 0.0)
+        await blocked_by()
         await blocked_by(Stream.synchronize, 0.06)
         with blocking.watch(threshold=30) as none:
-            await blocked_by(Stream.synchronize, 0.0)
+            await blocked_by()
         assert none == []
 
     with blocking.watch() as all_of_them, blocking.watch(threshold=0.05) as long:
@@ -302,19 +292,6 @@ async def test_synchronous_copies_are_found() -> None:
         check(cuda.cuMemFree(memory))
     assert [call.call for call in waits(found)] == ["cuMemcpyHtoD", "cuMemcpyDtoH"]
     assert {(call.kind, call.stream) for call in waits(found)} == {("copies", None)}
-
-
-async def test_calls_of_each_device_are_found() -> None:
-    if aiostream.Device.count() < 2:
-        pytest.skip("two devices are needed")
-    streams = [Stream(device=aiostream.Device(n)) for n in range(2)]
-    with blocking.watch() as found:
-        for stream in streams:
-            spin(stream, 0.001)
-            stream.synchronize()
-    assert [call.stream for call in waits(found)] == [stream.handle for stream in streams]
-    for stream in streams:
-        stream.close()
 
 
 async def test_a_capture_is_left_alone() -> None:
@@ -400,7 +377,7 @@ def installed() -> Iterator[Callable[..., Callable[[], None]]]:
 async def test_counts_by_place(installed: Callable[..., Any]) -> None:
     installed("count", threshold=0.0)
     for _ in range(3):
-        await blocked_by(Stream.synchronize, 0.0)
+        await blocked_by()
     (place,) = [each for each in blocking.places() if each.place.endswith(here())]
     assert (place.calls, place.call) == (3, "cuStreamSynchronize")
     assert place.latest.seconds < place.seconds < 10
@@ -422,7 +399,7 @@ async def test_warns_once_for_each_place(
         # Not `record`: without the GIL that is for this thread alone, and the reader's may warn.
         monkeypatch.setattr(warnings, "showwarning", lambda *shown: caught.append(shown))
         for _ in range(2):
-            await blocked_by(Stream.synchronize, 0.0)
+            await blocked_by()
             blocking.places()  # delivers
     (warning,) = [each for each in caught if "cuStreamSynchronize" in str(each[0])]
     _, category, file, line, *_ = warning
@@ -436,7 +413,7 @@ async def test_the_end_of_a_replaced_install_leaves_the_next(
     installed("count", threshold=0.0)()
     first, _ = installed("count", threshold=0.0), installed("count", threshold=0.0)
     first()
-    await blocked_by(Stream.synchronize, 0.0)
+    await blocked_by()
     assert here() in [each.place.rpartition("/")[2] for each in blocking.places()]
 
 
@@ -560,19 +537,25 @@ if __name__ == "__main__":
 LINE = PROGRAM[: PROGRAM.index("stream.synchronize()")].count("\n") + 1
 
 
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    path = tmp_path / "app.py"
+    path.write_text(PROGRAM)
+    return path
+
+
 COMMAND = ("blocking", "--threshold", "0.02", "--")  # on a busy machine, any call takes some ms
 
 
 def test_the_command_names_the_lines_of_a_program_and_of_its_workers(
-    driver_kind: str, tmp_path: Path
+    driver_kind: str, app: Path
 ) -> None:
-    (tmp_path / "app.py").write_text(PROGRAM)
-    done = commands.command(driver_kind, *COMMAND, str(tmp_path / "app.py"), "worker")
+    done = commands.command(driver_kind, *COMMAND, str(app), "worker")
     assert (done.returncode, done.stdout) == (0, "['worker']\n"), done.stderr
     tables = done.stderr.split("\naiostream blocking, process ")[1:]
     assert len(tables) == 2
     for table in tables:
-        assert f"cuStreamSynchronize {tmp_path}/app.py:{LINE}" in table
+        assert f"cuStreamSynchronize {app}:{LINE}" in table
         assert "stream.synchronize()  (task 'request 1')" in table
 
 
@@ -592,17 +575,28 @@ def test_the_command_says_what_is_missing(driver_kind: str, tmp_path: Path) -> N
     assert done.stdout == "__main__ ['a']\n", done.stderr
 
 
-@pytest.mark.parametrize("action", ["warn:0.02", "count:0", "raise:0.02"])
+@pytest.mark.parametrize(
+    ("action", "is_forked"),
+    [("warn:0.02", False), ("count:0", False), ("raise:0.02", False), ("count:0.02", True)],
+)
 def test_the_environment_variable_acts_at_the_import(
-    driver_kind: str, tmp_path: Path, action: str
+    driver_kind: str, app: Path, action: str, is_forked: bool
 ) -> None:
-    (tmp_path / "app.py").write_text(PROGRAM)
+    """In a forked worker too."""
+    forked = """
+        import os, sys
+        import app
+        if os.fork() == 0:
+            app.work()
+            sys.exit(0)
+        assert os.wait()[1] == 0
+    """
     done = run_script(
         driver_kind,
-        "import app; app.work()",
+        forked if is_forked else "import app; app.work()",
         warnings="default",
         AIOSTREAM_BLOCKING=action,
-        PYTHONPATH=f"{Path(commands.__file__).parent}:{tmp_path}",
+        PYTHONPATH=f"{Path(commands.__file__).parent}:{app.parent}",
     )
     assert ("BlockedLoopWarning: cu" in done.stderr) == (action[0] != "c"), done.stderr
     assert ("BlockedLoopError: cu" in done.stderr) == (action[0] == "r")
@@ -612,21 +606,6 @@ def test_the_environment_variable_acts_at_the_import(
         f"app.py:{LINE if action[0] != 'r' else ''}"
         in done.stderr.split("\naiostream blocking, process ")[1]
     )
-
-
-def test_a_forked_worker_watches_too(driver_kind: str, tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(PROGRAM)
-    script = """
-        import os, sys
-        import app
-        if os.fork() == 0:
-            app.work()
-            sys.exit(0)
-        assert os.wait()[1] == 0
-    """
-    path = f"{Path(commands.__file__).parent}:{tmp_path}"
-    done = run_script(driver_kind, script, AIOSTREAM_BLOCKING="count:0.02", PYTHONPATH=path)
-    assert f"app.py:{LINE}" in done.stderr, done.stderr
 
 
 def test_the_end_of_the_interpreter_is_not_delayed(driver_kind: str) -> None:
@@ -665,7 +644,7 @@ def test_a_wrong_variable_is_named(driver_kind: str, value: str) -> None:
 async def test_metrics_have_the_places(installed: Callable[..., Any]) -> None:
     client = pytest.importorskip("prometheus_client")
     installed("count", threshold=0.0)
-    await blocked_by(Stream.synchronize, 0.0)
+    await blocked_by()
     registry, collector = client.CollectorRegistry(), metrics.Collector()
     registry.register(collector)
     page = client.generate_latest(registry).decode()
@@ -680,7 +659,7 @@ async def test_metrics_have_the_places(installed: Callable[..., Any]) -> None:
 async def test_traces_have_the_calls_in_red(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with blocking.watch(), trace.record(path) as recording:
-        await blocked_by(Stream.synchronize, 0.0)
+        await blocked_by()
     (call,) = [each for each in recording.awaits if each.call == "cuStreamSynchronize"]
     assert (call.outcome, call.stages) == ("blocked", ())
     assert here() in str(call.error)
@@ -688,7 +667,7 @@ async def test_traces_have_the_calls_in_red(tmp_path: Path) -> None:
     (span,) = [each for each in spans if each["name"].startswith("cuStreamSynchronize (")]
     assert span["cname"] == "terrible"
     with trace.record() as recording:
-        await blocked_by(Stream.synchronize, 0.0)
+        await blocked_by()
     assert [each for each in recording.awaits if each.outcome == "blocked"] == []
 
 

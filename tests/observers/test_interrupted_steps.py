@@ -14,7 +14,7 @@ import internals
 from aiostream import Stream, statistics, trace
 from aiostream.testing import Gate
 from interrupts import Striker, ends, is_interrupt
-from support import PLAIN_LOOPS, run_on
+from support import PLAIN_LOOPS, Kept, run_on
 from waiters import until
 
 
@@ -80,16 +80,12 @@ def test_ctrl_c_in_a_step_of_a_call_in_a_thread_reaches_the_main_task(
     trio.run(aiostream.drain, 20)
 
 
-class Held:
-    """An object that is watched: what keeps it alive?"""
-
-
 def test_ctrl_c_behind_the_function_of_a_traced_run_frees_nothing() -> None:
-    watched: list[weakref.ref[Held]] = []
+    watched: list[weakref.ref[Kept]] = []
     striker = Striker(1)
 
-    def launch() -> Held:
-        result = Held()
+    def launch() -> Kept:
+        result = Kept()
         watched.append(weakref.ref(result))
         striker.__enter__()  # it strikes in the trace, which marks the end of the work
         return result

@@ -12,24 +12,34 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 
 import aiostream
 import internals
 from aiostream import Event, PoolFullError, Stream, StreamPool, metrics
 from aiostream.metrics import Collector, Wait, on_wait
-from aiostream.testing import Gate, spin
+from aiostream.testing import Gate
 from interrupts import Striker, at_line, sample
 from support import run_on, settle, succeed
 from waiters import wait_for_work
 
 
+@contextlib.contextmanager
+def hooked(hook: Callable[[Wait], Any]) -> Iterator[None]:
+    """The hook is called within the block."""
+    end = on_wait(hook)
+    try:
+        yield
+    finally:
+        end()
+
+
 @pytest.fixture
 def waits() -> Iterator[list[Wait]]:
     seen: list[Wait] = []
-    end = on_wait(seen.append)
-    yield seen
-    end()
+    with hooked(seen.append):
+        yield seen
 
 
 def outcomes(waits: list[Wait]) -> list[tuple[str, str]]:
@@ -37,90 +47,8 @@ def outcomes(waits: list[Wait]) -> list[tuple[str, str]]:
 
 
 async def turns(count: int = 5) -> None:
-    import anyio.lowlevel
-
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
-
-
-async def test_each_kind_of_wait_is_reported(waits: list[Wait]) -> None:
-    async with StreamPool(1) as pool, pool.stream() as stream:
-        await wait_for_work(stream, 0.005)
-        await stream.enqueue_async(spin, 0.001)
-        await stream.completion_future()
-        await stream.checked_completion_future()
-        await stream.enqueue_in_thread(spin, 0.001)
-        await stream.run(spin, stream, 0.001)
-        event = Event()
-        event.record(stream)
-        await event.synchronize_async()
-        event.close()
-        with stream.capture_executable() as capture:
-            spin(stream, 0.001)
-        await capture.executable.launch_async(stream)
-        await capture.executable.launch_and_wait(stream)
-        capture.executable.close()
-        await turns()
-        seen = outcomes(waits)
-    assert seen[:2] == [("StreamPool.acquire", "done"), ("Stream.synchronize_async", "done")]
-    assert sorted(seen[2:]) == [
-        ("Event.synchronize_async", "done"),
-        ("ExecutableGraph.launch_and_wait", "done"),
-        ("ExecutableGraph.launch_async", "done"),
-        ("Stream.checked_completion_future", "done"),
-        ("Stream.completion_future", "done"),
-        ("Stream.enqueue_async", "done"),
-        ("Stream.run", "done"),
-        ("Stream.run_in_thread", "done"),
-    ]
-    assert 0.004 < waits[1].seconds < 5
-    assert all(wait.error is None for wait in waits)
-
-
-def test_waits_that_are_cancelled_are_reported_as_such(waits: list[Wait]) -> None:
-    async def main() -> None:
-        async with Stream() as stream:
-            with Gate() as gate:
-                gate.hold(stream)
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.001):
-                        await stream.synchronize_async()
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.001):
-                        await stream.enqueue_async(spin, 0)
-                await turns()
-
-    asyncio.run(main())
-    assert outcomes(waits)[:2] == [
-        ("Stream.synchronize_async", "cancelled"),
-        ("Stream.enqueue_async", "cancelled"),
-    ]
-
-
-@pytest.mark.cuda_leaks(1)
-def test_waits_that_fail_are_reported_with_their_error(breakable: Any, waits: list[Wait]) -> None:
-    async def main() -> None:
-        stream = Stream()
-        with Gate() as gate:
-            gate.hold(stream)
-            waiting = asyncio.create_task(stream.synchronize_async())
-            future = stream.completion_future()
-            await asyncio.sleep(0)
-            breakable.break_context(700)
-            for each in (waiting, future):
-                with pytest.raises(aiostream.ContextFailedError):
-                    await each
-            await turns()
-        with pytest.raises(aiostream.CudaError):
-            stream.shutdown()
-
-    run_on("asyncio", main)
-    assert sorted(outcomes(waits)) == [
-        ("Stream.completion_future", "failed"),
-        ("Stream.synchronize_async", "failed"),
-    ]
-    assert all(isinstance(wait.error, aiostream.ContextFailedError) for wait in waits)
-    waits.clear()
 
 
 @pytest.mark.cuda_leaks(1)
@@ -185,12 +113,11 @@ async def test_a_method_of_a_subclass_and_one_taken_before_are_reported_once() -
     waits: list[Wait] = []
     async with Own() as stream:
         wait = stream.synchronize_async
-        end = on_wait(waits.append)
-        await wait()
-        await stream.wait_twice()
-        await (await stream.enqueue_async(Stream.completion_future))
-        await turns()
-        end()
+        with hooked(waits.append):
+            await wait()
+            await stream.wait_twice()
+            await (await stream.enqueue_async(Stream.completion_future))
+            await turns()
     assert Counter(outcomes(waits)) == {
         ("Stream.synchronize_async", "done"): 3,
         ("Stream.enqueue_async", "done"): 1,
@@ -201,14 +128,10 @@ async def test_a_method_of_a_subclass_and_one_taken_before_are_reported_once() -
 async def test_a_hook_that_raises_disturbs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[Any] = []
     monkeypatch.setattr("sys.unraisablehook", lambda args: reported.append(args.exc_value))
-    end = on_wait(lambda wait: 1 / 0)
-    try:
+    with hooked(lambda wait: 1 / 0):
         async with Stream() as stream:
             await stream.synchronize_async()
-    finally:
-        end()
-    assert all(isinstance(error, ZeroDivisionError) for error in reported)
-    assert reported
+    assert {type(error) for error in reported} == {ZeroDivisionError}
 
 
 def test_what_is_no_hook_is_refused() -> None:
@@ -219,24 +142,19 @@ def test_what_is_no_hook_is_refused() -> None:
             on_wait(wrong)  # type: ignore[arg-type]
 
 
-def test_a_wait_that_is_dropped_is_not_reported(waits: list[Wait]) -> None:
+@pytest.mark.parametrize("loop_kind", ["asyncio"])
+async def test_a_wait_that_is_dropped_is_not_reported(waits: list[Wait]) -> None:
     """The garbage collector may drop it anywhere, also where a hook would meet a held lock."""
-
-    async def main() -> None:
-        async with Stream() as stream:
-            with Gate() as gate:
-                gate.hold(stream)
-                dropped = stream.synchronize_async()
-                dropped.send(None)
-                dropped.close()
-                assert waits == []
-
-    asyncio.run(main())
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            dropped = stream.synchronize_async()
+            dropped.send(None)
+            dropped.close()
+            assert waits == []
 
 
 async def test_a_hook_gets_only_waits_that_begin_after_it(waits: list[Wait]) -> None:
-    import anyio
-
     later: list[Wait] = []
     async with Stream() as stream:
         with Gate() as gate:
@@ -257,12 +175,8 @@ def test_ctrl_c_in_a_hook_goes_on(report_failed_waits: Callable[[], None]) -> No
     def interrupt(wait: Wait) -> None:
         raise KeyboardInterrupt
 
-    end = on_wait(interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            report_failed_waits()
-    finally:
-        end()
+    with hooked(interrupt), pytest.raises(KeyboardInterrupt):
+        report_failed_waits()
 
 
 # ------------------------------------------------------------------------------ interrupts
@@ -329,11 +243,9 @@ def test_a_handler_may_add_a_hook_while_one_is_added_or_removed(
 async def test_a_pools_refusal_is_an_outcome_of_its_own() -> None:
     waits: list[Wait] = []
     async with StreamPool(1, max_waiting=0) as pool, pool.stream():
-        end = on_wait(waits.append)
         for call in (pool.acquire(), pool.run(int)):
-            with pytest.raises(PoolFullError):
+            with hooked(waits.append), pytest.raises(PoolFullError):
                 await call
-        end()
     assert outcomes(waits) == [("StreamPool.acquire", "refused")] * 2
 
 
@@ -352,60 +264,62 @@ def test_no_hook_is_left_after_ctrl_c_at_any_place() -> None:
         assert not internals.observers(), striker.where
 
 
+FAILED = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'
+
+
+@contextlib.contextmanager
+def scraped(**options: Any) -> Iterator[Callable[[], dict[str, float]]]:
+    """A collector, which ends with the block: what a scrape of it gets."""
+    prometheus = pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
+
+    def scrape() -> dict[str, float]:
+        registry = prometheus.CollectorRegistry()
+        registry.register(collector)
+        lines = prometheus.generate_latest(registry).decode().splitlines()
+        samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+    with contextlib.closing(Collector(**options)) as collector:
+        yield scrape
+
+
 @pytest.mark.slow
 def test_a_wait_may_end_in_a_garbage_collection_in_a_scrape(
     report_failed_waits: Callable[[], None],
 ) -> None:
-    pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
-    collector = Collector()
+    with scraped() as scrape:
 
-    def scrape_it() -> None:
-        on_wait(lambda wait: None)()
-        report_failed_waits()
-        scrape(collector)
+        def scrape_it() -> None:
+            on_wait(lambda wait: None)()
+            report_failed_waits()
+            scrape()
 
-    with_a_handler_at_each_line(scrape_it, report_failed_waits)
-    collector.close()
-    family = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'
-    counted = scrape(collector)[family]
+        with_a_handler_at_each_line(scrape_it, report_failed_waits)
+    counted = scrape()[FAILED]
     report_failed_waits()
     assert counted > 10
-    assert scrape(collector)[family] == counted
+    assert scrape()[FAILED] == counted
 
 
 def test_waits_are_counted_also_if_no_scrape_comes(
     report_failed_waits: Callable[[], None],
 ) -> None:
-    collector = Collector()
-    for _ in range(1000):
-        report_failed_waits()
-    collector.close()
-    family = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'
-    assert scrape(collector)[family] == 1000
+    with scraped() as scrape:
+        for _ in range(1000):
+            report_failed_waits()
+    assert scrape()[FAILED] == 1000
 
 
 # ------------------------------------------------------------------------------ Prometheus
 
 
-def scrape(collector: Collector) -> dict[str, float]:
-    prometheus = pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
-    registry = prometheus.CollectorRegistry()
-    registry.register(collector)
-    lines = prometheus.generate_latest(registry).decode().splitlines()
-    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in samples}
-
-
 async def test_collector_counts_waits_pools_and_handles() -> None:
     async with StreamPool(3) as pool:
-        collector = Collector(pools={"model": pool}, buckets=(0.005, 10))
-        try:
+        with scraped(pools={"model": pool}, buckets=(0.005, 10)) as scrape:
             async with pool.stream() as stream:
                 await wait_for_work(stream, 0.02)
                 await stream.synchronize_async()
-                now = scrape(collector)
-        finally:
-            collector.close()
+                now = scrape()
     waits = 'aiostream_wait_seconds{}{{call="Stream.synchronize_async",{}outcome="done"}}'.format
     assert now[waits("_count", "")] == 2
     assert 0.02 <= now[waits("_sum", "")] < 10
@@ -416,11 +330,8 @@ async def test_collector_counts_waits_pools_and_handles() -> None:
     }
     assert in_buckets["10.0"] == in_buckets["+Inf"] == 2
     assert in_buckets["0.005"] <= 1
-    states = {
-        state: now[f'aiostream_pool_streams{{pool="model",state="{state}"}}']
-        for state in ("idle", "busy", "lent")
-    }
-    assert states == {"idle": 2, "busy": 0, "lent": 1}
+    for state, count in {"idle": 2, "busy": 0, "lent": 1}.items():
+        assert now[f'aiostream_pool_streams{{pool="model",state="{state}"}}'] == count
     assert now['aiostream_pool_waiting_tasks{pool="model"}'] == 0
     assert now["aiostream_open_handles"] == aiostream.statistics().handles.open + 3
     assert now["aiostream_context_lost"] == 0
@@ -429,11 +340,8 @@ async def test_collector_counts_waits_pools_and_handles() -> None:
 
 
 async def test_collector_shows_who_waits() -> None:
-    import anyio
-
     async with StreamPool(1) as pool:
-        collector = Collector(pools={"model": pool})
-        with Gate() as gate:
+        with scraped(pools={"model": pool}) as scrape, Gate() as gate:
             async with anyio.create_task_group() as group:
 
                 async def one() -> None:
@@ -444,9 +352,8 @@ async def test_collector_shows_who_waits() -> None:
                 group.start_soon(one)
                 group.start_soon(one)
                 await turns(10)
-                now = scrape(collector)
+                now = scrape()
                 gate.open()
-        collector.close()
     assert now['aiostream_pending{kind="wait"}'] == 1
     assert now['aiostream_pool_waiting_tasks{pool="model"}'] == 1
     assert now['aiostream_pool_streams{pool="model",state="lent"}'] == 1
@@ -455,21 +362,19 @@ async def test_collector_shows_who_waits() -> None:
 async def test_collector_counts_as_host_functions_only_those_of_streams() -> None:
     """Not each wait, and not those that wait in a graph for its launch."""
     name = 'aiostream_pending{kind="host_function"}'
-    collector = Collector()
     async with Stream() as stream:
         with stream.capture_executable() as capture:
             stream.launch_host_func(print)
-        with Gate() as gate:
+        with Gate() as gate, scraped() as scrape:
             gate.hold(stream)
             futures = [stream.enqueue_async(lambda stream: None) for _ in range(2)]
-            waits = scrape(collector)
+            waits = scrape()
             futures.append(stream.completion_future())
             stream.launch_host_func(lambda: None)
-            host_functions = scrape(collector)
+            host_functions = scrape()
         for future in futures:
             await future
         capture.executable.close()
-    collector.close()
     assert (waits[name], waits['aiostream_pending{kind="future"}']) == (0, 2)
     assert host_functions[name] == 2
 
@@ -490,28 +395,28 @@ def test_a_registry_takes_one_collector() -> None:
 
 def test_collector_shows_a_lost_context(breakable: Any) -> None:
     stream = Stream()
-    collector = Collector()
-    breakable.break_context(700)
-    now = scrape(collector)
-    collector.close()
+    with scraped() as scrape:
+        breakable.break_context(700)
+        now = scrape()
     with pytest.raises(aiostream.CudaError):
         stream.shutdown()
-    assert now["aiostream_context_lost"] == 1
-    assert now["aiostream_stalled"] == 0
+    assert (now["aiostream_context_lost"], now["aiostream_stalled"]) == (1, 0)
 
 
 def test_collector_shows_a_stall(driver_kind: str) -> None:
-    collector = Collector()
-    with contextlib.closing(Stream(stalled_after=0.05)) as stream, Gate() as gate:
+    with (
+        scraped() as scrape,
+        contextlib.closing(Stream(stalled_after=0.05)) as stream,
+        Gate() as gate,
+    ):
         gate.hold(stream)
         thread = threading.Thread(target=stream.synchronize)
         thread.start()
-        assert settle(lambda: scrape(collector)["aiostream_stalled"] == 1)
-        assert scrape(collector)["aiostream_context_lost"] == 0
+        assert settle(lambda: scrape()["aiostream_stalled"] == 1)
+        assert scrape()["aiostream_context_lost"] == 0
         gate.open()
         thread.join()
-        assert scrape(collector)["aiostream_stalled"] == 0
-    collector.close()
+        assert scrape()["aiostream_stalled"] == 0
 
 
 def test_buckets_rise() -> None:
@@ -543,15 +448,12 @@ async def test_a_last_infinite_bucket_comes_once() -> None:
     list(parser.text_string_to_metric_families(text))  # raises if it is not valid
 
 
-def test_pools_of_a_collector_are_checked_at_once() -> None:
-    async def check() -> None:
-        async with StreamPool(1) as pool:
-            for wrong in ({"a": 1}, {"a": None}, {1: pool}, [pool], pool, 5):
-                with pytest.raises(TypeError, match="pool"):
-                    Collector(pools=wrong)  # type: ignore[arg-type]
-            Collector(pools={"a": pool}).close()
-
-    run_on("asyncio", check)
+async def test_pools_of_a_collector_are_checked_at_once() -> None:
+    async with StreamPool(1) as pool:
+        for wrong in ({"a": 1}, {"a": None}, {1: pool}, [pool], pool, 5):
+            with pytest.raises(TypeError, match="pool"):
+                Collector(pools=wrong)  # type: ignore[arg-type]
+        Collector(pools={"a": pool}).close()
 
 
 def test_importing_it_needs_no_prometheus(driver_kind: str) -> None:

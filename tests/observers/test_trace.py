@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,33 @@ EXPECTED = Counter(
 )
 
 
-async def test_each_await_appears_once_with_its_times_task_and_stream() -> None:
-    with trace.record() as recording:
+@pytest.fixture
+def waits() -> Iterator[list[metrics.Wait]]:
+    """What the metrics get: of the same awaits as a trace."""
+    seen: list[metrics.Wait] = []
+    end = metrics.on_wait(seen.append)
+    yield seen
+    end()
+
+
+def outcomes(waits: Sequence[metrics.Wait | Await]) -> list[tuple[str, str]]:
+    return sorted((each.call, each.outcome) for each in waits)
+
+
+async def test_each_await_appears_once_with_its_times_task_and_stream(
+    tmp_path: Path, waits: list[metrics.Wait]
+) -> None:
+    path = tmp_path / "trace.json"
+    with trace.record(path) as recording:
         await program()
+        await until(lambda: len(waits) >= EXPECTED.total())
     found = recording.awaits
     assert Counter(each.call for each in found) == EXPECTED
-    assert all(each.outcome == "done" and each.error is None for each in found)
+    assert outcomes(waits) == outcomes(found)
+    assert {outcome for _, outcome in outcomes(found)} == {"done"}
+    assert all(each.error is None for each in found)
+    assert all(each.error is None for each in waits)
+    assert all(0.004 < each.seconds < 5 for each in waits if each.call == "Stream.enqueue_async")
     assert all(ordered(each) for each in found), found
     assert all(each.noticed is not None and each.resumed is not None for each in found)
     assert found == sorted(found, key=lambda each: each.launched)
@@ -108,6 +130,18 @@ async def test_each_await_appears_once_with_its_times_task_and_stream() -> None:
     (stream,) = streams
     assert re.fullmatch(r"stream 0x[0-9a-f]+ on device 0", stream or "")
     assert {each.loop for each in found} == {threading.current_thread().name}
+    # The file is valid, well ordered and complete.
+    content = json.loads(path.read_text())
+    check_the_format(content)
+    assert content["otherData"]["dropped"] == 0
+    events = content["traceEvents"]
+    awaits = [event for event in events if event.get("cat") == "await" and event["ph"] == "X"]
+    assert Counter(event["name"].split(" (")[0] for event in awaits) == EXPECTED
+    # Of some, a busy machine may give up the times on the GPU.
+    timed = sum({"gpu_ended_us", "noticed_us"} <= event["args"].keys() for event in awaits)
+    assert len({event["id"] for event in events if event["ph"] == "s"}) == timed > 4
+    for args in (event["args"] for event in awaits):
+        assert args["launched_us"] <= args["noticed_us"] <= args["resumed_us"]
 
 
 @pytest.mark.usefixtures("default_prediction")
@@ -171,34 +205,24 @@ async def test_stages_say_how_the_task_waited() -> None:
 
 
 async def test_a_capture_is_left_alone() -> None:
-    async with Stream() as stream:
+    """Also by what other streams do meanwhile."""
+    async with Stream() as stream, Stream() as other:
         spin(stream, 0)  # loads the kernel, which a capture refuses
         with trace.record() as recording:
-            with stream.capture_executable() as capture:
+            with stream.capture_executable(aiostream.CaptureMode.GLOBAL) as capture:
                 spin(stream, 0.001)
                 with pytest.raises(aiostream.StreamCaptureError):
                     await stream.synchronize_async()
                 with pytest.raises(aiostream.StreamCaptureError):
                     stream.enqueue_async(spin, 0.001)
-            await capture.executable.launch_and_wait(stream)
-        capture.executable.close()
-    assert [each.outcome for each in recording.awaits] == ["failed", "failed", "done"]
-    assert "StreamCaptureError" in (recording.awaits[0].error or "")
-    assert recording.awaits[0].gpu_ended is None
-
-
-async def test_a_capture_of_another_stream_is_left_alone() -> None:
-    async with Stream() as capturing, Stream() as other:
-        spin(capturing, 0)  # loads the kernel, which a capture refuses
-        with trace.record() as recording:
-            with capturing.capture_executable(aiostream.CaptureMode.GLOBAL) as capture:
-                spin(capturing, 0.001)
                 await other.enqueue_async(lambda stream: None)
                 await other.completion_future()
-            await capture.executable.launch_and_wait(capturing)
+            await capture.executable.launch_and_wait(stream)
         capture.executable.close()
-    assert [each.outcome for each in recording.awaits] == ["done"] * 3
-    assert all(each.gpu_ended is not None for each in recording.awaits)
+    assert [each.outcome for each in recording.awaits] == ["failed"] * 2 + ["done"] * 3
+    assert all("StreamCaptureError" in (each.error or "") for each in recording.awaits[:2])
+    is_timed = [each.gpu_ended is not None for each in recording.awaits]
+    assert is_timed == [False] * 2 + [True] * 3
 
 
 async def test_a_wrong_function_is_refused_as_ever() -> None:
@@ -213,7 +237,7 @@ async def test_a_wrong_function_is_refused_as_ever() -> None:
                 stream.enqueue_async(lambda stream: 1 / 0)
 
 
-def test_cancelled_and_unfinished_awaits_are_shown_as_such() -> None:
+def test_cancelled_and_unfinished_awaits_are_shown_as_such(waits: list[metrics.Wait]) -> None:
     async def main() -> Recording:
         async with Stream() as stream:
             with Gate() as gate, trace.record() as recording:
@@ -224,18 +248,21 @@ def test_cancelled_and_unfinished_awaits_are_shown_as_such() -> None:
                             await call()
                 unfinished = stream.completion_future()
                 await asyncio.sleep(0)
+                cancelled[:] = outcomes(waits)
             await unfinished
         return recording
 
+    cancelled: list[tuple[str, str]] = []
     found = asyncio.run(main()).awaits
     assert [each.outcome for each in found] == ["cancelled", "cancelled", "pending"]
     assert [each.noticed for each in found] == [None, None, None]
     assert [each.resumed is not None for each in found] == [True, True, False]
     assert [each.gpu_ended for each in found] == [None, None, None], "the gate was closed"
+    assert cancelled == outcomes(found[:2])
 
 
 @pytest.mark.cuda_leaks(1)
-def test_failed_awaits_have_their_error(breakable: Any) -> None:
+def test_failed_awaits_have_their_error(breakable: Any, waits: list[metrics.Wait]) -> None:
     async def main() -> Recording:
         stream = Stream()
         with trace.record() as recording, Gate() as gate:
@@ -247,15 +274,18 @@ def test_failed_awaits_have_their_error(breakable: Any) -> None:
             for each in (waiting, future):
                 with pytest.raises(aiostream.ContextFailedError):
                     await each
-            await asyncio.sleep(0)  # the futures' callbacks run in the loop's next turn
+            await until(lambda: len(waits) == 2)  # the futures' callbacks run in a later turn
         with pytest.raises(aiostream.CudaError):
             stream.shutdown()
         return recording
 
     found = run_on("asyncio", main).awaits
+    assert outcomes(waits) == outcomes(found)
     assert [each.outcome for each in found] == ["failed", "failed"]
     assert all("ContextFailedError" in (each.error or "") for each in found)
+    assert all(isinstance(wait.error, aiostream.ContextFailedError) for wait in waits)
     assert all(each.gpu_ended is None for each in found)
+    waits.clear()
 
 
 def test_loops_in_several_threads_are_recorded_at_once() -> None:
@@ -359,44 +389,6 @@ async def test_metrics_and_traces_do_not_disturb_each_other(trace_ends_first: bo
 # ------------------------------------------------------------------------ the formats
 
 
-def well_nested(events: list[dict[str, Any]]) -> bool:
-    """Whether the spans of one thread contain each other or do not overlap."""
-    open_ends: list[float] = []
-    for event in events:
-        while open_ends and open_ends[-1] <= event["ts"] + 0.0015:
-            open_ends.pop()
-        end = event["ts"] + event["dur"]
-        if open_ends and end > open_ends[-1] + 0.0015:
-            return False
-        open_ends.append(end)
-    return True
-
-
-async def test_json_is_valid_well_ordered_and_complete(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    with trace.record(path):
-        await program()
-    content = json.loads(path.read_text())
-    events = content["traceEvents"]
-    assert content["otherData"]["dropped"] == 0
-    spans = [event for event in events if event["ph"] == "X"]
-    awaits = [event for event in spans if event["cat"] == "await"]
-    assert Counter(event["name"].split(" (")[0] for event in awaits) == EXPECTED
-    assert (times := [event["ts"] for event in events if event["ph"] != "M"]) == sorted(times)
-    by_thread: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for event in spans:
-        by_thread.setdefault((event["pid"], event["tid"]), []).append(event)
-    assert all(well_nested(each) for each in by_thread.values())
-    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
-    assert by_thread.keys() <= named
-    # Of some, a busy machine may give up the times on the GPU.
-    timed = sum({"gpu_ended_us", "noticed_us"} <= event["args"].keys() for event in awaits)
-    assert len({event["id"] for event in events if event["ph"] == "s"}) == timed > 4
-    check_the_format(content)
-    for args in (event["args"] for event in awaits):
-        assert args["launched_us"] <= args["noticed_us"] <= args["resumed_us"]
-
-
 FIELDS: dict[str, set[str]] = {  # of each phase, as Chrome's "Trace Event Format" names them
     "M": {"args"},
     "X": {"cat", "ts", "dur"},
@@ -407,33 +399,37 @@ FIELDS: dict[str, set[str]] = {  # of each phase, as Chrome's "Trace Event Forma
 
 
 def check_the_format(content: dict[str, Any]) -> None:
-    """Each field, and that each arrow leads from the work to its await, and to no neighbour.
+    """Each field, that spans contain each other or do not overlap, and that each arrow leads from
+    the work to its await, and to no neighbour.
 
     Readers go through the events in order. An arrow begins and ends at the span that is open there,
     a span that ends at that very time is over, and an end without a beginning is dropped.
     """
     events = content["traceEvents"]
     assert content["displayTimeUnit"] in ("ms", "ns")
+    assert (times := [event["ts"] for event in events if event["ph"] != "M"]) == sorted(times)
     open_spans: dict[tuple[int, int], list[tuple[float, str]]] = {}
     arrows: dict[int, str] = {}
+    named = set()
     for event in events:
-        kind = event["ph"]
+        kind, thread = event["ph"], (event["pid"], event["tid"])
         fields = {"ph", "name", "pid", "tid", *FIELDS[kind]}
         assert fields <= event.keys() <= fields | {"args"}, event
-        assert type(event["pid"]) is int
-        assert type(event["tid"]) is int
+        assert list(map(type, thread)) == [int, int]
         assert event["tid"] != event["pid"], "Perfetto would call it the main thread"
         if kind == "M":
             assert event["name"] in ("process_name", "thread_name")
             assert event["args"].keys() == {"name"}
+            named.add(thread)
             continue
         assert event["ts"] >= 0
-        stack = open_spans.setdefault((event["pid"], event["tid"]), [])
+        stack = open_spans.setdefault(thread, [])
         while stack and stack[-1][0] <= event["ts"] + 0.0004:  # times are multiples of 0.001
             stack.pop()
         if kind in "Xi":
             length = event.get("dur", 0)
             assert length >= 0
+            assert not stack or event["ts"] + length <= stack[-1][0] + 0.0015, "they overlap"
             # Without a length it is open until time goes on.
             stack.append((event["ts"] + max(length, 0.0005), event["name"]))
         else:
@@ -443,6 +439,7 @@ def check_the_format(content: dict[str, Any]) -> None:
             else:
                 assert [name for _, name in stack] == [arrows.pop(event["id"]), "resumes"]
     assert not arrows
+    assert open_spans.keys() <= named
 
 
 def await_of(number: int, **times: Any) -> Await:
@@ -535,19 +532,12 @@ def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path, width
     page = tmp_path / "trace.html"
     run_on("asyncio", write_page, page)
     page.write_text(page.read_text().replace("</html>", PROBE + "</html>"))
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        f"--window-size={width},800",
-    ]
-    command = [browser, *options, "--dump-dom", page.as_uri()]
+    switches = (
+        "headless no-sandbox no-first-run disable-gpu disable-quic disable-sync dump-dom "
+        "disable-background-networking disable-component-update "
+        f"window-size={width},800 user-data-dir={tmp_path / 'profile'}"
+    )
+    command = [browser, *(f"--{each}" for each in switches.split(" ")), page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
     found = re.search(r'data-probe="([^"]*)"', shown)
     assert found is not None, "the script has failed"
@@ -569,6 +559,9 @@ def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
         trace.record(limit=0)
     with pytest.raises(FileNotFoundError):
         trace.record(tmp_path / "none" / "trace.json").__enter__()
+    (folder := tmp_path / "trace.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        trace.record(folder).__enter__()
     assert not internals.observers()
     with trace.record() as recording:
         pass
@@ -577,36 +570,40 @@ def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_block_that_fails_writes_its_trace(tmp_path: Path) -> None:
-    path = tmp_path / "{pid}.json"
-    with pytest.raises(KeyError), trace.record(path):
+    """If it cannot be written, the block's own error wins."""
+    with pytest.raises(KeyError), trace.record(tmp_path / "{pid}.json"):
         raise KeyError
     written = tmp_path / f"{os.getpid()}.json"
     assert json.loads(written.read_text())["otherData"]["awaits"] == 0
+    (folder := tmp_path / "folder").mkdir()
+    with pytest.raises(KeyError), trace.record(folder / "trace.json"):
+        shutil.rmtree(folder)
+        raise KeyError
 
 
 # ------------------------------------------------------------------------ NVTX
 
 
+async def two_awaits() -> None:
+    async with Stream() as stream:
+        await stream.enqueue_async(spin, 0)
+
+
 def test_each_await_gets_an_nvtx_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranges: dict[int, str] = {}
+    ranges: list[str] = []
     ended: list[int] = []
 
     def start_range(message: str, domain: str) -> int:
         assert domain == "aiostream"
-        ranges[len(ranges)] = message
+        ranges.append(message)
         return len(ranges) - 1
 
     nvtx = types.SimpleNamespace(start_range=start_range, end_range=ended.append)
     monkeypatch.setitem(sys.modules, "nvtx", nvtx)
-
-    async def main() -> None:
-        async with Stream() as stream:
-            await stream.enqueue_async(spin, 0)
-
     with trace.record(nvtx=True):
-        run_on("asyncio", main)
-    assert sorted(ended) == sorted(ranges)
-    assert [text.split(" · ")[0] for text in ranges.values()] == [
+        run_on("asyncio", two_awaits)
+    assert sorted(ended) == list(range(len(ranges)))
+    assert [text.split(" · ")[0] for text in ranges] == [
         "Stream.enqueue_async",
         "Stream.synchronize_async",
     ]
@@ -614,13 +611,8 @@ def test_each_await_gets_an_nvtx_range(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nvtx_itself_takes_the_ranges() -> None:
     pytest.importorskip("nvtx", reason="pip install nvtx")
-
-    async def main() -> None:
-        async with Stream() as stream:
-            await stream.enqueue_async(spin, 0)
-
     with trace.record(nvtx=True) as recording:
-        run_on("asyncio", main)
+        run_on("asyncio", two_awaits)
     assert len(recording.awaits) == 2
 
 
@@ -645,19 +637,16 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("kind", ["json", "html"])
 def test_the_environment_variable_traces_the_process(
-    kind: str, driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, driver_kind: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AIOSTREAM_TRACE", str(tmp_path / ("trace-{pid}." + kind)))
-    succeed(driver_kind, PROGRAM)
+    succeed(driver_kind, PROGRAM, AIOSTREAM_TRACE=str(tmp_path / ("trace-{pid}." + kind)))
     (written,) = tmp_path.iterdir()
     assert re.fullmatch(rf"trace-\d+\.{kind}", written.name)
     assert "Stream.enqueue_async" in written.read_text()
 
 
-def test_a_forked_child_leaves_the_file_alone(
-    driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIOSTREAM_TRACE", str(tmp_path / "trace.json"))
+def test_a_forked_child_leaves_the_file_alone(driver_kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
     forking = """
 import os
 child = os.fork()
@@ -666,24 +655,5 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert not os.listdir(os.path.dirname(os.environ["AIOSTREAM_TRACE"])), "neither has written yet"
 """
-    succeed(driver_kind, PROGRAM + forking)
-    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["awaits"] == 2
-
-
-def test_a_wrong_environment_variable_is_named(
-    driver_kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIOSTREAM_TRACE", "trace.txt")
-    succeed(
-        driver_kind,
-        """
-        import aiostream
-        for _ in range(2):
-            try:
-                aiostream.Stream()
-            except ValueError as error:
-                assert "AIOSTREAM_TRACE" in str(error)
-            else:
-                raise AssertionError
-        """,
-    )
+    succeed(driver_kind, PROGRAM + forking, AIOSTREAM_TRACE=str(path))
+    assert json.loads(path.read_text())["otherData"]["awaits"] == 2

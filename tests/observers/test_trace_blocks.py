@@ -1,14 +1,11 @@
-"""What a recording leaves to the application: its counts, and the errors of its blocks; and what is
-over before a task could wait.
+"""What a recording leaves to the application: its counts; and what is over before a task could
+wait.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
-
-import pytest
 
 from aiostream import Stream, statistics, trace
 from aiostream.testing import spin
@@ -25,22 +22,6 @@ async def test_the_recordings_own_events_are_not_the_applications() -> None:
             assert now.balanced
     assert statistics().handles.open == before.open
     assert statistics().balanced
-
-
-def test_the_error_of_the_block_wins_over_that_of_the_file(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with pytest.raises(ZeroDivisionError), trace.record(folder / "trace.json"):
-        shutil.rmtree(folder)
-        1 / 0  # noqa: B018
-
-
-def test_a_path_that_is_a_folder_is_refused_at_the_beginning(tmp_path: Path) -> None:
-    folder, begun = tmp_path / "trace.json", False
-    folder.mkdir()
-    with pytest.raises(IsADirectoryError), trace.record(folder):
-        begun = True
-    assert not begun
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
