@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,18 +12,8 @@ import pytest
 import aiostream
 import internals
 from aiostream.__main__ import main
+from commands import command
 from support import succeed
-
-
-def command(driver_kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "aiostream", "bench", *arguments],
-        capture_output=True,
-        text=True,
-        env=variables,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -34,7 +21,7 @@ def command(driver_kind: str, *arguments: str) -> subprocess.CompletedProcess[st
     ["asyncio", *(pytest.param(each, marks=pytest.mark.slow) for each in ("uvloop", "trio"))],
 )
 def test_each_way_has_a_line_of_figures(driver_kind: str, loop: str) -> None:
-    done = command(driver_kind, "--quick", "--loop", loop)
+    done = command(driver_kind, "bench", "--quick", "--loop", loop)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"{aiostream.Device(0).name}, CUDA ")
@@ -58,7 +45,7 @@ def test_each_way_has_a_line_of_figures(driver_kind: str, loop: str) -> None:
 
 @pytest.mark.slow
 def test_figures_for_scripts(driver_kind: str) -> None:
-    done = command(driver_kind, "--quick", "--json")
+    done = command(driver_kind, "bench", "--quick", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert (found["loop"], found["simulator"]) == ("asyncio", driver_kind == "simulator")
@@ -75,18 +62,13 @@ def test_figures_for_scripts(driver_kind: str) -> None:
 def test_it_needs_no_group(driver_kind: str) -> None:
     """What the group `bench` brings is refused by the import system."""
     program = """
-import sys
-for name in ("numpy", "rich", "matplotlib", "uvloop", "uvicorn", "fastapi", "trio", "benchmarks"):
-    sys.modules[name] = None
-from aiostream.__main__ import main
-raise SystemExit(main(["bench", "--quick"]))
-"""
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=variables, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\naiostream  " in done.stdout
+        import sys
+        for name in "numpy rich matplotlib uvloop uvicorn fastapi trio benchmarks".split():
+            sys.modules[name] = None
+        from aiostream.__main__ import main
+        raise SystemExit(main(["bench", "--quick"]))
+        """
+    assert "\naiostream  " in succeed(driver_kind, program)
 
 
 def test_a_loop_that_is_not_installed_is_named(

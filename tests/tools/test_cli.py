@@ -13,6 +13,7 @@ import pytest
 
 import aiostream
 import internals
+import support
 from aiostream.trace import Await
 from commands import command, succeed
 
@@ -89,25 +90,14 @@ def test_demo_colours_a_terminal_unless_asked_not_to(driver_kind: str) -> None:
 
 def on_a_terminal(driver_kind: str, **environment: str) -> str:
     """What the demo writes when its standard output is a terminal."""
-    outer, inner = os.openpty()
-    variables = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    variables |= {"AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "", **environment}
-    with subprocess.Popen(
-        [sys.executable, "-m", "aiostream", "demo"], stdout=inner, env=variables
-    ) as process:
-        os.close(inner)
-        pieces = []
-        while True:
-            try:
-                piece = os.read(outer, 4096)
-            except OSError:  # the other end is closed: how Linux ends a pseudo-terminal
-                break
-            if not piece:
-                break
-            pieces.append(piece)
-        os.close(outer)
-    assert process.returncode == 0
-    return b"".join(pieces).decode()
+    script = """
+        import os, pty, sys
+        os.environ.pop("NO_COLOR", "")
+        os.environ.update({environment})
+        ended = pty.spawn([sys.executable, "-m", "aiostream", "demo"])
+        raise SystemExit(os.waitstatus_to_exitcode(ended))
+        """
+    return support.succeed(driver_kind, script.format(environment=environment))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
@@ -233,25 +223,17 @@ def in_folder(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_with_the_other_aiostream_on_top_the_command_still_says_so(tmp_path: Path) -> None:
-    # Installed last, their __init__ replaces ours, and everything else of ours stays where it was.
-    package = tmp_path / "aiostream"
-    (package / "_base").mkdir(parents=True)
+@pytest.mark.parametrize("on_top", ["theirs", "ours"])
+def test_with_the_other_aiostream_the_command_still_says_so(tmp_path: Path, on_top: str) -> None:
     (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
-    for name in ("__main__.py", "_base/__init__.py", "_base/clash.py"):
-        (package / name).write_bytes((SOURCE / "aiostream" / name).read_bytes())
-    (package / "__init__.py").write_text(
-        "'''Generator-based operators for asynchronous iteration.'''\n__version__ = '0.8.1'\n"
-    )
-    done = command("none", "doctor", PYTHONPATH=str(tmp_path))
+    if on_top == "theirs":
+        # Installed last, their __init__ replaces ours, and everything else of ours stays.
+        package = tmp_path / "aiostream"
+        (package / "_base").mkdir(parents=True)
+        for name in ("__main__.py", "_base/__init__.py", "_base/clash.py"):
+            (package / name).write_bytes((SOURCE / "aiostream" / name).read_bytes())
+        (package / "__init__.py").write_text("__version__ = '0.8.1'\n")
+    done = command("none", "doctor", PYTHONPATH=os.pathsep.join([str(tmp_path), str(SOURCE)]))
     assert done.returncode == 1
     assert "pip uninstall aiostream aiostream-cuda" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_with_ours_on_top_the_command_says_so_too(tmp_path: Path) -> None:
-    (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
-    ours = Path(aiostream.__file__).parents[1]
-    done = command("none", "doctor", PYTHONPATH=os.pathsep.join([str(tmp_path), str(ours)]))
-    assert done.returncode == 1
-    assert "pip uninstall aiostream aiostream-cuda" in done.stderr
+    assert on_top == "ours" or "Traceback" not in done.stderr

@@ -66,27 +66,19 @@ def test_doctor_without_a_driver_says_how_to_get_the_simulator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words", "code"),
+    ("variable", "value", "words", "code"),
     [
-        ("16", "16 hardware queues", 0),
-        ("many", "PROBLEM: 'many' is not a number from 1 to 32", 1),
-        ("64", "PROBLEM: '64' is not a number from 1 to 32", 1),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "16", "16 hardware queues", 0),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "many", "PROBLEM: 'many' is not a number from 1 to 32", 1),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "64", "PROBLEM: '64' is not a number from 1 to 32", 1),
+        ("AIOSTREAM_WAIT", "spin", "spin, unless", 0),
+        ("AIOSTREAM_WAIT", "fast", "PROBLEM: the environment", 1),
     ],
 )
-def test_doctor_explains_the_hardware_queues(
-    driver_kind: str, value: str, words: str, code: int
+def test_doctor_explains_a_variable(
+    driver_kind: str, variable: str, value: str, words: str, code: int
 ) -> None:
-    done = command(driver_kind, "doctor", CUDA_DEVICE_MAX_CONNECTIONS=value)
-    assert done.returncode == code
-    assert words in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("value", "words", "code"),
-    [("spin", "spin, unless", 0), ("fast", "PROBLEM: the environment", 1)],
-)
-def test_doctor_says_how_streams_wait(driver_kind: str, value: str, words: str, code: int) -> None:
-    done = command(driver_kind, "doctor", AIOSTREAM_WAIT=value)
+    done = command(driver_kind, "doctor", **{variable: value})
     assert done.returncode == code
     assert words in done.stdout
 
