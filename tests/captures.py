@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from aiostream import (
-    CaptureMode,
-    CaptureStatus,
-    CudaError,
-    Event,
-    GraphDependencyType,
-    GraphEdgeData,
-    Stream,
-)
+from aiostream import CaptureMode, CudaError, Event, GraphDependencyType, GraphEdgeData, Stream
 from internals import bindings, driver_call
 from support import spin
 
@@ -25,21 +16,10 @@ GLOBAL, THREAD_LOCAL, RELAXED = MODES = (0, 1, 2)
 PROGRAMMATIC = GraphEdgeData(from_port=1, type=GraphDependencyType.PROGRAMMATIC)
 
 
-@contextlib.contextmanager
-def warm_stream() -> Iterator[Stream]:
-    """A stream that has run a kernel: to load its module would end a capture."""
-    stream = Stream()
-    spin(stream, 0)
-    yield stream
-    assert stream.closed or stream.capture_status() is CaptureStatus.NONE
-    stream.close()
-
-
-class Owned:
-    """What a graph keeps alive."""
-
-    def call(self) -> None:
-        """A host function."""
+def in_context(stream: Stream, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function where the context of the stream is current."""
+    with stream.context.as_current():
+        return function(*args)
 
 
 @contextlib.contextmanager
@@ -58,29 +38,21 @@ def in_anothers_capture(stream: Stream) -> Iterator[None]:
         thing.close()
 
 
-def in_thread(function: Any, stream: Stream) -> Any:
+def in_thread(function: Callable[[], Any], stream: Stream) -> Any:
     """Calls a function in another thread, where the context of the stream is current.
 
     Returns what it returned or raised.
     """
-    outcome: list[Any] = []
-
-    def run() -> None:
-        with stream.context.as_current():
-            try:
-                outcome.append(function())
-            except Exception as error:
-                outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return outcome[0]
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(in_context, stream, function)
+    return future.exception() or future.result()
 
 
-def code_of(function: Any, *args: Any, **options: Any) -> tuple[type[CudaError], int, str]:
+def code_of(
+    function: Any, *args: Any, match: str = ".", **options: Any
+) -> tuple[type[CudaError], int, str]:
     """Calls what must raise an error of the driver; returns its class, its code and its call."""
-    with pytest.raises(CudaError) as caught:
+    with pytest.raises(CudaError, match=match) as caught:
         function(*args, **options)
     return type(caught.value), caught.value.code, caught.value.call
 
@@ -117,38 +89,13 @@ class ElsewhereCapture:
     """Captures in a thread of its own, which alone may end what it began (unless RELAXED)."""
 
     def __init__(self, stream: Stream, mode: int) -> None:
-        self._begun, self._to_end = threading.Event(), threading.Event()
-        self._outcome: Any = None  # what `end` answered, or an error: the thread sets it
-        self._thread = threading.Thread(
-            target=self._run, args=(stream, mode), name="aiostream-test-capture"
-        )
-        self._thread.start()
-        assert self._begun.wait(30)
-        if self._failed():
-            self.end()
-
-    def _failed(self) -> bool:
-        return self._outcome is not None
-
-    def _run(self, stream: Stream, mode: int) -> None:
-        try:
-            with stream.context.as_current():
-                begin(stream, mode)
-                self._begun.set()
-                assert self._to_end.wait(60)
-                self._outcome = end(stream)
-        except BaseException as error:
-            self._outcome = error
-        finally:
-            self._begun.set()
+        self.stream = stream
+        self._thread = ThreadPoolExecutor(1, "aiostream-test-capture")
+        self._thread.submit(in_context, stream, begin, stream, mode).result(30)
 
     def end(self) -> int:
-        self._to_end.set()
-        self._thread.join()
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        assert self._outcome is not None
-        return int(self._outcome)
+        with self._thread:
+            return int(self._thread.submit(in_context, self.stream, end, self.stream).result())
 
 
 # Where a test captures: in its own thread, or in another one.

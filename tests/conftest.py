@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 
 import internals
+from aiostream import CaptureStatus, Stream
 from installed import GIVES_WRONG_EDGE_DATA, MISSING, missing_of
-from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle
+from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle, spin
 
 pytest_plugins = ["running", "aiostream_pytest"]  # the latter also if it is not installed
 
@@ -223,6 +224,29 @@ def ledger(cuda_ledger: None) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------ what a test changes
+
+
+@pytest.fixture
+def stream() -> Iterator[Stream]:
+    """A stream that has run a kernel: to load its module would end a capture."""
+    stream = Stream()
+    spin(stream, 0)
+    stream.synchronize()
+    yield stream
+    assert stream.closed or stream.capture_status() is CaptureStatus.NONE
+    stream.close()
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What went to `sys.unraisablehook`, as (exception's type, its text, object)."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        sys,
+        "unraisablehook",
+        lambda args: seen.append((args.exc_type, str(args.exc_value), args.object)),
+    )
+    return seen
 
 
 @pytest.fixture

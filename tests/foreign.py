@@ -4,6 +4,7 @@ and current streams.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import types
@@ -52,19 +53,12 @@ class CupyStream(TheirStream):
         currents.cupy.pop()
 
 
+@dataclasses.dataclass
 class TheirDevice:
     """`torch.device`, as far as it is looked at."""
 
-    def __init__(self, kind: str, index: int | None = None) -> None:
-        self.type, self.index = kind, index
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TheirDevice) and (self.type, self.index) == (
-            other.type,
-            other.index,
-        )
-
-    __hash__ = None  # type: ignore[assignment]
+    type: str
+    index: int | None = None
 
 
 def torch_current_stream(device: int) -> Any:

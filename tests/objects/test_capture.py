@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
-from aiostream import Event, Stream, StreamCaptureError, statistics
+from aiostream import CaptureMode, Event, Stream, StreamCaptureError, statistics
 from captures import CAPTURES, GLOBAL, MODES, begin, end
 from internals import native_call_replaced
-from support import Gate, cases_on_loops, held_stream, spin, succeed
+from support import BACKENDS, FULL, Gate, cases_on_loops, held_stream, settle, spin, succeed
+from waiters import counts, until
 
 in_each_mode = cases_on_loops("mode", [(mode,) for mode in MODES])
 
@@ -41,8 +43,8 @@ REFUSED: list[Callable[[Stream], Any]] = [
 ]
 
 
-async def require_refusals(stream: Stream, code: int) -> None:
-    for call in REFUSED:
+async def require_refusals(stream: Stream, code: int, calls: Iterable[Callable[..., Any]]) -> None:
+    for call in calls:
         with pytest.raises(StreamCaptureError) as caught:
             awaitable = call(stream)
             if awaitable is not None:
@@ -53,14 +55,14 @@ async def require_refusals(stream: Stream, code: int) -> None:
 
 
 @in_each_mode
-async def test_refused_calls_leave_the_capture_alone(capture: Any, mode: int) -> None:
-    stream = Stream()
-    spin(stream, 0)  # loads the kernel's module, which no capture would survive
+async def test_refused_calls_leave_the_capture_alone(
+    stream: Stream, capture: Any, mode: int
+) -> None:
     before = statistics()
     capturing = capture(stream, mode)
-    await require_refusals(stream, 900)
+    await require_refusals(stream, 900, REFUSED)
     spin(stream, 0)  # the one node
-    await require_refusals(stream, 900)
+    await require_refusals(stream, 900, REFUSED)
     assert capturing.end() == 1
     after = statistics()
     assert (after.points.armed, after.points.quarantined) == (
@@ -71,7 +73,6 @@ async def test_refused_calls_leave_the_capture_alone(capture: Any, mode: int) ->
     await stream.synchronize_async()
     stream.synchronize()  # the point's own host function may not have returned yet
     assert stream.query()
-    stream.close()
 
 
 @in_each_mode
@@ -84,27 +85,18 @@ async def test_legacy_stream_is_refused_while_a_blocking_stream_captures(
     event = Event()
     capturing = capture(stream, mode)
     spin(stream, 0)
-    calls: list[Callable[[Stream], Any]] = [
-        *REFUSED[:7],
-        lambda stream: stream.launch_host_func(never),
-    ]
-    for call in calls:
-        with pytest.raises(StreamCaptureError) as caught:
-            awaitable = call(legacy)
-            if awaitable is not None:
-                await awaitable
-        assert caught.value.code == 906
-    with pytest.raises(StreamCaptureError):
-        event.record(legacy)
+    enqueues = [lambda stream: stream.launch_host_func(never), event.record]
+    await require_refusals(legacy, 906, [*REFUSED[:7], *enqueues])
     assert capturing.end() == 1
     await legacy.synchronize_async()
     event.close()
     stream.close()
 
 
-async def test_capture_of_a_non_blocking_stream_leaves_the_legacy_stream_alone() -> None:
-    stream, legacy = Stream(), Stream.legacy()
-    spin(stream, 0)
+async def test_capture_of_a_non_blocking_stream_leaves_the_legacy_stream_alone(
+    stream: Stream,
+) -> None:
+    legacy = Stream.legacy()
     begin(stream, GLOBAL)
     await legacy.completion_future()
     await legacy.synchronize_async()
@@ -112,7 +104,6 @@ async def test_capture_of_a_non_blocking_stream_leaves_the_legacy_stream_alone()
     assert legacy.query()
     spin(stream, 0)
     assert end(stream) == 1
-    stream.close()
 
 
 async def test_pending_completions_arrive_during_a_capture(capture: Any) -> None:
@@ -190,21 +181,14 @@ async def test_dropping_and_closing_streams_and_events_does_not_end_a_capture(ca
     other.close()
 
 
-# -------------------------------------------------------------------- fifty captures in the traffic
+# -------------------------------------------------------------------------- captures in the traffic
 
 
 class Traffic:
     """Tasks that work and wait on their own streams, in one loop, until they are stopped."""
 
-    def __init__(self, streams: list[Stream]) -> None:
-        self.arrivals = 0
-        self.arrived = threading.Semaphore(0)
-        self.stopping = False
-        self.streams = streams
-
-    def note(self) -> None:
-        self.arrivals += 1
-        self.arrived.release()
+    arrivals = 0
+    stopping = False
 
     async def waits(self, stream: Stream) -> None:
         event = Event()
@@ -214,95 +198,67 @@ class Traffic:
             await event.synchronize_async()
             stream.query()
             await stream.synchronize_async()
-            self.note()
+            self.arrivals += 1
         event.close()
 
     async def completions(self, stream: Stream) -> None:
         while not self.stopping:
             spin(stream, 0.0001)
-            first, second = stream.completion_future(), stream.checked_completion_future()
-            await first
-            await second
-            self.note()
+            futures = [stream.completion_future() for _ in range(9)]
+            for future in (*futures, stream.checked_completion_future()):
+                await future
+            self.arrivals += 1
 
 
-async def together(*functions: Callable[[], Any]) -> None:
-    import anyio
-
-    async with anyio.create_task_group() as group:
-        for function in functions:
-            group.start_soon(function)
-
-
-CAPTURES_PER_TEST = 51
-
-
-def capture_often(stream: Stream, traffic: Traffic, nodes: list[int]) -> None:
-    """In a thread of its own: 51 captures in turn of all modes, each lasting for some arrivals in
-    the loop.
+@cases_on_loops("where", [("here",), ("elsewhere",)])
+async def test_many_captures_during_other_work(stream: Stream, where: str) -> None:
+    """None is invalidated and nothing is lost, while the janitor destroys graphs in the
+    background. Each capture lasts for some arrivals in the loop.
     """
-    with stream.context.as_current():
-        for number in range(CAPTURES_PER_TEST):
-            begin(stream, MODES[number % 3])
-            spin(stream, 0)
-            for _ in range(3):
-                assert traffic.arrived.acquire(timeout=30), "nothing arrives during the capture"
-            nodes.append(end(stream))
-
-
-@pytest.mark.parametrize("where", ["here", "elsewhere"])
-async def test_fifty_captures_during_other_work(where: str) -> None:
-    captured, held = Stream(), Stream()
+    traffic, calls = Traffic(), list[int]()
     streams = [Stream() for _ in range(3)]
-    for stream in (captured, *streams):
-        spin(stream, 0)
-    traffic = Traffic(streams)
-    nodes: list[int] = []
-    errors: list[BaseException] = []
+    captures = 200 if FULL else 60
 
-    async def capture_here() -> None:
-        for number in range(CAPTURES_PER_TEST):
-            passes = statistics().watcher_passes
-            begin(captured, MODES[number % 3])
-            spin(captured, 0)
-            wanted = traffic.arrivals + 3
-            # The watcher looks at least once into every tenth capture: `held` keeps it looking.
-            while traffic.arrivals < wanted or (
-                number % 10 == 0 and statistics().watcher_passes < passes + 2
-            ):
-                await streams[0].synchronize_async()
-                await anyio.lowlevel.checkpoint()
-            nodes.append(end(captured))
-        traffic.stopping = True
+    def capture_often() -> Iterator[Callable[..., bool]]:
+        """Yields within each capture until when it lasts."""
+        for number in range(captures):
+            with stream.capture(list(CaptureMode)[number % 3]) as capture:
+                spin(stream, 0)
+                stream.launch_host_func(calls.append, number)
+                # The watcher looks at least once into every tenth capture.
+                passes = statistics().watcher_passes + (2 if number % 10 == 0 else 0)
+                yield (
+                    lambda wanted=traffic.arrivals + 3, passes=passes: (
+                        traffic.arrivals >= wanted and statistics().watcher_passes >= passes
+                    )
+                )
+            assert len(capture.graph.nodes) == 2
+            # Both are dropped here: the janitor destroys them during the next captures.
+            capture.graph.instantiate().launch(stream)
 
-    def in_thread() -> None:
-        try:
-            capture_often(captured, traffic, nodes)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            traffic.stopping = True
+    def capture_elsewhere() -> None:
+        with stream.context.as_current():
+            for is_over in capture_often():
+                assert settle(is_over), "nothing arrives during the capture"
 
     with Gate() as gate:
-        gate.hold(held)
-        pending = held.completion_future()
-        tasks: list[Callable[[], Any]] = [
-            lambda: traffic.waits(streams[1]),
-            lambda: traffic.completions(streams[2]),
-        ]
-        if where == "here":
-            await together(*tasks, capture_here)
-        else:
-            thread = threading.Thread(target=in_thread, name="aiostream-test-capture")
-            thread.start()
-            await together(*tasks)
-            thread.join()
-        assert not errors, errors
+        gate.hold(streams[0])
+        pending = streams[0].completion_future()  # keeps the watcher looking
+        async with anyio.create_task_group() as group:
+            group.start_soon(traffic.waits, streams[1])
+            group.start_soon(traffic.completions, streams[2])
+            if where == "here":
+                for is_over in capture_often():
+                    await until(is_over)
+            else:
+                await anyio.to_thread.run_sync(capture_elsewhere)
+            traffic.stopping = True
         assert not pending.done()
     await pending
-    assert nodes == [1] * CAPTURES_PER_TEST
-    for stream in (captured, held, *streams):
-        stream.close()
+    await stream.synchronize_async()
+    assert calls == list(range(captures))
+    for each in streams:
+        each.close()
 
 
 def test_first_use_of_the_library_during_a_capture(driver_kind: str) -> None:
@@ -376,46 +332,29 @@ def quarantined_by(call: Callable[[], Any], stream: Stream, mode: int, check: in
 
 
 @pytest.mark.cuda_leaks(3)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 async def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_completion(
-    loop_kind: str,
+    stream: Stream,
 ) -> None:
     for mode in MODES:
-        stream = Stream()
         assert quarantined_by(stream.completion_future, stream, mode) == 1
         await stream.completion_future()  # the stream, and the bridge, serve as before
-        stream.close()
 
 
 @pytest.mark.cuda_leaks(1)
-def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_host_function() -> None:
+def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_host_function(
+    stream: Stream,
+) -> None:
     ran: list[int] = []
-    stream = Stream()
     assert quarantined_by(lambda: stream.launch_host_func(ran.append, 1), stream, GLOBAL) == 1
     stream.launch_host_func(ran.append, 2)
     stream.synchronize()
     assert ran == [2]
-    stream.close()
 
 
 @pytest.mark.cuda_leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-async def test_a_capture_that_fn_begins_refuses_enqueue_async_and_keeps_its_work(
-    loop_kind: str,
-) -> None:
-    stream = Stream()
-    before = statistics()
-    with pytest.raises(StreamCaptureError):
-        stream.enqueue_async(begin, GLOBAL)
-    assert end(stream) == 0
-    assert statistics().points.leaked == before.points.leaked + 1
-    assert await stream.enqueue_async(lambda _: "next") == "next"
-    stream.close()
-
-
-@pytest.mark.cuda_leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-async def test_capture_that_begins_after_fn_is_counted_once(loop_kind: str) -> None:
+@pytest.mark.parametrize("loop_kind", BACKENDS)
+async def test_capture_that_begins_after_fn_is_counted_once() -> None:
     stream = Stream(wait="hostfunc")
     # The first check is enqueue_async's own, the second arms the completion of what fn enqueued.
     assert (
@@ -477,8 +416,10 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
 
 
 @in_each_mode
-async def test_an_event_recorded_on_a_capturing_stream_has_no_time(capture: Any, mode: int) -> None:
-    stream, other, event = Stream(), Stream(), Event()
+async def test_an_event_recorded_on_a_capturing_stream_has_no_time(
+    stream: Stream, capture: Any, mode: int
+) -> None:
+    other, event = Stream(), Event()
     event.record(stream)
     assert event.query() in (True, False)
     capturing = capture(stream, mode)
@@ -495,31 +436,19 @@ async def test_an_event_recorded_on_a_capturing_stream_has_no_time(capture: Any,
     event.record(other)
     await event.synchronize_async()
     assert event.query()
-    for thing in (stream, other, event):
+    for thing in (other, event):
         thing.close()
 
 
-async def test_stream_can_begin_to_capture_while_it_is_awaited() -> None:
+async def test_stream_can_begin_to_capture_while_it_is_awaited(stream: Stream) -> None:
     """The wait ends, although the stream begins to capture during it."""
-    import anyio
-
     with Gate() as gate:
-        stream = held_stream(gate)
-        spin(stream, 0)
-        ended: list[bool] = []
-
-        async def wait() -> None:
-            await stream.synchronize_async()
-            ended.append(True)
-
+        gate.hold(stream)
         async with anyio.create_task_group() as group:
-            group.start_soon(wait)
             before = statistics().points.armed
-            while statistics().points.armed == before and not ended:
-                await anyio.lowlevel.checkpoint()
+            group.start_soon(stream.synchronize_async)
+            await until(lambda: statistics().points.armed > before)
             begin(stream, GLOBAL)
             gate.open()
-            while not ended:
-                await anyio.lowlevel.checkpoint()
+            await until(lambda: counts().pending == 0)
             assert end(stream) == 0
-        stream.close()

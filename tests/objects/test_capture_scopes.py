@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import random
-import signal
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -34,17 +32,11 @@ from aiostream import (
     WaitEventFlags,
     statistics,
 )
-from captures import PROGRAMMATIC, code_of, in_thread, warm_stream
+from captures import PROGRAMMATIC, code_of, in_thread
 from interrupts import Striker
-from support import STRATEGIES, Gate, settle, spin
+from support import BACKENDS, STRATEGIES, Gate, settle, spin
 
 MODES = list(CaptureMode)
-
-
-@pytest.fixture
-def stream() -> Iterator[Stream]:
-    with warm_stream() as stream:
-        yield stream
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -121,19 +113,6 @@ async def test_cancellation_ends_the_capture(stream: Stream) -> None:
     other.close()
 
 
-def test_error_of_the_body_wins_over_the_capture_error(stream: Stream) -> None:
-    other = Stream()
-    with pytest.raises(ValueError, match="body"), stream.capture():
-        event = Event()
-        event.record(stream)
-        other.wait_event(event)
-        spin(other, 0)  # never joined back
-        raise ValueError("body")
-    assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
-    event.close()
-    other.close()
-
-
 def test_body_that_ends_the_capture_itself(stream: Stream) -> None:
     with pytest.raises(CudaError) as caught, stream.capture():
         stream.end_capture().close()
@@ -143,31 +122,28 @@ def test_body_that_ends_the_capture_itself(stream: Stream) -> None:
         raise ValueError("later")
 
 
-def test_body_that_closes_the_stream() -> None:
-    for ending in (Stream.close, Stream.into_raw):
-        stream = Stream()
-        handle = None
-        with pytest.raises((StreamClosedError, CudaError)), stream.capture(CaptureMode.RELAXED):
-            handle = ending(stream)
-        if handle:
-            again = Stream.from_raw(handle)
-            again.end_capture().close()
-            again.close()
+def test_body_that_closes_the_stream(stream: Stream) -> None:
+    with pytest.raises((StreamClosedError, CudaError)), stream.capture(CaptureMode.RELAXED):
+        again = Stream.from_raw(stream.into_raw())
+    again.end_capture().close()
+    with pytest.raises((StreamClosedError, CudaError)), again.capture(CaptureMode.RELAXED):
+        again.close()
 
 
 # -------------------------------------------------------------------------- the driver's own errors
 
 
 def test_begin_and_end_that_are_refused(stream: Stream) -> None:
-    assert code_of(stream.end_capture) == (CudaError, 401, "cuStreamEndCapture")
-    assert code_of(Stream.legacy().begin_capture) == (
-        StreamCaptureError,
-        900,
-        "cuStreamBeginCapture",
-    )
+    none, already = "The stream is not capturing", "The stream is capturing already"
+    assert code_of(stream.end_capture, match=none) == (CudaError, 401, "cuStreamEndCapture")
+    assert code_of(stream.update_capture_dependencies, [], match=none)[:2] == (CudaError, 401)
+    legacy = code_of(Stream.legacy().begin_capture)
+    assert legacy == (StreamCaptureError, 900, "cuStreamBeginCapture")
     assert code_of(Stream.legacy().begin_capture_to_graph, Graph())[:2] == (StreamCaptureError, 900)
     stream.begin_capture()
-    assert code_of(stream.begin_capture) == (CudaError, 401, "cuStreamBeginCapture")
+    begun = code_of(stream.begin_capture, match=already)
+    assert begun == (CudaError, 401, "cuStreamBeginCapture")
+    assert code_of(stream.begin_capture_to_graph, Graph(), match=already)[:2] == (CudaError, 401)
     assert stream.capture_status() is CaptureStatus.ACTIVE
     stream.end_capture().close()
     with pytest.raises(ValueError, match=r"mode is one of CaptureMode\.GLOBAL, .*, not 7"):
@@ -220,6 +196,11 @@ def test_unjoined_and_unmatched_captures(stream: Stream) -> None:
     stream.wait_event(event)
     with stream.end_capture() as graph:
         assert len(graph.nodes) == 1
+    with pytest.raises(ValueError, match="body"), stream.capture():
+        event.record(stream)
+        other.wait_event(event)
+        raise ValueError("body")  # wins over the error of the capture
+    assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
     event.close()
     other.close()
 
@@ -336,7 +317,6 @@ def test_dependencies_can_be_added_and_replaced(stream: Stream) -> None:
             internals.last_handle_of(second.node),
         }
         assert [dependency.node for dependency in graph.nodes[0].dependents] == [last]
-    assert code_of(stream.update_capture_dependencies, [])[:2] == (CudaError, 401)
 
 
 def test_annotated_dependencies(stream: Stream) -> None:
@@ -418,11 +398,10 @@ def test_relaxed_thread_may_allocate_during_a_global_capture(stream: Stream) -> 
 # ------------------------------------------------------------------------- a block for each capture
 
 
-def test_a_scope_is_entered_once() -> None:
+def test_a_scope_is_entered_once(stream: Stream) -> None:
     """Entered again, it gave the first block's graph while the second went on, and after that had
     failed.
     """
-    stream = Stream()
     scope = stream.capture()
     with scope:
         pass
@@ -444,43 +423,21 @@ def test_a_scope_is_entered_once() -> None:
     with refused:  # one that did not begin may begin now
         pass
     refused.graph.close()
-    stream.close()
-
-
-def test_errors_name_what_cannot_be_captured() -> None:
-    stream = Stream()
-    for call in (stream.end_capture, lambda: stream.update_capture_dependencies([])):
-        with pytest.raises(CudaError, match="The stream is not capturing"):
-            call()
-    stream.begin_capture()
-    with Graph() as graph:
-        for call in (stream.begin_capture, lambda: stream.begin_capture_to_graph(graph)):
-            with pytest.raises(CudaError, match="The stream is capturing already"):
-                call()
-    stream.end_capture().close()
-    stream.close()
 
 
 async def test_closing_a_capturing_stream_says_that_the_capture_is_gone() -> None:
     """It said that the capture goes on."""
     message = r"The stream was capturing\. It is closed now, and its capture gives no graph"
-    awaited, blocked, entered = Stream(), Stream(), Stream()
-    awaited.begin_capture()
-    with pytest.raises(StreamCaptureError, match=message):
-        await awaited.aclose()
-    blocked.begin_capture()
-    with pytest.raises(StreamCaptureError, match=message):
-        blocked.shutdown()
-    with pytest.raises(StreamCaptureError, match=message):
-        async with entered:
-            entered.begin_capture()
-    assert awaited.closed
-    assert blocked.closed
-    assert entered.closed
+    for how in ("aclose", "shutdown", "async with"):
+        stream = Stream()
+        with pytest.raises(StreamCaptureError, match=message):
+            async with stream if how == "async with" else nullcontext():
+                stream.begin_capture()
+            await stream.aclose() if how == "aclose" else stream.shutdown()
+        assert stream.closed
 
 
-async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
-    stream = Stream()
+async def test_closing_a_borrowed_stream_leaves_the_capture_alone(stream: Stream) -> None:
     borrowed = stream.to_borrowed()
     stream.begin_capture()
     with pytest.raises(StreamCaptureError, match="the capture goes on"):
@@ -488,39 +445,37 @@ async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
     assert borrowed.closed
     assert stream.capture_status() is CaptureStatus.ACTIVE
     stream.end_capture().close()
-    stream.close()
 
 
 @pytest.mark.cuda_leaks(2)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 @pytest.mark.parametrize("wait", STRATEGIES)
 async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: Any) -> None:
-    stream = Stream(wait=wait)
+    """It is refused, and its work is kept. The stream goes on."""
+    stream, leaked = Stream(wait=wait), statistics().points.leaked
     message = "The function has left the stream capturing.*End the capture in the function"
     with pytest.raises(StreamCaptureError, match=message):
         stream.enqueue_async(lambda stream: stream.begin_capture())
     assert stream.capture_status() is CaptureStatus.ACTIVE
     stream.end_capture().close()
+    assert statistics().points.leaked == leaked + 1
+    assert await stream.enqueue_async(lambda _: "next") == "next"
     with pytest.raises(StreamCaptureError, match=message):
         await stream.enqueue_in_thread(lambda stream: stream.begin_capture(CaptureMode.RELAXED))
     stream.end_capture().close()
+    assert statistics().points.leaked == leaked + 2
+    assert await stream.enqueue_in_thread(lambda _: "next") == "next"
     stream.close()
 
 
 def test_a_scope_keeps_its_stream() -> None:
     """A stream that only the scope refers to was closed by its finalizer."""
-    begins: list[Callable[[Stream], Any]] = [
-        lambda stream: stream.capture(),
-        lambda stream: stream.capture_executable(),
-    ]
-    for begin in begins:
+    for begin in (Stream.capture, Stream.capture_executable):
         scope = begin(Stream())
         gc.collect()
         assert settle(internals.janitor_is_idle)
         with scope:
             pass
-    scope.executable.close()
-    del scope
 
 
 BEGINNINGS: list[Callable[[Stream, Graph], object]] = [
@@ -532,69 +487,28 @@ BEGINNINGS: list[Callable[[Stream, Graph], object]] = [
 
 @pytest.mark.parametrize("begin", BEGINNINGS, ids=["begin_capture", "capture", "to_graph"])
 def test_interrupt_of_the_beginning_leaves_no_capture(
-    begin: Callable[[Stream, Graph], object],
+    stream: Stream, begin: Callable[[Stream, Graph], object]
 ) -> None:
-    """The caller knows of none, so nothing would ever end it."""
-    stream = Stream()
+    """The caller knows of none, so nothing would ever end it. And the death of the interrupt's
+    traceback ends no later one.
+    """
     inside = 0
     for number in itertools.count(1):
         with Graph() as graph:
+            interrupt: KeyboardInterrupt | None = None
             try:
                 with Striker(number) as striker:
                     begin(stream, graph)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
+                interrupt = error
                 inside += striker.where.startswith("captures.py")
                 if not striker.where.startswith("capture.py"):  # there it may be about to return
                     assert stream.capture_status() is CaptureStatus.NONE, striker.where
                 if stream.capture_status() is CaptureStatus.NONE:
                     begin(stream, graph)
+            del interrupt
             # Of the graph of `begin_capture_to_graph` it is the same one.
             stream.end_capture().close()
         if not striker.has_struck:
             break
     assert inside > 2
-    stream.close()
-
-
-def test_ctrl_c_at_random_moments_of_the_beginning_leaves_no_capture() -> None:
-    """And the death of the interrupt's traceback ends no later one."""
-    stream = Stream()
-    begin_and_end(stream)
-    struck = 0
-    former = signal.signal(signal.SIGALRM, raise_interrupt)
-    try:
-        for _ in range(1500):
-            interrupt: KeyboardInterrupt | None = None
-            has_begun = False
-            try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 60e-6))
-                    stream.begin_capture()
-                    has_begun = True
-                    while True:
-                        pass
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt as error:
-                interrupt = error
-            if has_begun:
-                stream.end_capture().close()
-                continue
-            struck += 1
-            assert stream.capture_status() is CaptureStatus.NONE, traceback.format_exc()
-            stream.begin_capture()
-            del interrupt
-            stream.end_capture().close()
-    finally:
-        signal.signal(signal.SIGALRM, former)
-    assert struck > 10
-    stream.close()
-
-
-def raise_interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def begin_and_end(stream: Stream) -> None:
-    stream.begin_capture()
-    stream.end_capture().close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,16 +19,10 @@ from aiostream import (
     StreamClosedError,
     statistics,
 )
-from captures import PROGRAMMATIC, Owned, code_of, in_thread, warm_stream
-from support import settle, spin
+from captures import PROGRAMMATIC, code_of, in_thread
+from support import Kept, settle, spin
 
 MODES = list(CaptureMode)
-
-
-@pytest.fixture
-def stream() -> Iterator[Stream]:
-    with warm_stream() as stream:
-        yield stream
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -84,20 +77,22 @@ def test_closed_graph_lives_until_the_capture_into_it_ends(
 
 
 @pytest.mark.parametrize("closed_before", [False, True])
-@pytest.mark.parametrize("how", ["unjoined", "invalidated", "elsewhere", "closed"])
-def test_failed_capture_closes_its_graph(how: str, closed_before: bool) -> None:
+@pytest.mark.parametrize(
+    "how", ["unjoined", "invalidated", "ended on another", "elsewhere", "closed"]
+)
+def test_failed_capture_closes_its_graph(stream: Stream, how: str, closed_before: bool) -> None:
     """Also one that was there before.
 
     The library must not destroy it twice, because another graph may have its handle by then.
     """
-    stream, other, event, graph = Stream(), Stream(), Event(), Graph()
-    open_before, owned = statistics().handles.open, Owned()
+    other, event, graph = Stream(), Event(), Graph()
+    open_before, owned = statistics().handles.open, Kept()
     gone = weakref.ref(owned)
     stream.begin_capture_to_graph(graph)
-    stream.launch_host_func(owned.call)
+    stream.launch_host_func(id, owned)
     del owned
     event.record(stream)
-    if how == "unjoined":
+    if how in ("unjoined", "ended on another"):
         other.wait_event(event)
         spin(other, 0)
     if closed_before:
@@ -110,7 +105,11 @@ def test_failed_capture_closes_its_graph(how: str, closed_before: bool) -> None:
         if how == "invalidated":
             driver = internals.bindings()
             driver.cuStreamQuery(driver.CUstream(stream.handle))
-        assert code_of(stream.end_capture)[1] == {"unjoined": 904, "invalidated": 901}[how]
+        if how == "ended on another":
+            assert code_of(other.end_capture)[1] == 903
+            assert stream.capture_status() is CaptureStatus.INVALIDATED
+            assert graph.closed is closed_before
+        assert code_of(stream.end_capture)[1] == (904 if how == "unjoined" else 901)
     assert graph.closed
     others = [Graph() for _ in range(8)]  # one of them may have the handle now
     graph.close()
@@ -120,21 +119,6 @@ def test_failed_capture_closes_its_graph(how: str, closed_before: bool) -> None:
     for thing in things:
         thing.close()
     assert statistics().handles.open == open_before - 4
-
-
-def test_capture_that_was_ended_on_another_stream(
-    stream: Stream,
-) -> None:
-    other, event, graph = Stream(), Event(), Graph()
-    stream.begin_capture_to_graph(graph)
-    event.record(stream)
-    other.wait_event(event)
-    assert code_of(other.end_capture)[1] == 903
-    assert stream.capture_status() is CaptureStatus.INVALIDATED
-    found = [graph.closed, code_of(stream.end_capture)[1], graph.closed]
-    assert found == [False, 901, True]
-    for thing in (event, other):
-        thing.close()
 
 
 def test_into_raw_is_refused_during_a_capture_into_the_graph(stream: Stream) -> None:
