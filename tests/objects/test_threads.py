@@ -9,7 +9,7 @@ import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -27,38 +27,36 @@ from aiostream import (
     StreamPool,
     WaitStrategy,
     drain,
+    simulator,
     statistics,
 )
-from foreign import current_handles, install_libraries
-from support import Gate, run_on, settle, spin
-
-
-class Held:
-    """An object that is watched: what keeps it alive?"""
+from interrupts import run_interrupted
+from support import PLAIN_LOOPS, Gate, Kept, run_on, settle, spin
+from waiters import until
 
 
 class Thread:
     """A function for a worker thread, which says when it has begun and returns when it may."""
 
-    def __init__(self, then: Callable[[Stream], Any] | None = None) -> None:
+    def __init__(self, then: Callable[[Stream], Any] = lambda _: None) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
         self.then = then
 
     def __call__(self, stream: Stream, *arguments: Any) -> Any:
         self.begun.set()
         assert self.may_end.wait(20)
-        return self.then(stream) if self.then is not None else None
-
-    async def has_begun(self) -> None:
-        with anyio.fail_after(10):
-            while not self.begun.is_set():
-                await anyio.sleep(0.001)
+        return self.then(stream)
 
 
-async def until(condition: Callable[..., bool]) -> None:
-    with anyio.fail_after(10):
-        while not condition():
-            await anyio.sleep(0.001)
+@contextlib.asynccontextmanager
+async def called(
+    stream: Stream, thread: Thread, *arguments: Any, **options: Any
+) -> AsyncIterator[anyio.CancelScope]:
+    """A task in which the call has begun; yields what cancels it."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: stream.enqueue_in_thread(thread, *arguments, **options))
+        await until(thread.begun.is_set)
+        yield group.cancel_scope
 
 
 def taken(limiter: anyio.CapacityLimiter) -> int:
@@ -82,10 +80,10 @@ async def test_result_comes_when_its_work_is_done(strategy: WaitStrategy) -> Non
     await stream.aclose()
 
 
-async def test_wait_is_for_the_gpu_and_not_for_the_thread() -> None:
-    stream = Stream()
+async def test_wait_is_for_the_gpu_and_not_for_the_thread(stream: Stream) -> None:
     limiter = anyio.CapacityLimiter(1)
     returned = threading.Event()
+    results = []
     with Gate() as gate:
 
         def launch(given: Stream) -> str:
@@ -93,60 +91,36 @@ async def test_wait_is_for_the_gpu_and_not_for_the_thread() -> None:
             returned.set()
             return "done"
 
-        results = []
-
         async def call() -> None:
             results.append(await stream.enqueue_in_thread(launch, limiter=limiter))
 
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             await until(returned.is_set)
-            for _ in range(20):
-                await anyio.sleep(0.001)
-                assert not results
-            assert taken(limiter) == 0  # another thread may launch meanwhile
+            await until(lambda: taken(limiter) == 0)  # another thread may launch meanwhile
+            assert not results
             gate.open()
     assert results == ["done"]
-    stream.close()
 
 
-async def test_loop_goes_on_meanwhile() -> None:
-    stream = Stream()
-    thread = Thread()
-    async with anyio.create_task_group() as group:
-        group.start_soon(stream.enqueue_in_thread, thread)
-        await thread.has_begun()
-        await stream.synchronize_async()
-        thread.may_end.set()
-    stream.close()
-
-
-async def test_error_of_fn_is_raised_when_its_work_is_done() -> None:
-    stream = Stream()
-
-    def launch(given: Stream) -> None:
+async def test_error_of_fn_is_raised_when_its_work_is_done(stream: Stream) -> None:
+    def launch(given: Stream, error: type[Exception]) -> None:
         spin(given, 0.002)
-        raise KeyError("mine")
+        raise error("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        await stream.enqueue_in_thread(launch)
+        await stream.enqueue_in_thread(launch, KeyError)
     assert stream.query()
-
-    def stop(_: Stream) -> None:
-        raise StopIteration("mine")
-
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await stream.enqueue_in_thread(stop)
-    stream.close()
+        await stream.enqueue_in_thread(launch, StopIteration)
 
 
 @pytest.mark.needs_gil("a worker that idles frees the frames of its error when it runs again")
-async def test_error_keeps_nothing_alive() -> None:
-    stream = Stream()
-    held = Held()
+async def test_error_keeps_nothing_alive(stream: Stream) -> None:
+    held = Kept()
     watched = weakref.ref(held)
 
-    def launch(_: Stream, thing: Held) -> None:
+    def launch(_: Stream, thing: Kept) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError):
@@ -157,71 +131,46 @@ async def test_error_keeps_nothing_alive() -> None:
         await until(lambda: watched() is None)  # by reference counts alone
     finally:
         gc.enable()
-    stream.close()
 
 
-async def test_what_is_refused_is_refused_before_fn_is_called() -> None:
-    called: list[Any] = []
-    stream = Stream()
-    refused: tuple[tuple[Any, str], ...] = (
+async def test_what_is_refused_is_refused_before_fn_is_called(stream: Stream) -> None:
+    calls: list[Any] = []
+    refused: list[tuple[Any, str]] = [
         (None, "takes a callable, not NoneType"),
-        (anyio.sleep, "it cannot await"),
-    )
+        (anyio.sleep, "run_in_thread takes a .*it cannot await"),
+    ]
     for wrong, says in refused:
-        with pytest.raises(
-            TypeError, match=f"run_in_thread takes a .*{says}" if wrong is not None else says
-        ):
+        with pytest.raises(TypeError, match=says):
             await stream.enqueue_in_thread(wrong)
     with pytest.raises(TypeError, match=r"an anyio\.CapacityLimiter, not int"):
-        await stream.enqueue_in_thread(called.append, limiter=3)
+        await stream.enqueue_in_thread(calls.append, limiter=3)
     stream.begin_capture(CaptureMode.THREAD_LOCAL)
     with pytest.raises(StreamCaptureError):
-        await stream.enqueue_in_thread(called.append)
+        await stream.enqueue_in_thread(calls.append)
     stream.end_capture().close()
     stream.close()
     with pytest.raises(StreamClosedError):
-        await stream.enqueue_in_thread(called.append)
-    assert not called
+        await stream.enqueue_in_thread(calls.append)
+    assert not calls
+
+
+def test_without_a_loop_it_is_refused(stream: Stream) -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
-        threading_free = stream.enqueue_in_thread(called.append)
-        step_without_a_loop(threading_free)
-
-
-def step_without_a_loop(coroutine: Any) -> None:
-    errors: list[BaseException] = []
-
-    def step() -> None:
-        try:
-            coroutine.send(None)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=step)
-    thread.start()
-    thread.join()
-    raise errors[0]
+        stream.enqueue_in_thread(lambda _: None).send(None)
 
 
 # ---------------------------------------------------------------------------------------- cancelled
 
 
-async def test_cancelled_call_holds_all_until_its_work_is_done() -> None:
-    stream = Stream()
+async def test_cancelled_call_holds_all_until_its_work_is_done(stream: Stream) -> None:
     limiter = anyio.CapacityLimiter(1)
-    held = Held()
-    watched = weakref.ref(held)
+    things = [Kept()]
+    watched = weakref.ref(things[0])
     with Gate() as gate:
         thread = Thread(gate.hold)
-        async with anyio.create_task_group() as group:
-
-            async def call(thing: Held) -> None:
-                await stream.enqueue_in_thread(thread, thing, limiter=limiter)
-
-            group.start_soon(call, held)
-            await thread.has_begun()
-            group.cancel_scope.cancel()
+        async with called(stream, thread, things.pop(), limiter=limiter) as scope:
+            scope.cancel()
         # It has raised at once: the thread still runs.
-        del held
         gc.collect()
         assert taken(limiter) == 1
         assert not await drain(0.01)
@@ -236,89 +185,53 @@ async def test_cancelled_call_holds_all_until_its_work_is_done() -> None:
     await until(lambda: taken(limiter) == 0)
     gc.collect()
     assert settle(lambda: watched() is None)
-    stream.close()
 
 
-async def test_token_comes_back_if_a_call_is_cancelled_when_its_thread_has_just_ended() -> None:
+async def test_token_comes_back_if_a_call_is_cancelled_when_its_thread_has_just_ended(
+    stream: Stream,
+) -> None:
     """The thread has recorded its event, and the task has not heard of that."""
-    stream = Stream()
     limiter = anyio.CapacityLimiter(1)
-    begun, ended = threading.Event(), threading.Event()
-
-    def work(on: Stream, gate: Gate) -> None:
-        begun.set()
-        assert ended.wait(10)
-        gate.hold(on)
-
     with Gate() as gate:
-        async with anyio.create_task_group() as group:
-            group.start_soon(lambda: stream.enqueue_in_thread(work, gate, limiter=limiter))
-            await until(begun.is_set)
+        thread = Thread(gate.hold)
+        async with called(stream, thread, limiter=limiter) as scope:
             armed = statistics().points.armed
-            ended.set()
+            thread.may_end.set()
             assert settle(lambda: statistics().points.armed > armed)  # without a turn of the loop
-            group.cancel_scope.cancel()
+            scope.cancel()
         assert taken(limiter) == 1
         gate.open()
         assert await drain(10)
     await until(lambda: taken(limiter) == 0)
-    stream.close()
 
 
-async def test_call_that_has_not_begun_is_not_made() -> None:
-    stream = Stream()
-    limiter = anyio.CapacityLimiter(1)
-    thread = Thread()
-    called: list[Any] = []
-    async with anyio.create_task_group() as outer:
-        outer.start_soon(lambda: stream.enqueue_in_thread(thread, limiter=limiter))
-        await thread.has_begun()
-        with anyio.move_on_after(0.01):
-            await stream.enqueue_in_thread(called.append, limiter=limiter)
-        assert limiter.statistics().tasks_waiting == 0
-        thread.may_end.set()
-    assert not called
-    await stream.enqueue_in_thread(called.append, limiter=limiter)
-    assert called == [stream]
-    assert await drain(10)
-    stream.close()
-
-
-async def test_cancelled_before_the_thread_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_before_the_thread_takes_it(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the task's turn and the worker's: whoever comes second does nothing."""
-    stream = Stream()
     limiter = anyio.CapacityLimiter(1)
-    called: list[Any] = []
+    calls: list[Any] = []
     runs: list[Callable[[], None]] = []
 
     async def never(function: Callable[[], None], **_: Any) -> None:
         runs.append(function)
         await anyio.sleep_forever()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(anyio.to_thread, "run_sync", never)
-        with anyio.move_on_after(0.01):
-            await stream.enqueue_in_thread(called.append, limiter=limiter)
-    assert taken(limiter) == 0
-    assert await drain(10)
-    runs[0]()  # the worker comes after all
-    assert not called
-    stream.close()
-
-
-async def test_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream()
-    limiter = anyio.CapacityLimiter(1)
-
     async def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
+        patch.setattr(anyio.to_thread, "run_sync", never)
+        with anyio.move_on_after(0.01):
+            await stream.enqueue_in_thread(calls.append, limiter=limiter)
+        assert taken(limiter) == 0
         patch.setattr(anyio.to_thread, "run_sync", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            await stream.enqueue_in_thread(spin, 0.0, limiter=limiter)
+            await stream.enqueue_in_thread(calls.append, limiter=limiter)
     assert taken(limiter) == 0
-    stream.close()
+    assert await drain(10)
+    runs[0]()  # the worker comes after all
+    assert not calls
 
 
 class Limiter:
@@ -336,15 +249,13 @@ class Limiter:
         return self is other
 
 
-async def test_limiter_of_another_class() -> None:
+async def test_limiter_of_another_class(stream: Stream) -> None:
     limiter, thread, results = Limiter(), Thread(), []
-    async with Stream() as stream, anyio.create_task_group() as group:
-        group.start_soon(lambda: stream.enqueue_in_thread(thread, limiter=limiter))
-        await thread.has_begun()
 
-        async def call() -> None:
-            results.append(await stream.enqueue_in_thread(lambda _: "served", limiter=limiter))
+    async def call() -> None:
+        results.append(await stream.enqueue_in_thread(lambda _: "served", limiter=limiter))
 
+    async with anyio.create_task_group() as group, called(stream, thread, limiter=limiter):
         group.start_soon(call)
         await until(lambda: limiter.statistics().tasks_waiting == 1)
         thread.may_end.set()
@@ -353,23 +264,16 @@ async def test_limiter_of_another_class() -> None:
 
 async def test_stream_of_a_pool_stays_taken() -> None:
     handles: list[int] = []
+    served: list[bool] = []
     with Gate() as gate:
         # By its handle, because the thread comes to it after the release, which closes the object.
         thread = Thread(lambda _: gate.hold(Stream.borrow(handles[0])))
         async with StreamPool(1) as pool:
-            with anyio.CancelScope() as scope:
-                async with anyio.create_task_group() as group:
-
-                    async def call() -> None:
-                        async with pool.stream() as stream:
-                            handles.append(stream.handle)
-                            await stream.enqueue_in_thread(thread)
-
-                    group.start_soon(call)
-                    await thread.has_begun()
+            async with pool.stream() as stream:
+                handles.append(stream.handle)
+                async with called(stream, thread) as scope:
                     scope.cancel()
             assert (pool.idle, pool.busy, pool.lent) == (0, 1, 0)
-            served: list[bool] = []
 
             async def next_one() -> None:
                 async with pool.stream() as stream:
@@ -390,65 +294,37 @@ async def test_stream_that_is_closed_meanwhile_lives_until_then() -> None:
     stream = Stream()
     thread = Thread(lambda given: spin(Stream.borrow(handle), 0.001))
     handle = stream.handle
-    async with anyio.create_task_group() as group:
-        group.start_soon(stream.enqueue_in_thread, thread)
-        await thread.has_begun()
+    async with called(stream, thread):
         stream.close()
         assert statistics().handles.open == 1
         thread.may_end.set()
     assert statistics().handles.open == 0
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-def test_loop_that_ends_before_its_thread(driver_kind: str, loop_kind: str) -> None:
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
+def test_loop_that_ends_before_its_thread(stream: Stream, loop_kind: str) -> None:
     """Nobody can be told: what was kept alive is released all the same, and the ledger balances."""
-    stream = Stream()
-    held = Held()
-    watched = weakref.ref(held)
+    things = [Kept()]
+    watched = weakref.ref(things[0])
     thread = Thread(lambda given: spin(given, 0.001))
 
-    async def main(thing: Held) -> None:
-        async with anyio.create_task_group() as group:
+    async def main() -> None:
+        async with called(stream, thread, things.pop()) as scope:
+            scope.cancel()
 
-            async def call() -> None:
-                await stream.enqueue_in_thread(thread, thing)
-
-            group.start_soon(call)
-            await thread.has_begun()
-            group.cancel_scope.cancel()
-
-    run_on(loop_kind, main, held)
+    run_on(loop_kind, main)
     thread.may_end.set()
-    del held
     gc.collect()
     assert settle(lambda: watched() is None)
     assert settle(lambda: statistics().futures.pending == statistics().waits.pending == 0)
-    stream.close()
 
 
 # ----------------------------------------------------------------------------------------- failures
 
 
-@pytest.mark.cuda_leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_stream_that_fn_leaves_capturing(loop_kind: str) -> None:
-    stream = Stream()
-    before = statistics().points.leaked
-
-    def capture(given: Stream) -> None:
-        given.begin_capture(CaptureMode.RELAXED)
-
-    with pytest.raises(StreamCaptureError):
-        await stream.enqueue_in_thread(capture)
-    assert statistics().points.leaked == before + 1
-    stream.end_capture().close()
-    assert await stream.enqueue_in_thread(lambda _: "again") == "again"
-    stream.close()
-
-
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
 @pytest.mark.cuda_leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 @pytest.mark.parametrize("cancelled", [False, True], ids=["awaited", "cancelled"])
 @pytest.mark.parametrize("when", ["while fn runs", "while the GPU works"])
 async def test_context_that_fails_meanwhile(
@@ -459,7 +335,7 @@ async def test_context_that_fails_meanwhile(
     limiter = anyio.CapacityLimiter(1)
     before = statistics().points.leaked
     with Gate() as gate:
-        thread = Thread(gate.hold if when == "while the GPU works" else None)
+        thread = Thread(gate.hold if when == "while the GPU works" else lambda _: None)
         errors: list[BaseException] = []
 
         async def call() -> None:
@@ -470,7 +346,7 @@ async def test_context_that_fails_meanwhile(
 
         async with anyio.create_task_group() as group:
             group.start_soon(call)
-            await thread.has_begun()
+            await until(thread.begun.is_set)
             if when == "while the GPU works":
                 thread.may_end.set()
                 # The token is back when the task is through with the thread. Before that, the task
@@ -489,16 +365,30 @@ async def test_context_that_fails_meanwhile(
     assert aiostream.health() is not None
 
 
-async def test_library_s_current_stream_is_set_in_the_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    install_libraries(monkeypatch)
-    stream = Stream()
-    stream.torch()
-    handles = await stream.enqueue_in_thread(lambda _: current_handles())
-    assert handles == {"torch": stream.handle, "cupy": None}
-    assert current_handles() == {"torch": None, "cupy": None}
-    stream.close()
+@pytest.mark.cuda_leaks(1)
+@pytest.mark.simulator_only("a GPU's context cannot be recovered")
+def test_failure_of_a_call_that_is_cancelled_is_not_reported() -> None:
+    """The context is lost while the function runs, and the loop is busy until it has returned."""
+    reported: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, report: reported.append(report))
+        stream, thread = Stream(), Thread()
+        task = asyncio.create_task(stream.enqueue_in_thread(thread))
+        await until(thread.begun.is_set)
+        simulator.break_context(700)
+        loop.call_later(0, task.cancel)
+        thread.may_end.set()
+        # Blocks the loop, so that the failure and the cancellation come in one turn.
+        assert settle(lambda: statistics().waits.pending == 0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        simulator.recover()
+        stream.close()
+
+    asyncio.run(main())
+    assert reported == []
 
 
 async def test_many_at_once_under_cancellation() -> None:
@@ -524,6 +414,133 @@ async def test_many_at_once_under_cancellation() -> None:
         await until(lambda: taken(limiter) == 0)
 
 
+# ---------------------------------------------------------------------- calls that wait for a token
+
+
+@contextlib.asynccontextmanager
+async def waiting_for_tokens(
+    *calls: Callable[[anyio.CapacityLimiter], Any],
+) -> AsyncIterator[tuple[anyio.CapacityLimiter, anyio.CancelScope]]:
+    """Tasks that wait for the token that other code has, as in a server which shares it."""
+    limiter = anyio.CapacityLimiter(1)
+    await limiter.acquire_on_behalf_of("other code")
+    async with anyio.create_task_group() as group:
+        for call in calls:
+            group.start_soon(call, limiter)
+        await until(lambda: limiter.statistics().tasks_waiting == len(calls))
+        yield limiter, group.cancel_scope
+
+
+async def test_drain_waits_for_calls_that_wait_for_their_token(stream: Stream) -> None:
+    calls: list[Stream] = []
+
+    async def call(limiter: anyio.CapacityLimiter) -> None:
+        await stream.enqueue_in_thread(calls.append, limiter=limiter)
+
+    async with waiting_for_tokens(call, call, call) as (limiter, _):
+        assert statistics().futures.pending == 3
+        assert statistics().balanced
+        assert not await drain(0.01)
+        assert calls == []
+        limiter.release_on_behalf_of("other code")
+        assert await drain(10)
+        assert calls == [stream] * 3
+
+
+async def test_call_that_is_cancelled_before_it_has_a_token_is_not_made(stream: Stream) -> None:
+    """Whoever keeps its error keeps the frames of the call. That is no pending wait."""
+    calls: list[Stream] = []
+    kept: list[BaseException] = []
+
+    async def call(limiter: anyio.CapacityLimiter) -> None:
+        try:
+            await stream.enqueue_in_thread(calls.append, limiter=limiter)
+        except BaseException as error:
+            kept.append(error)
+            raise
+
+    async with waiting_for_tokens(call) as (limiter, scope):
+        scope.cancel()
+    assert len(kept) == 1
+    assert statistics().waits.pending == limiter.statistics().tasks_waiting == 0
+    assert await drain(10)
+    assert taken(limiter) == 1
+    limiter.release_on_behalf_of("other code")
+    assert not calls
+    await stream.enqueue_in_thread(calls.append, limiter=limiter)
+    assert calls == [stream]
+    kept.clear()
+
+
+@pytest.mark.parametrize("state", ["closed", "capturing"])
+async def test_state_of_the_stream_is_asked_again_when_the_token_has_come(
+    stream: Stream, state: str
+) -> None:
+    calls: list[Any] = []
+
+    async def call(limiter: anyio.CapacityLimiter) -> None:
+        with pytest.raises(StreamClosedError if state == "closed" else StreamCaptureError):
+            await stream.enqueue_in_thread(calls.append, limiter=limiter)
+        calls.append("refused")
+
+    async with waiting_for_tokens(call) as (limiter, _):
+        if state == "closed":
+            stream.close()
+        else:
+            stream.begin_capture(CaptureMode.THREAD_LOCAL)
+        limiter.release_on_behalf_of("other code")
+        await until(lambda: bool(calls))
+        if state == "capturing":
+            stream.end_capture().close()
+    assert calls == ["refused"]
+    assert taken(limiter) == 0
+    assert await drain(10)
+
+
+def test_call_whose_loop_is_closed_while_it_waits_for_its_token() -> None:
+    """Only its task holds it, so that the collector can end both."""
+    limiters: list[anyio.CapacityLimiter] = []
+
+    async def call() -> None:
+        limiters.append(limiter := anyio.CapacityLimiter(1))
+        await limiter.acquire_on_behalf_of("other code")
+        await Stream().enqueue_in_thread(lambda _: None, limiter=limiter)
+
+    async def begin() -> None:
+        asyncio.get_running_loop().create_task(call())  # nothing else keeps it
+        await until(lambda: bool(limiters) and limiters[0].statistics().tasks_waiting == 1)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # the task is destroyed while it is pending
+    loop.run_until_complete(begin())
+    loop.close()
+    del loop
+    limiters.clear()
+    assert settle(lambda: gc.collect() >= 0 and statistics().handles.open == 0)
+    assert asyncio.run(drain(10))
+    assert statistics().balanced
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # anyio's
+def test_interrupt_anywhere_in_a_call_that_is_cancelled_while_it_waits_for_its_token(
+    stream: Stream,
+) -> None:
+    async def call(limiter: anyio.CapacityLimiter) -> None:
+        await stream.enqueue_in_thread(lambda _: None, limiter=limiter)
+
+    async def main() -> None:
+        async with waiting_for_tokens(call) as (_, scope):
+            scope.cancel()
+
+    async def later() -> None:
+        gc.collect()  # what the frames of the interrupt's traceback held
+        assert await drain(10)
+
+    # More numbers than there are places, because some Pythons trace late.
+    strikers = [run_interrupted("asyncio", n, main, later, cancels=True) for n in range(1, 80)]
+    assert sum(striker.has_struck for striker in strikers) > 10
+
+
 # ------------------------------------------------------------------------------ what a review found
 
 
@@ -531,9 +548,7 @@ async def test_stream_is_not_given_away_under_a_call() -> None:
     """`into_raw` would wait for the thread, whose call only this loop can begin."""
     stream = Stream()
     thread = Thread()
-    async with anyio.create_task_group() as group:
-        group.start_soon(stream.enqueue_in_thread, thread)
-        await thread.has_begun()
+    async with called(stream, thread):
         with pytest.raises(RuntimeError, match="in use, in a block of as_current"):
             stream.into_raw()
         with pytest.raises(RuntimeError, match="in use"):
@@ -544,71 +559,17 @@ async def test_stream_is_not_given_away_under_a_call() -> None:
     Stream.from_raw(stream.into_raw()).close()
 
 
-async def test_error_of_a_call_that_had_no_token_holds_nothing() -> None:
-    """Whoever keeps it keeps the frames of the call. That is no pending wait."""
-    stream = Stream()
-    limiter = anyio.CapacityLimiter(1)
-    kept: list[BaseException] = []
-    limiter.acquire_on_behalf_of_nowait(object())
-
-    async def call() -> None:
-        try:
-            await stream.enqueue_in_thread(spin, 0.0, limiter=limiter)
-        except BaseException as error:
-            kept.append(error)
-            raise
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(call)
-        await until(lambda: limiter.statistics().tasks_waiting == 1)
-        group.cancel_scope.cancel()
-    assert len(kept) == 1
-    assert statistics().waits.pending == 0
-    kept.clear()
-    stream.close()
-
-
-async def test_state_of_the_stream_is_asked_again_when_the_token_has_come() -> None:
-    stream = Stream()
-    limiter = anyio.CapacityLimiter(1)
-    called: list[Any] = []
-    errors: list[BaseException] = []
-    other = object()
-    limiter.acquire_on_behalf_of_nowait(other)
-
-    async def call() -> None:
-        with pytest.raises(StreamCaptureError) as caught:
-            await stream.enqueue_in_thread(called.append, limiter=limiter)
-        errors.append(caught.value)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(call)
-        await until(lambda: limiter.statistics().tasks_waiting == 1)
-        stream.begin_capture(CaptureMode.THREAD_LOCAL)
-        limiter.release_on_behalf_of(other)
-        await until(lambda: bool(errors))
-        stream.end_capture().close()
-    assert not called
-    assert taken(limiter) == 0
-    errors.clear()
-    stream.close()
-
-
 @pytest.mark.cuda_leaks(1)
-def test_refusal_reaches_a_loop_that_is_closed(driver_kind: str) -> None:
+def test_refusal_reaches_a_loop_that_is_closed(stream: Stream) -> None:
     """The worker has said that nothing could be recorded, and the loop is closed before it hears of
     it.
     """
-    stream = Stream()
     thread = Thread(lambda given: given.begin_capture(CaptureMode.RELAXED))
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        task = asyncio.ensure_future(stream.enqueue_in_thread(thread))
-        await thread.has_begun()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        async with called(stream, thread) as scope:
+            scope.cancel()
 
     loop.run_until_complete(main())
     thread.may_end.set()
@@ -616,7 +577,6 @@ def test_refusal_reaches_a_loop_that_is_closed(driver_kind: str) -> None:
     loop.close()
     assert settle(lambda: statistics().points.leaked == 1 or statistics().balanced)
     stream.end_capture().close()
-    stream.close()
 
 
 async def test_each_thread_has_its_own_per_thread_stream() -> None:
@@ -626,21 +586,18 @@ async def test_each_thread_has_its_own_per_thread_stream() -> None:
     results: list[str] = []
     with Gate() as gate:
 
-        def long(given: Stream) -> str:
-            gate.hold(given)
+        def work(given: Stream, length: str) -> str:
+            if length == "long":
+                gate.hold(given)
             both.wait(10)
-            return "long"
+            return length
 
-        def short(given: Stream) -> str:
-            both.wait(10)
-            return "short"
-
-        async def call(function: Callable[[Stream], str]) -> None:
-            results.append(await stream.enqueue_in_thread(function))
+        async def call(length: str) -> None:
+            results.append(await stream.enqueue_in_thread(work, length))
 
         async with anyio.create_task_group() as group:
-            group.start_soon(call, long)
-            group.start_soon(call, short)
+            group.start_soon(call, "long")
+            group.start_soon(call, "short")
             await until(lambda: results == ["short"])
             gate.open()
     assert results == ["short", "long"]
