@@ -11,7 +11,7 @@ DRIVER: dict[str, list[str]] = {
     "cuStreamCreate": ["stream: properties"],
     "cuStreamCreateWithPriority": ["attributes: priorities_are_clamped"],
     "cuStreamDestroy": [
-        "stream: close_destroys_at_once_and_may_be_called_again",
+        "owned: closed_object_refuses_with_its_name",
         "stream: shutdown_synchronizes_first",
         "stream: closed_stream_refuses_everything",
         "stream: cancelled_close_destroys_and_raises",

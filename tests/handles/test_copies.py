@@ -4,10 +4,9 @@ with its handle.
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import copy
 import gc
-import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,28 +49,21 @@ def owners() -> Iterator[list[Any]]:
 def test_owners_are_not_copied(owners: list[Any], copier: Callable[[Any], Any]) -> None:
     """A copy would have destroyed the original's handle when it was dropped."""
     before = statistics().handles
-    for thing in (*owners, Device(0).primary_context):
-        name = type(thing).__name__
-        with pytest.raises(
-            TypeError,
-            match=rf"^{name} cannot be copied or pickled: .*\. Another process makes its own$",
-        ):
+    advice = [
+        *[r"to_borrowed\(\) gives a second object on the same stream"] * 2,
+        "use the object itself",
+        r"clone\(\) copies the graph",
+        r"Graph\.instantiate\(\) makes another one",
+        "",
+        "",
+    ]
+    for thing, says in zip((*owners, Device(0).primary_context), advice, strict=True):
+        message = rf"^{type(thing).__name__} cannot be copied or pickled: .*{says}"
+        with pytest.raises(TypeError, match=rf"{message}.*\. Another process makes its own$"):
             copier(thing)
     gc.collect()
     assert not any(thing.closed for thing in owners)
     assert statistics().handles == before
-
-
-def test_the_error_says_what_to_do_instead(owners: list[Any]) -> None:
-    stream, _, event, graph, executable, _ = owners
-    for thing, advice in (
-        (stream, r"to_borrowed\(\) gives a second object on the same stream"),
-        (event, "use the object itself"),
-        (graph, r"clone\(\) copies the graph"),
-        (executable, r"Graph\.instantiate\(\) makes another one"),
-    ):
-        with pytest.raises(TypeError, match=advice):
-            copy.copy(thing)
 
 
 async def test_futures_are_not_copied() -> None:
@@ -109,16 +101,12 @@ def next_with_handle(handle: int, make: Callable[[], Any]) -> Any:
     """The next object with a handle that was closed, or `None`: the driver gives a handle again
     when it likes.
     """
-    others: list[Any] = []
-    for _ in range(200):
-        made = make()
-        if made.handle == handle:
-            for other in others:
-                other.close()
-            return made
-        others.append(made)
-    for other in others:
-        other.close()
+    with contextlib.ExitStack() as others:
+        for _ in range(200):
+            made = make()
+            if made.handle == handle:
+                return made
+            others.callback(made.close)
     return None
 
 
@@ -126,7 +114,6 @@ def test_a_closed_stream_equals_only_itself() -> None:
     closed, owner = Stream(), Stream()
     borrowed = owner.to_borrowed()
     hashes = [hash(closed), hash(owner), hash(borrowed)]
-    assert owner == borrowed
     known = {closed: "of the closed one"}
     handle = closed.handle
     closed.close()
@@ -142,7 +129,6 @@ def test_a_closed_stream_equals_only_itself() -> None:
     second.close()
     assert second != owner
     assert second == second
-    assert owner == borrowed
     owner.close()
     assert owner != borrowed
     assert [hash(closed), hash(owner), hash(borrowed)] == hashes
@@ -202,10 +188,6 @@ def errors() -> list[BaseException]:
     return made
 
 
-def fail_with(error: BaseException) -> None:
-    raise error
-
-
 @pytest.mark.parametrize(
     "copier", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))]
 )
@@ -215,18 +197,6 @@ def test_errors_are_copied_with_all_that_they_say(copier: Callable[[Any], Any]) 
         assert type(same) is type(error)
         assert (str(same), same.args, same.__dict__) == (str(error), error.args, error.__dict__)
         assert same.__notes__ == ["a note"]
-
-
-def test_errors_come_back_from_worker_processes() -> None:
-    with concurrent.futures.ProcessPoolExecutor(
-        1, mp_context=multiprocessing.get_context("spawn")
-    ) as workers:
-        for error in errors():
-            with pytest.raises(type(error)) as caught:
-                workers.submit(fail_with, error).result(60)
-            assert str(caught.value) == str(error)
-            for name, value in error.__dict__.items():
-                assert getattr(caught.value, name) == value
 
 
 def test_a_foreign_stream_can_be_the_first_that_the_library_sees(driver_kind: str) -> None:

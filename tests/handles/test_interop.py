@@ -5,6 +5,7 @@ what the others' look like.
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,24 +15,17 @@ from aiostream import Event, Stream
 from support import Gate, spin
 
 
-class Fake:
-    """An object with the attributes that a library's has."""
-
-    def __init__(self, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
-
-
 def shapes_of_a_stream(handle: int) -> list[Any]:
     driver = internals.bindings()
     return [
         handle,
         driver.CUstream(handle),
-        Fake(__cuda_stream__=lambda: (0, handle)),
-        Fake(__cuda_stream__=(0, handle)),
-        Fake(cuda_stream=handle),  # torch
-        Fake(ptr=handle),  # cupy
-        Fake(handle=ctypes.c_void_p(handle)),  # numba
-        Fake(handle=driver.CUstream(handle)),
+        SimpleNamespace(__cuda_stream__=lambda: (0, handle)),
+        SimpleNamespace(__cuda_stream__=(0, handle)),
+        SimpleNamespace(cuda_stream=handle),  # torch
+        SimpleNamespace(ptr=handle),  # cupy
+        SimpleNamespace(handle=ctypes.c_void_p(handle)),  # numba
+        SimpleNamespace(handle=driver.CUstream(handle)),
     ]
 
 
@@ -40,10 +34,10 @@ def shapes_of_an_event(handle: int) -> list[Any]:
     return [
         handle,
         driver.CUevent(handle),
-        Fake(cuda_event=handle),  # torch
-        Fake(ptr=handle),  # cupy
-        Fake(handle=ctypes.c_void_p(handle)),  # numba
-        Fake(handle=driver.CUevent(handle)),  # cuda.core
+        SimpleNamespace(cuda_event=handle),  # torch
+        SimpleNamespace(ptr=handle),  # cupy
+        SimpleNamespace(handle=ctypes.c_void_p(handle)),  # numba
+        SimpleNamespace(handle=driver.CUevent(handle)),  # cuda.core
     ]
 
 
@@ -53,7 +47,14 @@ async def test_streams_of_other_libraries() -> None:
     with stream.capture_executable() as capture:
         pass
     for shape in shapes_of_a_stream(stream.handle):
-        assert Stream.borrow(shape) == stream
+        borrowed = Stream.borrow(shape)
+        assert borrowed == stream
+        await borrowed.synchronize_async()
+        with pytest.raises(ValueError, match="is borrowed"):
+            borrowed.into_raw()
+        borrowed.close()
+        assert borrowed.closed
+        assert not stream.closed
         event = Event()
         event.record(shape)
         await event.synchronize_async()
@@ -76,7 +77,7 @@ def test_events_of_other_libraries() -> None:
         assert not consumer.query()
         gate.open()
         consumer.synchronize()
-    for wrong in ("event", None, True, 1.5, Fake(handle=None)):
+    for wrong in ("event", None, True, 1.5, SimpleNamespace(handle=None)):
         with pytest.raises(TypeError, match="event is needed"):
             consumer.wait_event(wrong)
     for thing in (event, producer, consumer):

@@ -93,12 +93,17 @@ def test_repr_of_a_capture_names_its_stream_and_its_state() -> None:
 
 
 def test_closed_object_refuses_with_its_name(kind: str) -> None:
+    """It is destroyed at once, and may be closed again."""
     thing = KINDS[kind]()
+    assert settle(internals.janitor_is_idle)  # the graph behind an executable is gone
+    before = statistics().handles
     assert int(thing) == thing.handle
     assert not thing.closed
     thing.close()
     thing.close()
     assert thing.closed
+    now = statistics().handles
+    assert (now.open, now.destroyed) == (before.open - 1, before.destroyed + 1)
     with pytest.raises(
         StreamClosedError, match=r"^(stream|event|graph|executable graph) 0x.* is closed"
     ):

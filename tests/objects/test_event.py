@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import ContextFailedError, Event, Stream, StreamClosedError
+from aiostream import ContextFailedError, CudaError, Event, Stream, StreamClosedError
 from support import Gate, held_stream, recover, spin
-from waiters import counts
+from waiters import counts, until
 
 
 def test_event_without_a_record_is_complete() -> None:
@@ -50,61 +50,44 @@ def test_second_record_replaces_the_first() -> None:
             each.close()
 
 
-def test_record_on_a_stream_of_another_library() -> None:
-    event, stream = Event(), Stream()
-    event.record(stream.handle)
-    event.synchronize()
-    event.close()
-    stream.close()
-
-
-async def test_awaiting_an_event() -> None:
+async def test_awaiting_an_event(stream: Stream) -> None:
+    """It equals `synchronize_async`, and can be awaited again."""
     event = Event()
     await event.synchronize_async()
+    woken = []
+
+    async def wait(awaitable: Any) -> None:
+        await awaitable
+        woken.append(event.query())
+
     with Gate() as gate:
-        async with held_stream(gate) as stream:
-            event.record(stream)
-            woken = []
-
-            async def wait() -> None:
-                await event.synchronize_async()
-                woken.append(event.query())
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait)
-                tasks.start_soon(wait)
-                await anyio.wait_all_tasks_blocked()
-                assert woken == []
-                gate.open()
-            assert woken == [True, True]
+        gate.hold(stream)
+        event.record(stream)
+        with anyio.move_on_after(0.01) as scope:
+            await event
+        assert scope.cancelled_caught
+        assert not event.query()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, event)
+            tasks.start_soon(wait, event.synchronize_async())
+            await anyio.wait_all_tasks_blocked()
+            assert woken == []
+            gate.open()
+    assert woken == [True, True]
+    await event
     event.close()
+    with pytest.raises(StreamClosedError):
+        await event
 
 
-async def test_wait_is_for_the_record_at_its_beginning() -> None:
-    event = Event()
-    with Gate() as first, Gate() as second:
-        async with held_stream(first) as stream:
-            event.record(stream)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(event.synchronize_async)
-                await anyio.wait_all_tasks_blocked()
-                second.hold(stream)
-                event.record(stream)  # does not prolong the wait that has begun
-                first.open()
-            assert not event.query()
-            second.open()
-            await event.synchronize_async()
-    event.close()
-
-
-async def test_waiting_for_an_event_on_a_stream() -> None:
+async def test_waiting_for_an_event_on_a_stream(stream: Stream) -> None:
     event = Event()
     with Gate() as gate:
-        async with held_stream(gate) as producer, Stream() as consumer:
+        async with held_stream(gate) as producer:
             event.record(producer)
             futures = [
-                event.completion_future_on(consumer),
-                event.checked_completion_future_on(consumer),
+                event.completion_future_on(stream),
+                event.checked_completion_future_on(stream),
             ]
             assert not any(future.done() for future in futures)
             gate.open()
@@ -113,38 +96,34 @@ async def test_waiting_for_an_event_on_a_stream() -> None:
     event.close()
 
 
-def test_elapsed_time_is_in_milliseconds() -> None:
+def test_elapsed_time_is_in_milliseconds(stream: Stream) -> None:
     with pytest.raises(ValueError, match="interprocess"):
         Event(timing=True, interprocess=True)
     start, end, plain = Event(timing=True), Event(timing=True, blocking_sync=True), Event()
-    stream = Stream()
-    with pytest.raises(aiostream.CudaError) as caught:
+    with pytest.raises(CudaError, match="One of the two events was never recorded") as caught:
         start.elapsed_time(end)
-    assert caught.value.code == 400, "never recorded"
+    assert caught.value.code == 400
     start.record(stream)
     spin(stream, 0.01)
     end.record(stream)
     end.synchronize()
     assert 9.0 < start.elapsed_time(end) < 100.0
+    with Gate() as gate:
+        gate.hold(stream)
+        end.record(stream)
+        with pytest.raises(CudaError, match="The GPU has not passed both events yet"):
+            start.elapsed_time(end)
     with pytest.raises(ValueError, match="timing=True"):
         start.elapsed_time(plain)
     with pytest.raises(TypeError):
         start.elapsed_time(3)  # type: ignore[arg-type]
-    for each in (start, end, plain, stream):
+    for each in (start, end, plain):
         each.close()
-
-
-def test_an_interprocess_event() -> None:
-    event = Event(interprocess=True)
-    assert event.query()
-    event.close()
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 async def test_refused_record_does_not_delay_the_next() -> None:
     """A wait for another event ends although the refused one is still awaited."""
-    from aiostream import simulator
-
     first, second = Event(), Event()
     with Gate() as shut, Gate() as opened:
         held, free = held_stream(shut), held_stream(opened)
@@ -154,10 +133,9 @@ async def test_refused_record_does_not_delay_the_next() -> None:
             tasks.start_soon(first.synchronize_async)
             async with anyio.create_task_group() as others:
                 others.start_soon(second.synchronize_async)
-                while counts().pending < 2:
-                    await anyio.lowlevel.checkpoint()
-                simulator.fail("cuEventRecordWithFlags", 1)
-                with pytest.raises(aiostream.CudaError) as caught:
+                await until(lambda: counts().pending == 2)
+                aiostream.simulator.fail("cuEventRecordWithFlags", 1)
+                with pytest.raises(CudaError) as caught:
                     first.record(held)
                 assert caught.value.code == 1
                 second.record(held)
@@ -165,108 +143,53 @@ async def test_refused_record_does_not_delay_the_next() -> None:
                 others.cancel_scope.deadline = anyio.current_time() + 5
             assert not others.cancel_scope.cancelled_caught
             shut.open()
-        await held.aclose()
-        await free.aclose()
-    first.close()
-    second.close()
-
-
-def test_record_on_another_device_names_both_devices() -> None:
-    if aiostream.Device.count() < 2:
-        pytest.skip("one device only")
-    here, there = Event(), Stream(1)
-    with pytest.raises(
-        aiostream.CudaError,
-        match="The event lives on device 0: an event is recorded on streams of its own context",
-    ):
-        here.record(there)
-    there.wait_event(here)
-    here.close()
-    there.close()
-
-
-def test_elapsed_time_that_is_not_known_yet_is_explained() -> None:
-    begin, end = Event(timing=True), Event(timing=True)
-    with pytest.raises(aiostream.CudaError, match="One of the two events was never recorded"):
-        begin.elapsed_time(end)
-    with Gate() as gate:
-        stream = Stream()
-        begin.record(stream)
-        gate.hold(stream)
-        end.record(stream)
-        with pytest.raises(aiostream.CudaError, match="The GPU has not passed both events yet"):
-            begin.elapsed_time(end)
-        gate.open()
-        stream.synchronize()
-    assert begin.elapsed_time(end) >= 0
-    for each in (begin, end, stream):
+    for each in (first, second, held, free):
         each.close()
 
 
-async def test_await_event() -> None:
-    """It equals `synchronize_async`, and can be awaited again."""
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            event = Event()
+async def test_end_of_an_async_block_awaits_the_event(stream: Stream) -> None:
+    steps: list[Any] = []
+
+    async def use() -> None:
+        async with Event() as event:
             event.record(stream)
-            with anyio.move_on_after(0.01) as scope:
-                await event
-            assert scope.cancelled_caught
-            assert not event.query()
-            gate.open()
-            await event
-            assert event.query()
-            await event
-            event.close()
-    with pytest.raises(StreamClosedError):
-        await event
+            steps.append(event)
+        steps.append("end")
 
-
-async def test_end_of_an_async_block_awaits_the_event() -> None:
     with Gate() as gate:
-        async with held_stream(gate) as stream:
-            steps: list[Any] = []
-
-            async def use() -> None:
-                async with Event() as event:
-                    event.record(stream)
-                    steps.append(event)
-                steps.append("end")
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(use)
-                await anyio.wait_all_tasks_blocked()
-                (event,) = steps
-                assert isinstance(event, Event)
-                assert not event.closed
-                gate.open()
-            assert steps == [event, "end"]
-            assert event.closed
+        gate.hold(stream)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use)
+            await anyio.wait_all_tasks_blocked()
+            (event,) = steps
+            assert isinstance(event, Event)
+            assert not event.closed
+            gate.open()
+    assert steps == [event, "end"]
+    assert event.closed
     with pytest.raises(StreamClosedError):
         async with event:
             raise AssertionError("a closed event was entered")
 
 
-async def test_cancelled_end_of_an_async_block_destroys_the_event() -> None:
+async def test_cancelled_end_of_an_async_block_destroys_the_event(stream: Stream) -> None:
     with Gate() as gate:
-        async with held_stream(gate) as stream:
-            with anyio.move_on_after(0.01) as scope:
-                async with Event() as event:
-                    event.record(stream)
-            assert scope.cancelled_caught
-            assert event.closed
-            gate.open()
+        gate.hold(stream)
+        with anyio.move_on_after(0.01) as scope:
+            async with Event() as event:
+                event.record(stream)
+        assert scope.cancelled_caught
+        assert event.closed
 
 
-async def test_async_block_that_has_nothing_to_wait_for() -> None:
+async def test_async_block_that_has_nothing_to_wait_for(stream: Stream) -> None:
     """There is nothing to wait for, and the body's error wins."""
     async with Event() as event:
         event.close()
-    async with Stream() as stream:
-        stream.begin_capture()
-        async with Event() as event:
-            event.record(stream)
-        stream.end_capture().close()
+    stream.begin_capture()
+    async with Event() as event:
+        event.record(stream)
+    stream.end_capture().close()
     assert event.closed
     with pytest.raises(LookupError):
         async with Event() as event:

@@ -54,13 +54,6 @@ def words() -> Iterator[Words]:
     made.free()
 
 
-@pytest.fixture
-def stream() -> Iterator[Stream]:
-    made = Stream()
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize(
     ("flags", "wanted", "before", "after"),
