@@ -266,13 +266,8 @@ class Tensor:
         if self.columns < source.columns:
             _call("cuMemcpy2DAsync", self._columns_of(source), driver.CUstream(stream.cuda_stream))
         else:
-            _call(
-                "cuMemcpyAsync",
-                self.memory.address,
-                source.memory.address,
-                count * _SIZE,
-                driver.CUstream(stream.cuda_stream),
-            )
+            to, origin = self.memory.address, source.memory.address
+            _call("cuMemcpyAsync", to, origin, count * _SIZE, driver.CUstream(stream.cuda_stream))
         if not non_blocking:
             stream.synchronize()
         return self
@@ -394,12 +389,7 @@ class Sequential(Module):
         return tensor
 
 
-nn = SimpleNamespace(
-    Linear=Layer,
-    LayerNorm=Layer,
-    GELU=Layer,
-    Sequential=Sequential,
-    Embedding=Layer,
-    TransformerEncoderLayer=Layer,
-    TransformerEncoder=Layer,
+_LAYERS = (
+    "Linear LayerNorm GELU Embedding TransformerEncoderLayer TransformerEncoder"  # each one kernel
 )
+nn = SimpleNamespace(Sequential=Sequential, **dict.fromkeys(_LAYERS.split(), Layer))
