@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import CaptureStatus, Stream
+from aiostream import CaptureStatus, Event, Stream
 from installed import GIVES_WRONG_EDGE_DATA, MISSING, missing_of
 from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle, spin
 
@@ -235,6 +235,21 @@ def stream() -> Iterator[Stream]:
     yield stream
     assert stream.closed or stream.capture_status() is CaptureStatus.NONE
     stream.close()
+
+
+@pytest.fixture
+def other() -> Iterator[Stream]:
+    """A second stream."""
+    stream = Stream()
+    yield stream
+    stream.close()
+
+
+@pytest.fixture
+def event() -> Iterator[Event]:
+    event = Event()
+    yield event
+    event.close()
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def is_used_again(handle: int, **options: Any) -> bool:
 @pytest.mark.parametrize("loaded", ["torch", "cupy"], indirect=True)
 @pytest.mark.parametrize("read", READS)
 def test_stream_whose_handle_was_read_can_be_used_after_it_was_closed(
-    loaded: None, read: str
+    event: Event, loaded: None, read: str
 ) -> None:
     """As torch does when pinned memory is freed: it records an event on the stream."""
     retired, destroyed = ends()
@@ -83,10 +83,8 @@ def test_stream_whose_handle_was_read_can_be_used_after_it_was_closed(
     handle = READS[read](stream)
     stream.close()
     assert ends() == (retired + 1, destroyed)
-    event = Event()
     event.record(handle)
     event.synchronize()
-    event.close()
 
 
 @pytest.mark.parametrize("read", READS)
@@ -100,10 +98,9 @@ def test_stream_that_was_read_without_these_libraries_is_destroyed(
     assert ends() == (retired, destroyed + 1)
 
 
-async def test_reads_by_the_library_itself_do_not_count(loaded: None) -> None:
+async def test_reads_by_the_library_itself_do_not_count(event: Event, loaded: None) -> None:
     retired, _ = ends()
     async with Stream() as stream, Stream() as other, StreamPool.borrow([stream, other]) as pool:
-        event = Event()
         event.record(stream)
         other.wait_event(event)
         with stream.capture() as scope:

@@ -77,19 +77,17 @@ async def test_refused_calls_leave_the_capture_alone(
 
 @in_each_mode
 async def test_legacy_stream_is_refused_while_a_blocking_stream_captures(
-    capture: Any, mode: int
+    event: Event, capture: Any, mode: int
 ) -> None:
     stream, legacy = Stream(non_blocking=False), Stream.legacy()
     spin(stream, 0)
     await legacy.synchronize_async()
-    event = Event()
     capturing = capture(stream, mode)
     spin(stream, 0)
     enqueues = [lambda stream: stream.launch_host_func(never), event.record]
     await require_refusals(legacy, 906, [*REFUSED[:7], *enqueues])
     assert capturing.end() == 1
     await legacy.synchronize_async()
-    event.close()
     stream.close()
 
 
@@ -417,9 +415,8 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
 
 @in_each_mode
 async def test_an_event_recorded_on_a_capturing_stream_has_no_time(
-    stream: Stream, capture: Any, mode: int
+    stream: Stream, other: Stream, event: Event, capture: Any, mode: int
 ) -> None:
-    other, event = Stream(), Event()
     event.record(stream)
     assert event.query() in (True, False)
     capturing = capture(stream, mode)
@@ -436,8 +433,6 @@ async def test_an_event_recorded_on_a_capturing_stream_has_no_time(
     event.record(other)
     await event.synchronize_async()
     assert event.query()
-    for thing in (other, event):
-        thing.close()
 
 
 async def test_stream_can_begin_to_capture_while_it_is_awaited(stream: Stream) -> None:

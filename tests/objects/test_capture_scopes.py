@@ -96,10 +96,9 @@ def test_an_exception_ends_the_capture_and_wins(stream: Stream, executable: bool
     stream.synchronize()
 
 
-async def test_cancellation_ends_the_capture(stream: Stream) -> None:
+async def test_cancellation_ends_the_capture(stream: Stream, other: Stream) -> None:
     import anyio
 
-    other = Stream()
     with anyio.CancelScope() as scope:
         with stream.capture(CaptureMode.GLOBAL):
             spin(stream, 0)
@@ -110,7 +109,6 @@ async def test_cancellation_ends_the_capture(stream: Stream) -> None:
     assert scope.cancelled_caught
     assert stream.capture_status() is CaptureStatus.NONE
     await stream.synchronize_async()
-    other.close()
 
 
 def test_body_that_ends_the_capture_itself(stream: Stream) -> None:
@@ -175,8 +173,7 @@ def test_another_thread_may_end_a_relaxed_capture_only(stream: Stream, mode: Cap
     capture.graph.close()
 
 
-def test_unjoined_and_unmatched_captures(stream: Stream) -> None:
-    other, event = Stream(), Event()
+def test_unjoined_and_unmatched_captures(stream: Stream, other: Stream, event: Event) -> None:
 
     def fork() -> None:
         stream.begin_capture()
@@ -201,8 +198,6 @@ def test_unjoined_and_unmatched_captures(stream: Stream) -> None:
         other.wait_event(event)
         raise ValueError("body")  # wins over the error of the capture
     assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
-    event.close()
-    other.close()
 
 
 def test_invalidated_capture_has_to_be_ended(stream: Stream) -> None:
@@ -274,8 +269,7 @@ def test_graph_of_capture_info_is_closed_at_the_end(stream: Stream) -> None:
     graph.close()
 
 
-def test_capture_info_of_a_joined_stream(stream: Stream) -> None:
-    other, event = Stream(), Event()
+def test_capture_info_of_a_joined_stream(stream: Stream, other: Stream, event: Event) -> None:
     with stream.capture() as capture:
         spin(stream, 0)
         event.record(stream)
@@ -291,8 +285,6 @@ def test_capture_info_of_a_joined_stream(stream: Stream) -> None:
     assert others.graph is not None
     assert others.graph.closed
     capture.graph.close()
-    event.close()
-    other.close()
 
 
 @pytest.mark.needs_edge_data
@@ -336,9 +328,8 @@ def test_annotated_dependencies(stream: Stream) -> None:
     capture.graph.close()
 
 
-def test_external_events_become_nodes(stream: Stream) -> None:
+def test_external_events_become_nodes(stream: Stream, other: Stream, event: Event) -> None:
     """Waited for at each launch, and not joined to the capture."""
-    other, event = Stream(), Event()
     with stream.capture_executable() as capture:
         stream.wait_event(event, WaitEventFlags.EXTERNAL)
         (dependency,) = stream.capture_info().dependencies
@@ -353,8 +344,6 @@ def test_external_events_become_nodes(stream: Stream) -> None:
     with pytest.raises(CudaError):
         stream.wait_event(event, WaitEventFlags.EXTERNAL)  # no capture
     capture.executable.close()
-    event.close()
-    other.close()
 
 
 # ----------------------------------------------------------------------------- the modes of threads

@@ -34,8 +34,7 @@ def test_event_without_a_record_is_complete() -> None:
             use()
 
 
-def test_second_record_replaces_the_first() -> None:
-    event = Event()
+def test_second_record_replaces_the_first(event: Event) -> None:
     with Gate() as gate:
         free, held = Stream(), held_stream(gate)
         event.record(free)
@@ -50,9 +49,8 @@ def test_second_record_replaces_the_first() -> None:
             each.close()
 
 
-async def test_awaiting_an_event(stream: Stream) -> None:
+async def test_awaiting_an_event(stream: Stream, event: Event) -> None:
     """It equals `synchronize_async`, and can be awaited again."""
-    event = Event()
     await event.synchronize_async()
     woken = []
 
@@ -80,8 +78,7 @@ async def test_awaiting_an_event(stream: Stream) -> None:
         await event
 
 
-async def test_waiting_for_an_event_on_a_stream(stream: Stream) -> None:
-    event = Event()
+async def test_waiting_for_an_event_on_a_stream(stream: Stream, event: Event) -> None:
     with Gate() as gate:
         async with held_stream(gate) as producer:
             event.record(producer)
@@ -93,7 +90,6 @@ async def test_waiting_for_an_event_on_a_stream(stream: Stream) -> None:
             gate.open()
             for future in futures:
                 await future
-    event.close()
 
 
 def test_elapsed_time_is_in_milliseconds(stream: Stream) -> None:

@@ -88,10 +88,9 @@ async def test_new_handle_stands_for_the_new_record(stream: Stream) -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 async def test_old_handle_stands_for_the_old_record_until_the_event_is_closed(
-    stream: Stream, read: bool
+    stream: Stream, other: Stream, event: Event, read: bool
 ) -> None:
     """If it was not read, it goes with its waits."""
-    event, other = Event(), Stream()
     opened = aiostream.statistics().handles.open
     old = event.handle if read else None
     async with awaited(event) as gate:
@@ -111,11 +110,11 @@ async def test_old_handle_stands_for_the_old_record_until_the_event_is_closed(
         assert old is None or is_over(old)
     event.close()
     await until(lambda: aiostream.statistics().handles.open == opened - 1)
-    other.close()
 
 
-async def test_graph_records_the_handle_with_which_it_was_captured(stream: Stream) -> None:
-    event = Event()
+async def test_graph_records_the_handle_with_which_it_was_captured(
+    stream: Stream, event: Event
+) -> None:
     with stream.capture() as capture:
         driver_call(
             "cuEventRecordWithFlags",
@@ -136,7 +135,7 @@ async def test_graph_records_the_handle_with_which_it_was_captured(stream: Strea
         gate.open()
         await stream.synchronize_async()
         assert is_over(old)
-    for thing in (capture.graph, event, other):
+    for thing in (capture.graph, other):
         thing.close()
 
 
@@ -215,9 +214,10 @@ def test_waits_that_begin_during_a_record_into_a_capture_leave_it(
         thing.close()
 
 
-async def test_interrupted_record_leaves_an_event_with_one_handle(stream: Stream) -> None:
+async def test_interrupted_record_leaves_an_event_with_one_handle(
+    stream: Stream, event: Event
+) -> None:
     """It is the old one or the new one, and the other one is not lost."""
-    event = Event()
     opened = aiostream.statistics().handles.open
     with Gate() as gate:
         held = held_stream(gate)
@@ -240,8 +240,7 @@ async def test_interrupted_record_leaves_an_event_with_one_handle(stream: Stream
             gate.open()
     gc.collect()
     assert settle(lambda: aiostream.statistics().handles.open == opened + 1)
-    for thing in (event, held):
-        thing.close()
+    held.close()
 
 
 @pytest.mark.simulator_only("no GPU's driver says which calls have the GIL")
@@ -289,8 +288,9 @@ def test_cancelled_wait_that_is_the_last_user_of_an_event_calls_no_driver(
 
 
 @pytest.mark.simulator_only("a GPU's driver counts no calls")
-async def test_event_that_a_graph_has_is_not_destroyed_when_it_is_replaced(stream: Stream) -> None:
-    event = Event()
+async def test_event_that_a_graph_has_is_not_destroyed_when_it_is_replaced(
+    stream: Stream, event: Event
+) -> None:
     with stream.capture() as capture:
         stream.wait_event(event, aiostream.WaitEventFlags.EXTERNAL)
     async with awaited(event):

@@ -182,10 +182,11 @@ def test_a_graph_that_is_never_launched(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("how", ["exception", "invalidated", "unjoined"])
-def test_a_capture_that_fails_frees_what_it_took_in(stream: Stream, how: str) -> None:
+def test_a_capture_that_fails_frees_what_it_took_in(
+    stream: Stream, other: Stream, event: Event, how: str
+) -> None:
     owner = Owner()
     seen = weakref.ref(owner)
-    other, event = Stream(), Event()
     error = ValueError if how == "exception" else StreamCaptureError
     with pytest.raises(error), stream.capture():
         stream.launch_host_func(owner)
@@ -200,8 +201,6 @@ def test_a_capture_that_fails_frees_what_it_took_in(stream: Stream, how: str) ->
             other.wait_event(event)
             other.launch_host_func(print, "never")
     assert is_gone(seen)
-    event.close()
-    other.close()
 
 
 def test_it_is_released_by_a_thread_of_the_library(stream: Stream) -> None:

@@ -95,8 +95,7 @@ def test_devices_and_contexts_compare_by_identity() -> None:
 # ----------------------------------------------------------------------------------------- its ends
 
 
-async def test_closed_stream_refuses_everything(stream: Stream) -> None:
-    event = Event()
+async def test_closed_stream_refuses_everything(stream: Stream, event: Event) -> None:
     stream.close()
     uses: list[Any] = [
         stream.query,
@@ -128,7 +127,6 @@ async def test_closed_stream_refuses_everything(stream: Stream) -> None:
         async with stream:
             pass
     await stream.aclose()  # closing is no use
-    event.close()
 
 
 async def test_completions_arrive_after_the_stream_is_closed() -> None:
@@ -153,7 +151,7 @@ def test_shutdown_synchronizes_first(stream: Stream) -> None:
     assert stream.closed
 
 
-async def test_end_of_the_block_awaits_the_work() -> None:
+async def test_end_of_the_block_awaits_the_work(event: Event) -> None:
     with pytest.raises(LookupError):
         async with Stream() as stream:
             stream.close()
@@ -165,13 +163,11 @@ async def test_end_of_the_block_awaits_the_work() -> None:
 
         async with anyio.create_task_group() as group:
             async with held_stream(gate) as stream:
-                event = Event()
                 event.record(stream)
                 assert not event.query()
                 group.start_soon(open_the_gate)
             assert event.query()
             assert stream.closed
-        event.close()
 
 
 async def test_cancelled_close_destroys_and_raises() -> None:
@@ -312,7 +308,7 @@ async def test_borrowed_stream_is_closed_with_its_owner() -> None:
 
 
 @pytest.mark.parametrize("special", [Stream.legacy, Stream.per_thread])
-async def test_special_streams_can_be_awaited_without_a_context(special: Any) -> None:
+async def test_special_streams_can_be_awaited_without_a_context(event: Event, special: Any) -> None:
     assert Context.get_current() is None
     stream = special()
     for _ in range(3):
@@ -321,12 +317,10 @@ async def test_special_streams_can_be_awaited_without_a_context(special: Any) ->
         await stream.checked_completion_future()
     stream.synchronize()
     assert stream.query()
-    event = Event()
     event.record(stream)
     stream.wait_event(event)
     assert stream.device == Device(0)
     stream.close()
-    event.close()
     assert Context.get_current() is None
 
 
@@ -343,8 +337,7 @@ def test_query_and_synchronize(stream: Stream) -> None:
         assert stream.query()
 
 
-def test_sync_scope_always_synchronizes(stream: Stream) -> None:
-    event = Event()
+def test_sync_scope_always_synchronizes(stream: Stream, event: Event) -> None:
     with stream.sync_scope() as inside:
         assert inside is stream
         spin(stream, 0.005)
@@ -358,12 +351,10 @@ def test_sync_scope_always_synchronizes(stream: Stream) -> None:
     with pytest.raises(LookupError), stream.sync_scope():
         stream.close()
         raise LookupError
-    event.close()
 
 
-def test_wait_event_orders_streams() -> None:
+def test_wait_event_orders_streams(event: Event) -> None:
     first, second = Stream(), Stream()
-    event = Event()
     with Gate() as gate:
         gate.hold(first)
         event.record(first)
@@ -383,7 +374,7 @@ def test_wait_event_orders_streams() -> None:
         match=r"flags is one of WaitEventFlags\.DEFAULT, WaitEventFlags\.EXTERNAL, not 64",
     ):
         second.wait_event(event, 64)  # type: ignore[arg-type]
-    for each in (first, second, event):
+    for each in (first, second):
         each.close()
 
 
