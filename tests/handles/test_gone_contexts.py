@@ -32,7 +32,7 @@ SCRIPT = """
             events = [Event(timing=True) for _ in range(4)]
             executable = capture(stream)
             graph = Graph()
-            pool = StreamPool(2, wait="event")
+            pool, idle_pool = StreamPool(2, wait="event"), StreamPool(2)
         shared.core()
         borrowed = stream.to_borrowed()
         for event in events[:3]:
@@ -41,6 +41,8 @@ SCRIPT = """
             spin(stream, 0.0005)
             await stream.synchronize_async()
         lent = await pool.acquire()
+        async with idle_pool.stream() as used:
+            await used.synchronize_async()
         await stream.enqueue_async(lambda _: None)
         by_host_function = Stream.borrow(stream, wait="hostfunc")
         capturing.begin_capture()
@@ -103,6 +105,9 @@ SCRIPT = """
             "context as_current": lambda: enter(context.as_current()),
             "core": other.core,
             "lent": lent.query,
+            # None of its streams was asked, but another call has failed.
+            "idle pool": idle_pool.acquire,
+            "idle pool again": idle_pool.acquire_nowait,
         }}
         for name, call in calls.items():
             before = internals.uses_of_gone() if {simulated} else None
@@ -117,10 +122,14 @@ SCRIPT = """
         for thing in (stream, other, shared, capturing, borrowed, by_host_function, *events, graph,
             executable):
             thing.close()
-        assert await result_of(pool.aclose) == 709 and pool.closed
+        assert idle_pool.lent == 0
+        for each in (pool, idle_pool):
+            assert await result_of(each.aclose) == 709 and each.closed
         if before != (internals.uses_of_gone() if {simulated} else None):
             print("closing", internals.uses_of_gone())
         await new.aclose()
+        async with StreamPool(2) as fresh_pool, fresh_pool.stream() as used:
+            await used.synchronize_async()
         assert settle(lambda: aiostream.statistics().points.pending == 0)
         now = aiostream.statistics()
         assert now.balanced and now.futures.pending == 0 and now.waits.pending == 0, now
@@ -160,46 +169,6 @@ def test_each_call_raises_and_touches_nothing(driver_kind: str, how: str, again:
     pytest.importorskip("cuda.core")
     script = SCRIPT.format(how=how, again=again, simulated=driver_kind == "simulator")
     assert succeed(driver_kind, script) == ""
-
-
-IDLE_POOL = """
-    import asyncio
-    import aiostream
-    from aiostream import Stream, StreamPool
-    import internals
-
-    async def main():
-        pool, stream = StreamPool(2), Stream()
-        async with pool.stream() as lent:
-            await lent.synchronize_async()
-        internals.driver_call("cuDevicePrimaryCtxReset", internals.driver_call("cuDeviceGet", 0))
-        try:
-            stream.query()
-        except aiostream.ContextFailedError as error:
-            print(error.code)
-        for _ in range(2):
-            for take in (pool.acquire_nowait, pool.acquire):
-                try:
-                    taken = take()
-                    if take == pool.acquire:
-                        await taken
-                    print("no error")
-                except aiostream.ContextFailedError as error:
-                    print(error.code)
-        print(pool.lent)
-        async with StreamPool(2) as fresh, fresh.stream() as lent:
-            await lent.synchronize_async()
-        import os, sys
-        sys.stdout.flush()  # `os._exit` does not
-        os._exit(0)
-
-    asyncio.run(main())
-"""
-
-
-def test_idle_pool_is_refused_once_another_call_has_failed(driver_kind: str) -> None:
-    """No stream of the pool was asked. A new pool, in the new context, works."""
-    assert succeed(driver_kind, IDLE_POOL).split() == ["709"] * 5 + ["0"]
 
 
 POLLED = """

@@ -41,6 +41,15 @@ def captured(stream: Stream, kernels: int = 1, seconds: float = 0.0) -> Graph:
     return capture.graph
 
 
+def counting(stream: Stream, seconds: float = 0.0) -> tuple[ExecutableGraph, list[int]]:
+    """A kernel and a host function, and the list to which that appends."""
+    calls: list[int] = []
+    with stream.capture_executable() as capture:
+        spin(stream, seconds)
+        stream.launch_host_func(calls.append, 1)
+    return capture.executable, calls
+
+
 def executable_of(stream: Stream, kernels: int = 1) -> ExecutableGraph:
     with captured(stream, kernels) as graph:
         return graph.instantiate()
@@ -193,11 +202,7 @@ def test_instantiate_flags(stream: Stream) -> None:
 
 
 async def test_launch_can_be_awaited(stream: Stream) -> None:
-    calls: list[int] = []
-    with stream.capture_executable() as capture:
-        spin(stream, 0.002)
-        stream.launch_host_func(calls.append, 1)
-    executable = capture.executable
+    executable, calls = counting(stream, 0.002)
     await executable.upload_and_wait(stream)
     assert calls == []
     await executable.launch_and_wait(stream)
@@ -210,41 +215,36 @@ async def test_launch_can_be_awaited(stream: Stream) -> None:
 
 
 async def test_many_launches_in_flight(stream: Stream) -> None:
-    calls: list[int] = []
-    with stream.capture_executable() as capture:
-        spin(stream, 0)
-        stream.launch_host_func(calls.append, 1)
+    executable, calls = counting(stream)
     with Gate() as gate:
         gate.hold(stream)
         # Few while it is held: with some dozens of launches with host nodes pending, an H200
         # blocked the next one.
-        futures = [capture.executable.launch_async(stream) for _ in range(5)]
+        futures = [executable.launch_async(stream) for _ in range(5)]
         assert not any(future.done() for future in futures)
         assert calls == []
         gate.open()
-        futures += [capture.executable.launch_async(stream) for _ in range(45)]
+        futures += [executable.launch_async(stream) for _ in range(45)]
         for number, future in enumerate(futures):
             await future
             assert len(calls) > number
     assert len(calls) == 50
-    capture.executable.close()
+    executable.close()
 
 
 async def test_cancelled_wait_leaves_the_launch_alone(stream: Stream) -> None:
-    calls: list[int] = []
-    with stream.capture_executable() as capture:
-        stream.launch_host_func(calls.append, 1)
+    executable, calls = counting(stream)
     with Gate() as gate:
         gate.hold(stream)
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await capture.executable.launch_and_wait(stream)
+            await executable.launch_and_wait(stream)
         assert scope.cancelled_caught
+        executable.close()  # also then
         assert calls == []
         gate.open()
         await stream.synchronize_async()
     assert calls == [1]
-    capture.executable.close()
 
 
 async def test_launches_are_refused_before_anything_is_enqueued(stream: Stream) -> None:
@@ -331,11 +331,7 @@ def test_an_update_takes_over_the_parameters(stream: Stream) -> None:
 
 
 def test_update_that_does_not_fit_says_why(stream: Stream) -> None:
-    calls: list[int] = []
-    with stream.capture_executable() as capture:
-        spin(stream, 0)
-        stream.launch_host_func(calls.append, 1)
-    executable = capture.executable
+    executable, calls = counting(stream)
     with (
         captured(stream, 3) as longer,
         pytest.raises(GraphUpdateError, match="TOPOLOGY_CHANGED") as caught,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -31,12 +32,10 @@ def test_a_name_is_shown_in_repr_and_errors() -> None:
 
 
 def test_a_name_may_be_any_text() -> None:
-    with pytest.raises(TypeError, match="a name is a str, not int"):
-        Stream(name=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a name is a str, not int"):
-        StreamPool(1, name=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a name is a str, not int"):
-        StreamPool.borrow([], name=3)  # type: ignore[arg-type]
+    makers: list[Any] = [Stream, partial(StreamPool, 1), partial(StreamPool.borrow, [])]
+    for make in makers:
+        with pytest.raises(TypeError, match="a name is a str, not int"):
+            make(name=3)
     stream = Stream(name="None on None")
     assert repr(stream) == f"<aiostream.Stream 'None on None' {stream.handle:#x} on device 0>"
     stream.close()
