@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import Event, Graph, Stream, StreamPool, statistics
-from support import run_script, settle
+from aiostream import CudaError, Event, Graph, Stream, StreamPool, simulator, statistics
+from support import settle
 
 
 async def test_into_raw_in_the_function_of_enqueue_async(stream: Stream) -> None:
@@ -79,53 +79,29 @@ def test_an_interrupt_while_into_raw_waits_for_another_thread(kind: Any) -> None
     kind.from_raw(handle).close()
 
 
-REFUSED = """
-    import asyncio, gc, sys
-    import aiostream
-    from aiostream import Event, Stream, simulator
-    from support import settle
-    reported = []
-    sys.unraisablehook = lambda report: reported.append(report.exc_value.code)
-
-    async def by_last_user():
-        stream = Stream()
-        stream.synchronize()
-        simulator.fail("cuStreamDestroy", 999)
-        await stream.enqueue_async(lambda given: given.close())
-
-    async def by_finalizer():
-        stream, event = Stream(), Event()
-        simulator.fail("cuStreamDestroy", 999)
-        simulator.fail("cuEventDestroy", 999)
-        del stream, event
-        gc.collect()
-
-    async def by_close():
-        stream = Stream()
-        simulator.fail("cuStreamDestroy", 999)
-        try:
-            stream.close()
-        except aiostream.CudaError as error:
-            reported.append(error.code)
-
-    asyncio.run({how}())
-    assert settle(lambda: len(reported) == {count}), reported
-    handles = aiostream.statistics().handles
-    print(reported, handles.open, handles.destroyed, handles.leaked)
-"""
-
-
 @pytest.mark.simulator_only("a driver refuses no destruction on command")
-@pytest.mark.parametrize(
-    ("how", "count"), [("by_last_user", 1), ("by_finalizer", 2), ("by_close", 1)]
-)
-def test_refused_destruction_is_reported(driver_kind: str, how: str, count: int) -> None:
+@pytest.mark.parametrize("end", ["last user", "finalizer", "close"])
+async def test_refused_destruction_is_reported(unraisable: list[Any], end: str) -> None:
     """It is reported to `sys.unraisablehook` if no caller is there.
 
     What is still there counts as leaked.
     """
-    done = run_script(driver_kind, REFUSED.format(how=how, count=count))
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{[999] * count} 0 0 {count}\n", "")
+    before, things = statistics().handles, [Stream()]
+    simulator.fail("cuStreamDestroy", 999)
+    if end == "last user":
+        await things[0].enqueue_async(lambda given: given.close())
+    elif end == "finalizer":
+        things.clear()
+        gc.collect()
+    else:
+        with pytest.raises(CudaError, match="999"):
+            things[0].close()
+    reported = 0 if end == "close" else 1
+    assert settle(lambda: len(unraisable) == reported)
+    assert all(kind is CudaError and "999" in says for kind, says, _ in unraisable)
+    now = statistics().handles
+    ended = (now.open - before.open, now.destroyed - before.destroyed, now.leaked - before.leaked)
+    assert ended == (0, 0, 1)
 
 
 def test_no_memory_is_a_memory_error() -> None:

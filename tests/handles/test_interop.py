@@ -5,6 +5,8 @@ what the others' look like.
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,8 +105,10 @@ async def test_streams_of_cuda_core() -> None:
             gate.open()
         await future
         await mine.synchronize_async()
+    view, seen = mine.core(), weakref.ref(mine)
+    assert isinstance(view, core.Stream)
+    assert Stream.borrow(view) == mine
     with mine.context.as_current():
-        view = mine.core()
         theirs.wait(view)
         view.sync()
         event = view.record()
@@ -112,4 +116,9 @@ async def test_streams_of_cuda_core() -> None:
     await borrowed.synchronize_async()
     borrowed.close()
     theirs.close()
-    mine.close()
+    del mine
+    gc.collect()
+    assert seen() is not None, "the stream was dropped under cuda.core's"
+    del view, event
+    gc.collect()
+    assert seen() is None

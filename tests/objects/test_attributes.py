@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
-import weakref
 from decimal import Decimal
 from typing import Any
 
@@ -214,24 +212,6 @@ def test_stream_of_a_green_context() -> None:
     assert stream.green_context == int(green)
     stream.synchronize()
     stream.close()
-
-
-def test_a_cuda_core_stream_on_the_same_handle(stream: Stream) -> None:
-    core = pytest.importorskip("cuda.core")
-    theirs = stream.core()
-    assert isinstance(theirs, core.Stream)
-    assert int(theirs.handle) == stream.handle
-    assert Stream.borrow(theirs) == stream
-    with stream.context.as_current():
-        theirs.sync()
-    mine = Stream()
-    seen, kept = weakref.ref(mine), mine.core()
-    del mine
-    gc.collect()
-    assert seen() is not None, "the stream was dropped under cuda.core's"
-    del kept
-    gc.collect()
-    assert seen() is None
 
 
 @pytest.mark.simulator_only("plays a newer driver")

@@ -24,7 +24,7 @@ from aiostream import (
     statistics,
 )
 from internals import bindings, native_call_replaced
-from support import FULL, Gate, releasing_threads, settle, succeed
+from support import FULL, Gate, releasing_threads, settle
 
 
 class Owner:
@@ -375,23 +375,3 @@ def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: St
     graphs[0].close()
     assert called in ([], [1])
     assert statistics().balanced
-
-
-def test_graphs_in_use_at_exit(driver_kind: str) -> None:
-    """The interpreter ends with graphs alive, launches in flight and a captured Python function: at
-    once, and cleanly.
-    """
-    script = """
-        from aiostream import Stream
-        from support import Gate, spin
-        stream, calls = Stream(), []
-        spin(stream, 0)
-        with stream.capture_executable() as capture:
-            spin(stream, 0)
-            stream.launch_host_func(calls.append, 1)
-        graphs = [capture.executable]
-        for _ in range(100):
-            capture.executable.launch(stream)
-        print("end")
-    """
-    assert succeed(driver_kind, script) == "end\n"

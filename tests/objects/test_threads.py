@@ -391,29 +391,6 @@ def test_failure_of_a_call_that_is_cancelled_is_not_reported() -> None:
     assert reported == []
 
 
-async def test_many_at_once_under_cancellation() -> None:
-    """Some are cancelled at random places. Nothing is lost, and all tokens come back."""
-    limiter = anyio.CapacityLimiter(4)
-    async with StreamPool(4) as pool:
-        done: list[int] = []
-
-        async def call(number: int) -> None:
-            with anyio.move_on_after(0.0005 * (number % 7) if number % 3 == 0 else None):
-                async with pool.stream() as stream:
-                    done.append(
-                        await stream.enqueue_in_thread(
-                            lambda given: spin(given, 0.0005) or number, limiter=limiter
-                        )
-                    )
-
-        async with anyio.create_task_group() as group:
-            for number in range(60):
-                group.start_soon(call, number)
-        assert {number for number in range(60) if number % 3} <= set(done)
-        assert await drain(10)
-        await until(lambda: taken(limiter) == 0)
-
-
 # ---------------------------------------------------------------------- calls that wait for a token
 
 
