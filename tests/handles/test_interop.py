@@ -116,6 +116,8 @@ async def test_streams_of_cuda_core() -> None:
     await borrowed.synchronize_async()
     borrowed.close()
     theirs.close()
+    mine.close()
+    view.sync()  # it may use the stream after that was closed
     del mine
     gc.collect()
     assert seen() is not None, "the stream was dropped under cuda.core's"

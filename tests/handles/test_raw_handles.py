@@ -295,9 +295,10 @@ def test_shared_stream_that_was_given_away_and_taken_back_is_retired(loaded: Non
     stream = Stream(0)
     handle = stream.handle
     retired, destroyed = ends()
-    given = stream.into_raw()
+    given, released = stream.into_raw(), statistics().handles.released
     stream.close()
     assert given == handle
+    assert (*ends(), statistics().handles.released) == (retired, destroyed, released)
     assert not is_used_again(handle)
     taken = Stream.from_raw(handle)
     taken.close()

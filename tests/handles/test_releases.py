@@ -46,14 +46,6 @@ def stuck() -> Iterator[Stuck]:
     stuck.go.set()
 
 
-def drop_as_argument(stream: Stream, held: Any) -> None:
-    stream.launch_host_func(lambda _: None, held)
-
-
-def drop_as_function(stream: Stream, held: Any) -> None:
-    stream.add_callback(held)
-
-
 def drop_with_graph(stream: Stream, held: Any) -> None:
     other = Stream()
     with other.capture_executable(CaptureMode.THREAD_LOCAL) as capture:
@@ -84,13 +76,17 @@ def drop_behind_gate(drop: Callable[[Stream, Any], None], stuck: Stuck) -> Strea
     return stream
 
 
-@pytest.mark.parametrize(
-    "drop", [drop_as_argument, drop_as_function, drop_with_graph, drop_with_loop]
-)
-def test_a_destructor_that_blocks_delays_nothing_else(
-    drop: Callable[[Stream, Any], None], stuck: Stuck
-) -> None:
-    stream = drop_behind_gate(drop, stuck)
+DROPS: dict[str, Callable[[Stream, Any], None]] = {
+    "argument": lambda stream, held: stream.launch_host_func(lambda _: None, held),
+    "function": Stream.add_callback,
+    "graph": drop_with_graph,
+    "loop": drop_with_loop,
+}
+
+
+@pytest.mark.parametrize("how", DROPS)
+def test_a_destructor_that_blocks_delays_nothing_else(how: str, stuck: Stuck) -> None:
+    stream = drop_behind_gate(DROPS[how], stuck)
     assert stuck.begun.wait(20)
     before = aiostream.statistics().handles
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -110,7 +106,7 @@ def test_a_destructor_that_blocks_delays_nothing_else(
 def test_a_listener_is_told_while_a_destructor_blocks(breakable: Any, stuck: Stuck) -> None:
     told = threading.Event()
     quiet = aiostream.on_context_failed(lambda _: told.set())
-    stream = drop_behind_gate(drop_as_argument, stuck)
+    stream = drop_behind_gate(DROPS["argument"], stuck)
     assert stuck.begun.wait(20)
     breakable.break_context(716)
     assert told.wait(20)

@@ -45,6 +45,10 @@ class Recording:
         )
 
 
+one_captures = precondition(lambda self: self.recordings)
+one_is_free = precondition(lambda self: len(self.recordings) < len(self.streams))
+
+
 class Captures(OnLoop):
     """Streams that capture, fork and join; what the graphs contain, and how often they run what
     they contain.
@@ -66,30 +70,28 @@ class Captures(OnLoop):
             self.made += 1
             self.streams[self.made] = Stream()
 
-    def a_stream(self, data: st.DataObject, capturing: bool | None = None) -> int | None:
+    def a_stream(self, data: st.DataObject, capturing: bool | None = None) -> int:
         numbers = [
             n
             for n in sorted(self.streams)
             if capturing is None or (n in self.recordings) is capturing
         ]
-        return data.draw(st.sampled_from(numbers)) if numbers else None
+        return data.draw(st.sampled_from(numbers))
 
     def end(self, recording: Recording) -> None:
         for number in recording.members:
             self.recordings.pop(number, None)
 
+    @one_is_free
     @rule(data=st.data(), mode=st.sampled_from([CaptureMode.THREAD_LOCAL, CaptureMode.RELAXED]))
     def begin_capture(self, data: st.DataObject, mode: CaptureMode) -> None:
         number = self.a_stream(data, capturing=False)
-        if number is not None:
-            self.call(self.streams[number].begin_capture, mode)
-            self.recordings[number] = Recording(number)
+        self.call(self.streams[number].begin_capture, mode)
+        self.recordings[number] = Recording(number)
 
     @rule(data=st.data(), kind=st.sampled_from(["kernel", "host function"]))
     def operate(self, data: st.DataObject, kind: str) -> None:
         number = self.a_stream(data)
-        if number is None:
-            return
         stream, recording = self.streams[number], self.recordings.get(number)
         if recording is not None and recording.invalidated:
             return
@@ -104,13 +106,15 @@ class Captures(OnLoop):
         else:
             self.expected += kind != "kernel"
 
+    @one_captures
+    @one_is_free
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         """A second stream joins a capture, with an operation of its own."""
         first, second = self.a_stream(data, capturing=True), self.a_stream(data, capturing=False)
-        if first is None or second is None or self.recordings[first].invalidated:
-            return
         recording = self.recordings[first]
+        if recording.invalidated:
+            return
         self.depend(second, first)
         self.call(spin, self.streams[second], 0)
         self.recordings[second] = recording
@@ -123,25 +127,18 @@ class Captures(OnLoop):
         self.call(self.streams[later].wait_event, event)
         self.call(event.close)
 
+    @one_captures
     @rule(data=st.data())
     def join(self, data: st.DataObject) -> None:
         number = self.a_stream(data, capturing=True)
-        if (
-            number is None
-            or self.recordings[number].invalidated
-            or number == self.recordings[number].origin
-        ):
-            return
         recording = self.recordings[number]
-        if recording.origin in self.streams:
+        if not recording.invalidated and number != recording.origin:
             self.depend(recording.origin, number)
             recording.members[number] = True
 
     @rule(data=st.data())
     def end_capture(self, data: st.DataObject) -> None:
         number = self.a_stream(data)
-        if number is None:
-            return
         stream, recording = self.streams[number], self.recordings.get(number)
         if recording is None:
             with pytest.raises(CudaError) as caught:
@@ -162,13 +159,11 @@ class Captures(OnLoop):
                 self.call(stream.end_capture)
             assert caught.value.code == (901 if recording.invalidated else 904)
 
+    @one_captures
     @rule(data=st.data())
     def what_a_capture_refuses(self, data: st.DataObject) -> None:
         """It is refused before the driver sees it, and the capture goes on."""
-        number = self.a_stream(data, capturing=True)
-        if number is None:
-            return
-        stream, thing = self.streams[number], Thing()
+        stream, thing = self.streams[self.a_stream(data, capturing=True)], Thing()
         reference = weakref.ref(thing)
         for refused in (
             stream.completion_future,
@@ -195,20 +190,19 @@ class Captures(OnLoop):
         graph, host_functions = data.draw(st.sampled_from(self.graphs))
         self.executables.append((self.call(graph.instantiate), host_functions))
 
+    @one_is_free
     @precondition(lambda self: self.executables)
     @rule(data=st.data(), waited=st.booleans())
     def launch(self, data: st.DataObject, waited: bool) -> None:
-        number = self.a_stream(data, capturing=False)
-        if number is None:
-            return
+        stream = self.streams[self.a_stream(data, capturing=False)]
         executable, host_functions = data.draw(st.sampled_from(self.executables))
         self.expected += host_functions
         if waited:
-            waiter = Waiter(self, lambda: executable.launch_and_wait(self.streams[number]))
+            waiter = Waiter(self, lambda: executable.launch_and_wait(stream))
             self.until(lambda: waiter.done, "launch_and_wait() goes on")
             assert waiter.error is None
         else:
-            self.call(executable.launch, self.streams[number])
+            self.call(executable.launch, stream)
 
     @precondition(lambda self: self.graphs or self.executables)
     @rule(data=st.data(), drop=st.booleans())
@@ -221,12 +215,10 @@ class Captures(OnLoop):
         if not drop:
             self.call(thing.close)
 
-    @precondition(lambda self: len(self.streams) > 1)
     @rule(data=st.data())
     def close_an_origin(self, data: st.DataObject) -> None:
         """Its capture ends, without a graph."""
         number = self.a_stream(data)
-        assert number is not None
         recording = self.recordings.get(number)
         if recording is not None and (number != recording.origin or len(recording.members) > 1):
             return  # the streams that have joined it would go on capturing
@@ -267,10 +259,8 @@ class Captures(OnLoop):
             ):
                 self.call(self.streams[recording.origin].end_capture)
         self.until(lambda: len(self.ran) == self.expected, "a host function did not run")
-        for things in (self.graphs, self.executables, list(self.streams.items())):
-            while things:
-                things.pop()
-        self.streams.clear()
+        for things in (self.graphs, self.executables, self.streams):
+            things.clear()
         gc.collect()
         self.until(
             lambda: statistics().points.captured == self.before.points.captured,

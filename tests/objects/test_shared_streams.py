@@ -15,7 +15,7 @@ import internals
 from aiostream import CaptureMode, Device, Stream, StreamClosedError, StreamPool, statistics
 from captures import in_thread
 from foreign import TheirDevice, install_libraries
-from support import settle, spin, succeed
+from support import settle, succeed
 from waiters import until
 
 
@@ -46,23 +46,6 @@ def test_stream_of_another_library_is_on_the_same_handle(libraries: None, librar
         after.destroyed - before.destroyed,
     ) == (1, 1, 0)
     assert statistics().balanced
-
-
-async def test_shared_stream_can_be_used_after_it_was_closed() -> None:
-    """As torch does when pinned memory is freed: it records an event on the stream."""
-    pytest.importorskip("cuda.core")
-    stream = Stream()
-    core = stream.core()
-    handle = stream.handle
-    spin(stream, 0.002)
-    stream.close()
-    stream.close()
-    assert stream.closed
-    borrowed = Stream.borrow(handle)
-    spin(borrowed, 0.001)
-    await borrowed.synchronize_async()
-    core.sync()
-    borrowed.close()
 
 
 @pytest.mark.parametrize("mark", [Stream.torch, int], ids=["shared", "read"])
@@ -176,20 +159,6 @@ def test_borrowed_stream_of_theirs_is_kept_alive_by_the_shared_one(libraries: No
     gc.collect()
     assert watched() is None
     owner.close()
-
-
-def test_stream_that_was_given_away_is_not_retired(libraries: None) -> None:
-    """`into_raw` after it was shared: nothing is retired, because the handle is not ours to close
-    any more.
-    """
-    before = statistics().handles
-    stream = Stream()
-    stream.torch()
-    handle = stream.into_raw()
-    after = statistics().handles
-    assert (after.released - before.released, after.retired - before.retired) == (1, 0)
-    Stream.from_raw(handle).close()
-    assert retired() == before.retired + 1
 
 
 # ------------------------------------------------------------------------------------------ devices

@@ -12,7 +12,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Context, CudaError, Device, Event, Stream, StreamClosedError, StreamFlags
-from support import Gate, held_stream, run_script, spin
+from support import Gate, held_stream, spin, succeed
 
 
 def raw_stream() -> int:
@@ -141,7 +141,7 @@ async def test_completions_arrive_after_the_stream_is_closed() -> None:
 
 
 def test_shutdown_synchronizes_first(stream: Stream) -> None:
-    with Gate() as gate, ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, Gate() as gate:
         gate.hold(stream)
         future = thread.submit(stream.shutdown)
         with pytest.raises(TimeoutError):
@@ -182,7 +182,7 @@ async def test_cancelled_close_destroys_and_raises() -> None:
 
 
 DROPPED = """
-import gc, warnings
+import gc, sys, warnings
 import aiostream
 from support import settle
 
@@ -198,35 +198,23 @@ print([str(each.message).replace(name, "it") for each in caught])
 print([each.category.__name__ for each in caught])
 del caught
 assert settle(lambda: aiostream.statistics().handles.open == 0)
+
+reported = []  # now each warning is an error
+sys.unraisablehook = lambda it: reported.append(it.exc_type.__name__)
+aiostream.Stream()
+gc.collect()
+assert settle(lambda: aiostream.statistics().handles.open == 0)
+print(reported)
 """
 
 
 @pytest.mark.parametrize("development", [True, False])
 def test_development_mode_warns_of_a_dropped_stream(driver_kind: str, development: bool) -> None:
-    """The stream is destroyed in both modes."""
-    mode = "1" if development else ""
-    done = run_script(driver_kind, DROPPED, PYTHONDEVMODE=mode)
+    """The stream is destroyed in both modes, and also if its warning is an error."""
+    out = succeed(driver_kind, DROPPED, PYTHONDEVMODE="1" if development else "")
     dropped = "it was dropped and not closed. It was made at <string>:8"
-    said = ([dropped], ["ResourceWarning"]) if development else ([], [])
-    assert (done.returncode, done.stdout) == (0, "{}\n{}\n".format(*said)), done.stderr
-    assert not done.stderr
-
-
-def test_dropped_stream_is_destroyed_if_its_warning_is_an_error(driver_kind: str) -> None:
-    script = """
-        import gc, sys
-        import aiostream
-        from support import settle
-
-        reported = []
-        sys.unraisablehook = lambda it: reported.append(it.exc_type)
-        aiostream.Stream()
-        gc.collect()
-        assert settle(lambda: aiostream.statistics().handles.open == 0)
-        print(reported)
-    """
-    done = run_script(driver_kind, script, PYTHONDEVMODE="1")
-    assert (done.returncode, done.stdout) == (0, "[<class 'ResourceWarning'>]\n"), done.stderr
+    kinds = ["ResourceWarning"] if development else []
+    assert out == f"{[dropped] if development else []}\n{kinds}\n{kinds}\n"
 
 
 def test_plain_with_block_says_what_to_write(stream: Stream) -> None:
@@ -249,7 +237,7 @@ def test_last_user_of_a_closed_stream_destroys_it(stream: Stream) -> None:
 
 
 def test_stream_can_be_closed_during_a_blocked_call(stream: Stream) -> None:
-    with Gate() as gate, ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, Gate() as gate:
         gate.hold(stream)
         other = stream.to_borrowed()
         future = thread.submit(other.synchronize)

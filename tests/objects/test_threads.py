@@ -17,6 +17,7 @@ import anyio.to_thread
 import pytest
 
 import aiostream
+import internals
 from aiostream import (
     CaptureMode,
     Context,
@@ -472,6 +473,35 @@ async def test_state_of_the_stream_is_asked_again_when_the_token_has_come(
     assert calls == ["refused"]
     assert taken(limiter) == 0
     assert await drain(10)
+
+
+@pytest.mark.simulator_only("a GPU's driver may wait for the gate when it destroys a context")
+@pytest.mark.parametrize("loop_kind", ["asyncio"])
+async def test_call_that_waits_for_its_token_is_not_woken_when_its_context_is_gone(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = internals.create_context()
+    with Context.from_handle(int(handle)).as_current():
+        lost = Stream()
+    delivered: list[int] = []
+
+    async def call(limiter: anyio.CapacityLimiter) -> None:
+        with pytest.raises(ContextFailedError):
+            await lost.enqueue_in_thread(print, limiter=limiter)
+
+    with monkeypatch.context() as patch, Gate() as gate:
+        internals.note_deliveries(patch, delivered)
+        gate.hold(stream)
+        held = stream.completion_future()  # so that the watcher goes on
+        async with waiting_for_tokens(call) as (limiter, _):
+            internals.driver_call("cuCtxDestroy", handle)
+            passes = statistics().watcher_passes
+            await until(lambda: statistics().watcher_passes >= passes + 10)
+            assert not delivered
+            limiter.release_on_behalf_of("other code")
+        gate.open()
+        await held
+    lost.close()
 
 
 def test_call_whose_loop_is_closed_while_it_waits_for_its_token() -> None:
