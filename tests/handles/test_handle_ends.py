@@ -14,6 +14,7 @@ import pytest
 
 import internals
 from aiostream import CudaError, Event, Graph, Stream, StreamPool, simulator, statistics
+from captures import in_thread
 from support import settle
 
 
@@ -157,15 +158,17 @@ class Foreign:
         return 0, self.owner.handle
 
 
-def test_source_of_a_borrowed_stream_lives_until_the_last_use() -> None:
+@pytest.fixture
+def source() -> list[Foreign]:
+    """The only reference to one."""
+    return [Foreign()]
+
+
+def test_source_of_a_borrowed_stream_lives_until_the_last_use(source: list[Foreign]) -> None:
     """Another thread may be in a call on the handle, and the source destroys it when it dies."""
-    source = Foreign()
-    borrowed, gone = Stream.borrow(source), weakref.ref(source)
-    del source
+    gone, borrowed = weakref.ref(source[0]), Stream.borrow(source.pop())
     with internals.pinned(borrowed) as handle:
-        other = threading.Thread(target=borrowed.close)
-        other.start()
-        other.join()
+        assert in_thread(borrowed.close, borrowed) is None
         gc.collect()
         assert borrowed.closed
         alive = gone()
@@ -177,20 +180,16 @@ def test_source_of_a_borrowed_stream_lives_until_the_last_use() -> None:
     assert gone() is None
 
 
-def test_source_of_an_unused_borrowed_stream_goes_with_its_close() -> None:
-    source = Foreign()
-    borrowed, gone = Stream.borrow(source), weakref.ref(source)
-    del source
+def test_source_of_an_unused_borrowed_stream_goes_with_its_close(source: list[Foreign]) -> None:
+    gone, borrowed = weakref.ref(source[0]), Stream.borrow(source.pop())
     borrowed.close()
     gc.collect()
     assert gone() is None
     assert borrowed.closed
 
 
-async def test_source_of_a_pools_stream_lives_until_the_last_use() -> None:
-    source = Foreign()
-    pool, gone = StreamPool.borrow([source]), weakref.ref(source)
-    del source
+async def test_source_of_a_pools_stream_lives_until_the_last_use(source: list[Foreign]) -> None:
+    gone, pool = weakref.ref(source[0]), StreamPool.borrow([source.pop()])
     lent = await pool.acquire()
     with internals.pinned(lent):
         pool.release(lent)

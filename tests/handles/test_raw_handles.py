@@ -145,9 +145,7 @@ def test_threads_never_share_a_stream_that_is_used_again(loaded: None) -> None:
             stream.close()
 
     with ThreadPoolExecutor(4) as threads:
-        futures = [threads.submit(use) for _ in range(4)]
-    for future in futures:
-        future.result()
+        list(threads.map(lambda _: use(), range(4)))
     assert len(seen) <= 4
     assert ends()[1] == destroyed
 

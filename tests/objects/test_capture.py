@@ -15,7 +15,7 @@ import pytest
 from aiostream import CaptureMode, Event, Stream, StreamCaptureError, statistics
 from captures import CAPTURES, GLOBAL, MODES, begin, end
 from internals import native_call_replaced
-from support import BACKENDS, FULL, Gate, cases_on_loops, held_stream, settle, spin, succeed
+from support import BACKENDS, FULL, Gate, cases_on_loops, settle, spin, succeed
 from waiters import counts, until
 
 in_each_mode = cases_on_loops("mode", [(mode,) for mode in MODES])
@@ -104,37 +104,30 @@ async def test_capture_of_a_non_blocking_stream_leaves_the_legacy_stream_alone(
     assert end(stream) == 1
 
 
-async def test_pending_completions_arrive_during_a_capture(capture: Any) -> None:
+async def test_pending_completions_arrive_during_a_capture(stream: Stream, capture: Any) -> None:
     for mode in MODES:
         with Gate() as gate:
-            stream = held_stream(gate)
-            spin(stream, 0)
-            futures = [
-                stream.completion_future(),
-                stream.checked_completion_future(),
-                stream.completion_future(),
-            ]
+            gate.hold(stream)
+            futures = [stream.completion_future(), stream.checked_completion_future()]
             capturing = capture(stream, mode)
             gate.open()
             for future in futures:
                 await future
             spin(stream, 0)
             assert capturing.end() == 1
-            stream.close()
 
 
 @in_each_mode
-async def test_other_streams_and_events_work_during_a_capture(capture: Any, mode: int) -> None:
+async def test_other_streams_and_events_work_during_a_capture(
+    stream: Stream, other: Stream, event: Event, capture: Any, mode: int
+) -> None:
     """Everything that asks the driver something, also in the thread that captures, for which GLOBAL
     forbids it.
     """
-    captured, other = Stream(), Stream()
-    event, unrecorded = Event(), Event()
-    for stream in (captured, other):
-        spin(stream, 0)
+    unrecorded = Event()
     await event.synchronize_async()
-    capturing = capture(captured, mode)
-    spin(captured, 0)
+    capturing = capture(stream, mode)
+    spin(stream, 0)
     for _ in range(3):
         spin(other, 0.0002)
         event.record(other)
@@ -156,17 +149,16 @@ async def test_other_streams_and_events_work_during_a_capture(capture: Any, mode
         await other.completion_future()
         assert ran.is_set()
     assert capturing.end() == 1
-    for thing in (captured, other, event, unrecorded):
-        thing.close()
+    unrecorded.close()
 
 
-async def test_dropping_and_closing_streams_and_events_does_not_end_a_capture(capture: Any) -> None:
-    captured, other = Stream(), Stream()
-    spin(captured, 0)
+async def test_dropping_and_closing_streams_and_events_does_not_end_a_capture(
+    stream: Stream, other: Stream, capture: Any
+) -> None:
     await other.synchronize_async()
     victims: list[Any] = [maker() for maker in (Stream, Event) for _ in range(4)]
-    capturing = capture(captured, GLOBAL)
-    spin(captured, 0)
+    capturing = capture(stream, GLOBAL)
+    spin(stream, 0)
     open_handles = statistics().handles.open
     victims.pop(0).close()  # a stream, in the loop's thread
     victims.pop().close()  # an event
@@ -175,8 +167,6 @@ async def test_dropping_and_closing_streams_and_events_does_not_end_a_capture(ca
     while statistics().handles.open > expected:
         await other.synchronize_async()
     assert capturing.end() == 1
-    captured.close()
-    other.close()
 
 
 # -------------------------------------------------------------------------- captures in the traffic

@@ -99,14 +99,14 @@ async def test_an_exception_is_reported_and_the_stream_goes_on(
     assert unraisable == [(type(error), str(error), fail)] * 2
 
 
-async def test_what_was_given_is_released_by_a_thread_of_the_library() -> None:
+async def test_what_was_given_is_released_by_a_thread_of_the_library(stream: Stream) -> None:
     """Not before it has run; and then neither on the driver's thread, where CUDA is forbidden, nor,
     with the GIL, on the loop's.
     """
     deaths: list[int] = []
     drivers: list[int] = []
     with Gate() as gate:
-        stream = held_stream(gate)
+        gate.hold(stream)
         argument = Witness(deaths)
         argument_seen = weakref.ref(argument)
         stream.launch_host_func(lambda _: drivers.append(threading.get_ident()), argument)
@@ -121,7 +121,6 @@ async def test_what_was_given_is_released_by_a_thread_of_the_library() -> None:
     assert settle(lambda: len(deaths) == 3)
     assert set(deaths) <= releasing_threads()
     assert drivers[0] not in deaths
-    stream.close()
 
 
 async def test_native_functions_are_called_with_their_data(stream: Stream) -> None:
