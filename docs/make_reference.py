@@ -6,8 +6,8 @@
 `reference.md` lists every public name. `coverage.md` lists every function of the CUDA driver's
 chapter on streams, and every method of the Rust crate's `Stream`, with their names here. What a
 name does, and which driver it needs, is read from the library. `tests/project/test_reference.py`
-fails if a name is missing, does not exist or has no docstring, and `tests/shown_by.py` names the
-tests that show each row of `coverage.md`.
+fails if a name is missing, does not exist or has no docstring, or if no test uses a name of
+`coverage.md`.
 """
 
 from __future__ import annotations
