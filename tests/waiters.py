@@ -107,6 +107,12 @@ async def until(condition: Callable[..., bool]) -> None:
             await anyio.lowlevel.checkpoint()
 
 
+async def turns(number: int = 20) -> None:
+    """Lets the loop take so many turns."""
+    for _ in range(number):
+        await anyio.lowlevel.checkpoint()
+
+
 def end_lost_task(task: Any) -> None:
     """Ends the coroutine of a task whose loop is closed, as its collection would."""
     task.get_coro().close()

@@ -9,6 +9,7 @@ import gc
 import sys
 import threading
 import traceback
+import weakref
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import pytest
 import aiostream
 import internals
 from aiostream import CompletionFuture, CudaError, Stream
-from support import Gate, held_stream, settle
+from support import Gate, Kept, held_stream, settle
+from waiters import turns
 
 trio = pytest.importorskip("trio")
 pytest.importorskip("trio.testing")
@@ -59,16 +61,16 @@ async def test_a_callback_sees_the_variables_of_its_registration() -> None:
     assert seen == ["registered", "given", "later"]
 
 
-async def test_a_cancelled_future_says_what_it_was_told() -> None:
+async def test_a_cancelled_future_says_what_it_was_told(loop_kind: str) -> None:
+    errors = concurrent.futures if loop_kind == "trio" else asyncio
     with Gate() as gate:
         async with held_stream(gate) as stream:
             future = stream.completion_future()
             assert future.cancel(msg="no longer needed")
+            assert future.cancelled()
             assert not future.cancel("again")
             gate.open()
-            with pytest.raises(
-                (asyncio.CancelledError, concurrent.futures.CancelledError)
-            ) as caught:
+            with pytest.raises(errors.CancelledError) as caught:
                 await future
             assert caught.value.args == ("no longer needed",)
 
@@ -79,27 +81,21 @@ def test_a_future_says_how_it_is() -> None:
             async with held_stream(gate) as stream:
                 future = stream.enqueue_async(lambda on: 7)
                 assert repr(future).startswith("<TrioFuture pending, test_a_future_says_how_it_is.")
+                for read in (future.result, future.exception):
+                    with pytest.raises(concurrent.futures.InvalidStateError):
+                        read()
                 gate.open()
                 await future
                 assert repr(future) == "<TrioFuture finished result=7>"
+                with pytest.raises(concurrent.futures.InvalidStateError, match="finished already"):
+                    internals.fail_future(future, ValueError("late"))
+                with pytest.raises(concurrent.futures.InvalidStateError, match="finished already"):
+                    internals.settle_future(future, 8)
+                assert (future.result(), future.exception()) == (7, None)
                 given_up = stream.completion_future()
                 given_up.cancel()
                 assert repr(given_up) == "<TrioFuture cancelled>"
                 assert repr(stream.completion_future()) == "<TrioFuture pending>"
-
-    trio.run(main)
-
-
-def test_a_done_future_is_not_settled_again() -> None:
-    async def main() -> None:
-        async with Stream() as stream:
-            future = stream.enqueue_async(lambda on: 7)
-            await future
-            with pytest.raises(concurrent.futures.InvalidStateError, match="finished already"):
-                internals.fail_future(future, ValueError("late"))
-            with pytest.raises(concurrent.futures.InvalidStateError, match="finished already"):
-                internals.settle_future(future, 8)
-            assert (future.result(), future.exception()) == (7, None)
 
     trio.run(main)
 
@@ -238,16 +234,34 @@ def test_the_host_of_a_guest_run_does_not_await_its_futures() -> None:
     asyncio.run(host())
 
 
+@pytest.mark.parametrize("wait", ["spin", "event"])
+def test_objects_outlive_their_run_of_trio(wait: Any) -> None:
+    with Gate() as gate:
+        streams, kept = [held_stream(gate, wait=wait)], [Kept()]
+        watched = weakref.ref(kept[0])
+
+        async def begin() -> None:
+            streams[0].enqueue_async(lambda _, thing: None, kept.pop())
+            await turns()
+
+        trio.run(begin)
+        streams.pop().close()
+        gc.collect()
+        assert watched() is not None
+    assert settle(lambda: watched() is None)
+
+
+async def begin_held(stream: Stream, kind: str, called: list[Any]) -> Any:
+    future = getattr(stream, kind)(*[lambda on: None][: kind == "enqueue_async"])
+    future.add_done_callback(called.append)
+    return future
+
+
 @pytest.mark.parametrize(
     "kind", ["completion_future", "checked_completion_future", "enqueue_async"]
 )
 def test_a_future_whose_run_has_ended_is_cancelled(kind: str) -> None:
     called: list[Any] = []
-
-    async def first(stream: Stream) -> Any:
-        future = getattr(stream, kind)(*[lambda on: None][: kind == "enqueue_async"])
-        future.add_done_callback(called.append)
-        return future
 
     async def second(future: Any, expected: type[Exception], match: str) -> None:
         with pytest.raises(expected, match=match):
@@ -255,11 +269,12 @@ def test_a_future_whose_run_has_ended_is_cancelled(kind: str) -> None:
 
     with Gate() as gate:
         stream = held_stream(gate)
-        future = trio.run(first, stream)
-        trio.run(
-            second, future, RuntimeError, ANOTHER_RUN
-        )  # in place of a wait that nothing would end
+        future, given_up = (trio.run(begin_held, stream, kind, called) for _ in range(2))
+        # In place of a wait that nothing would end.
+        trio.run(second, future, RuntimeError, ANOTHER_RUN)
         assert not future.done()
+        assert given_up.cancel()
+        assert given_up.cancelled()
         gate.open()
         gc.collect()
         assert settle(future.done)
@@ -271,24 +286,5 @@ def test_a_future_whose_run_has_ended_is_cancelled(kind: str) -> None:
         )
         asyncio.run(second(future, concurrent.futures.CancelledError, "has ended"))
         assert future.cancelled()
-        stream.close()
-    assert called == []
-
-
-def test_cancelling_a_future_later_than_its_run() -> None:
-    called: list[Any] = []
-
-    async def first(stream: Stream) -> Any:
-        future = stream.completion_future()
-        future.add_done_callback(called.append)
-        return future
-
-    with Gate() as gate:
-        stream = held_stream(gate)
-        future = trio.run(first, stream)
-        assert future.cancel()
-        assert future.cancelled()
-        gate.open()
-        stream.synchronize()
         stream.close()
     assert called == []

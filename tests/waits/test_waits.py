@@ -1,5 +1,5 @@
-"""Waiting for a stream: completion futures, synchronize_async, enqueue_async; once, in the own
-loop, and cancelled at will.
+"""Waiting for a stream: completion futures, synchronize_async, enqueue_async; once, and in the own
+loop.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import CompletionFuture, Stream, StreamClosedError
-from support import EVENT_STRATEGIES, FULL, Gate, held_stream, spin
+from aiostream import CompletionFuture, Context, Stream, StreamCaptureError, StreamClosedError
+from support import EVENT_STRATEGIES, FULL, STRATEGIES, Gate, held_stream
+from waiters import until
 
 pytestmark = pytest.mark.all_loops
 
@@ -27,26 +28,6 @@ NO_LOOP = "no running event loop"
 
 class Buffer:
     """Something that must not die while the GPU uses it."""
-
-
-async def test_synchronize_async_waits_for_the_work() -> None:
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            event = aiostream.Event()
-            event.record(stream)
-            woken = []
-
-            async def wait() -> None:
-                await stream.synchronize_async()
-                woken.append(event.query())
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait)
-                await anyio.wait_all_tasks_blocked()
-                assert woken == []
-                gate.open()
-            assert woken == [True]
-            event.close()
 
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
@@ -73,12 +54,6 @@ async def test_ready_waits_of_one_task_starve_no_other(strategy: Any) -> None:
     assert min(seen[0]) > each // 20, seen[0]
 
 
-async def test_a_ready_stream_is_awaited_at_once() -> None:
-    async with Stream() as stream:
-        for _ in range(3):
-            await stream.synchronize_async()
-
-
 @pytest.mark.parametrize("method", ["completion_future", "checked_completion_future"])
 async def test_a_future_marks_one_point(method: str) -> None:
     with Gate() as first, Gate() as second:
@@ -100,23 +75,23 @@ async def test_a_future_marks_one_point(method: str) -> None:
             assert not late.cancelled()
 
 
-async def test_several_tasks_await_one_future() -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_several_tasks_await_one_future(strategy: Any) -> None:
     with Gate() as gate:
-        async with held_stream(gate) as stream:
-            future = stream.completion_future()
-            woken = []
+        async with held_stream(gate, wait=strategy) as stream:
+            future = stream.enqueue_async(lambda _: 7)
+            results = []
 
-            async def wait(number: int) -> None:
-                await future
-                woken.append(number)
+            async def wait() -> None:
+                results.append(await future)
 
             async with anyio.create_task_group() as tasks:
-                for number in range(5):
-                    tasks.start_soon(wait, number)
+                for _ in range(5):
+                    tasks.start_soon(wait)
                 await anyio.wait_all_tasks_blocked()
-                assert woken == []
+                assert results == []
                 gate.open()
-            assert sorted(woken) == [0, 1, 2, 3, 4]
+            assert results == [7] * 5
 
 
 async def test_callbacks_run_in_the_loop_s_thread() -> None:
@@ -140,21 +115,6 @@ async def test_callbacks_run_in_the_loop_s_thread() -> None:
     assert threads == [threading.get_ident()] * 2
 
 
-async def test_many_streams_are_awaited_at_once() -> None:
-    finished = []
-
-    async def one(number: int) -> None:
-        async with Stream() as stream:
-            spin(stream, 0.001)
-            await stream.synchronize_async()
-            finished.append(number)
-
-    async with anyio.create_task_group() as tasks:
-        for number in range(20):
-            tasks.start_soon(one, number)
-    assert sorted(finished) == list(range(20))
-
-
 # ------------------------------------------------------------------------------------ enqueue_async
 
 
@@ -165,10 +125,12 @@ async def test_enqueue_async_calls_now_and_settles_with_the_result() -> None:
 
             def work(on: Stream, number: int, *, name: str) -> str:
                 calls.append((on, number, name))
+                assert Context.get_current() == stream.context
                 return "result"
 
             future = stream.enqueue_async(work, 1, name="n")
             assert calls == [(stream, 1, "n")], "it is called before enqueue_async returns"
+            assert Context.get_current() is None
             assert not future.done()
             gate.open()
             assert await future == "result"
@@ -197,22 +159,29 @@ async def test_what_was_enqueued_lives_until_the_gpu_has_passed() -> None:
             gc.collect()
 
 
-async def test_arguments_of_a_function_that_raised_are_kept_likewise() -> None:
+@pytest.mark.parametrize("strategy", ["auto", "hostfunc"])
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+async def test_arguments_of_a_function_that_raised_are_kept_likewise(
+    strategy: Any, error: type[BaseException]
+) -> None:
+    """It may have enqueued work, and the error comes in the middle of the native step."""
+
     def fails(on: Stream, given: Buffer) -> None:
-        raise LookupError("after it has launched something")
+        assert Context.get_current() == on.context
+        raise error
 
     with Gate() as gate:
-        async with held_stream(gate) as stream:
-            argument = Buffer()
-            alive = weakref.ref(argument)
-            with pytest.raises(LookupError):
-                stream.enqueue_async(fails, argument)
-            del argument
+        async with held_stream(gate, wait=strategy) as stream:
+            arguments = [Buffer()]
+            alive = weakref.ref(arguments[0])
+            with pytest.raises(error):
+                stream.enqueue_async(fails, arguments.pop())
+            assert Context.get_current() is None
             gc.collect()
             assert alive() is not None
             gate.open()
-            while alive() is not None:
-                await anyio.sleep(0.001)
+            await until(lambda: alive() is None)
+            assert await stream.enqueue_async(lambda _: 5) == 5
 
 
 async def test_a_function_may_close_its_own_stream() -> None:
@@ -246,6 +215,11 @@ async def test_enqueue_async_refuses_before_it_calls() -> None:
     for each in refused:
         with pytest.raises(TypeError, match="cannot await"):
             stream.enqueue_async(each)
+    with stream.capture() as capture:
+        with pytest.raises(StreamCaptureError):
+            stream.enqueue_async(called.append)
+        assert stream.capture_status() is aiostream.CaptureStatus.ACTIVE
+    capture.graph.close()
     stream.close()
     with pytest.raises(StreamClosedError):
         stream.enqueue_async(called.append)
@@ -265,72 +239,6 @@ def test_without_a_loop_the_waits_are_refused() -> None:
             wait()
     assert called == []
     stream.close()
-
-
-# ------------------------------------------------------------------------------------- cancellation
-
-
-async def test_a_timeout_ends_the_wait_at_once_and_not_the_work() -> None:
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            before = aiostream.statistics()
-            async with anyio.create_task_group() as tasks:
-                with anyio.move_on_after(20) as scope:
-
-                    async def run_out() -> None:  # when the task polls no more
-                        while aiostream.statistics().points.pending == before.points.pending:
-                            await anyio.sleep(0.001)
-                        scope.deadline = anyio.current_time()
-
-                    tasks.start_soon(run_out)
-                    await stream.synchronize_async()
-            assert scope.cancelled_caught
-            assert not stream.query()
-            now = aiostream.statistics()
-            assert now.points.pending == before.points.pending + 1, (
-                "the point stays until the GPU has passed it"
-            )
-            gate.open()
-            await stream.synchronize_async()
-
-
-async def test_a_cancelled_task_leaves_the_stream_usable() -> None:
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            async with anyio.create_task_group() as tasks:
-                for _ in range(10):
-                    tasks.start_soon(stream.synchronize_async)
-                await anyio.wait_all_tasks_blocked()
-                tasks.cancel_scope.cancel()
-            gate.open()
-            await stream.synchronize_async()
-
-
-async def test_cancelling_one_wait_leaves_the_others() -> None:
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            futures = [stream.completion_future() for _ in range(3)]
-            assert futures[1].cancel()
-            assert futures[1].cancelled()
-            assert not futures[1].cancel(), "it was done already"
-            gate.open()
-            await futures[0]
-            await futures[2]
-            assert futures[0].done()
-
-
-async def test_a_cancelled_future_raises_when_awaited(loop_kind: str) -> None:
-    async with Stream() as stream:
-        future = stream.completion_future()
-        future.cancel()
-        if loop_kind == "trio":
-            import concurrent.futures
-
-            with pytest.raises(concurrent.futures.CancelledError):
-                await future
-        else:
-            with pytest.raises(asyncio.CancelledError):
-                await future
 
 
 async def test_a_future_that_nobody_holds_still_settles() -> None:
@@ -360,21 +268,15 @@ def test_every_await_is_a_checkpoint_on_trio() -> None:
 
     async def main() -> None:
         stream = Stream()
-        event = aiostream.Event()
         future = stream.completion_future()
         await future
         with trio.testing.assert_checkpoints():
             await future
         with trio.testing.assert_checkpoints():
-            await stream.synchronize_async()
-        with trio.testing.assert_checkpoints():
-            await event.synchronize_async()
-        with trio.testing.assert_checkpoints():
             async with stream:
                 pass
         with trio.testing.assert_checkpoints():
             await stream.aclose()
-        event.close()
         with trio.CancelScope() as scope:
             scope.cancel()
             await future
@@ -383,46 +285,6 @@ def test_every_await_is_a_checkpoint_on_trio() -> None:
         )
 
     trio.run(main)
-
-
-def test_trio_future_s_states() -> None:
-    import concurrent.futures
-
-    import trio
-
-    async def main() -> None:
-        with Gate() as gate:
-            async with held_stream(gate) as stream:
-                future = stream.completion_future()
-                for read in (future.result, future.exception):
-                    with pytest.raises(concurrent.futures.InvalidStateError):
-                        read()
-                gate.open()
-                await future
-
-    trio.run(main)
-
-
-def test_asyncio_s_own_tools_work_on_the_futures() -> None:
-    async def main() -> None:
-        with Gate() as gate:
-            async with held_stream(gate) as held, Stream() as free:
-                slow, quick = held.completion_future(), free.completion_future()
-                # The type checker must take this, too.
-                done, pending = await asyncio.wait(
-                    [slow, quick], return_when=asyncio.FIRST_COMPLETED
-                )
-                assert (done, pending) == ({quick}, {slow})
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.01):
-                        await asyncio.shield(slow)
-                assert not slow.cancelled()
-                gate.open()
-                assert list(await asyncio.gather(slow, quick)) == [None, None]
-                async with asyncio.timeout(10):
-                    await held.synchronize_async()
-
-    asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
