@@ -1,4 +1,5 @@
-"""The loops of `test_faults.py`: the first use of the library in a loop, and in a process.
+"""The loops of `test_faults.py`: the first use of the library in a loop and in a process, and
+loops that are closed while a task waits, in each stage.
 
 See `fault_engine.py`.
 """
@@ -7,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import aiostream
+import waiters
 from aiostream import Event, Stream, StreamPool
-from fault_engine import Faults
-from fault_scenarios import a_stream, use, use_async, without_loop
+from fault_engine import Faults, Scenario
+from fault_scenarios import WITHOUT_LOOP, a_stream, a_waiter, use, use_async, without_loop
 from installed import installed
 from support import new_uvloop, run_on
 
@@ -68,6 +71,44 @@ def _first_use(name: str, run: Callable[[Callable[[], Any]], None], awaited: str
 for _name, _run in _runs().items():
     _first_use(_name, _run, "future")
     _first_use(_name, _run, "nothing")
+
+
+# --------------------------------------------------------------------------------- loops that close
+
+
+def _close_a_loop_in_stage(stage: str, thing: str) -> None:
+    async def act(faults: Faults, kept: Any) -> None:
+        waiter, gate = kept
+        gate.shut()
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda loop, what: faults.report(what.get("exception")))
+
+        async def begin() -> asyncio.Task[None]:
+            await waiter.hold(gate, 0.004)
+            task = asyncio.create_task(waiter.wait())
+            await waiter.reach()
+            return task
+
+        task = loop.run_until_complete(begin())
+        with faults:
+            loop.close()
+            del task
+            gc.collect()
+            gate.open()
+        gate.open()
+
+        async def go_on() -> None:
+            await use_async(waiter.stream)
+            await waiter.wait()
+
+        asyncio.run(go_on())
+
+    name = f"a loop closed under a wait for a {thing}, {stage}"
+    WITHOUT_LOOP.append(Scenario(name, act, a_waiter(stage, thing)))
+
+
+for _stage, _thing in waiters.CASES:
+    _close_a_loop_in_stage(_stage, _thing)
 
 
 # ----------------------------------------------------------------------- the first use in a process

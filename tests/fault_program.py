@@ -16,7 +16,6 @@ from aiostream import simulator
 
 simulator.install(devices=2)
 
-import fault_closed_loops  # noqa: E402, F401  (which adds its paths)
 import fault_engine  # noqa: E402  (the simulator comes first)
 import fault_loops  # noqa: E402
 import fault_scenarios  # noqa: E402

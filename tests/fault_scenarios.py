@@ -9,17 +9,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import aiostream
-from aiostream import (
-    Event,
-    ExecutableGraph,
-    Graph,
-    Stream,
-    StreamPool,
-    WriteValue,
-)
+import waiters
+from aiostream import Event, ExecutableGraph, Graph, Stream, StreamPool, WriteValue
 from fault_engine import Faults, Scenario
-from internals import driver_call
-from support import settle, spin
+from internals import driver_call, limit_timer
+from support import Gate, settle, spin
 
 WITHOUT_LOOP: list[Scenario] = []
 
@@ -73,13 +67,28 @@ def a_graph() -> Any:
 
 
 @contextlib.contextmanager
-def memory() -> Any:
+def memory(call: str, *flags: int) -> Any:
     with a_stream() as stream:
         with stream.context.as_current():
-            pointer = driver_call("cuMemAlloc", 64)
+            pointer = driver_call(call, 64, *flags)
         yield stream, int(pointer)
         with stream.context.as_current():
             driver_call("cuMemFree", pointer)
+
+
+def a_waiter(stage: str, thing: str) -> Callable[[], contextlib.AbstractAsyncContextManager[Any]]:
+    """What makes a waiter and its gate, which each run shuts."""
+
+    @contextlib.asynccontextmanager
+    async def keep() -> AsyncIterator[Any]:
+        waiter = waiters.Waiter(stage, thing)
+        with Gate() as gate:
+            yield waiter, gate
+        limit_timer(waiters.MOST_TIMERS)
+        with contextlib.suppress(aiostream.CudaError):
+            waiter.close()
+
+    return keep
 
 
 def use(stream: Stream) -> None:
@@ -250,7 +259,7 @@ def attributes(faults: Faults, stream: Stream) -> None:
     use(stream)
 
 
-@without_loop(memory)
+@without_loop(lambda: memory("cuMemAlloc"))
 def memory_operations(faults: Faults, kept: tuple[Stream, int]) -> None:
     stream, pointer = kept
     with faults:
@@ -262,17 +271,7 @@ def memory_operations(faults: Faults, kept: tuple[Stream, int]) -> None:
     use(stream)
 
 
-@contextlib.contextmanager
-def managed_memory() -> Any:
-    with a_stream() as stream:
-        with stream.context.as_current():
-            pointer = driver_call("cuMemAllocManaged", 64, aiostream.MemAttach.GLOBAL.value)
-        yield stream, int(pointer)
-        with stream.context.as_current():
-            driver_call("cuMemFree", pointer)
-
-
-@without_loop(managed_memory)
+@without_loop(lambda: memory("cuMemAllocManaged", aiostream.MemAttach.GLOBAL.value))
 def attach_managed_memory(faults: Faults, kept: tuple[Stream, int]) -> None:
     stream, pointer = kept
     with faults:

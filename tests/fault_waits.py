@@ -5,18 +5,18 @@ see `fault_engine.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 
 import aiostream
-import internals
+import awaits
 import waiters
-from aiostream import Event, ExecutableGraph, Graph, Stream, StreamPool
+from aiostream import Event, Stream, StreamPool
 from fault_engine import Faults, Scenario
-from fault_scenarios import a_graph, a_stream, scenario, use_async
-from support import STRATEGIES, Gate, spin
+from fault_scenarios import a_stream, a_waiter, scenario, use_async
+from support import Gate
 
 IN_LOOP: list[Scenario] = []
 
@@ -41,15 +41,6 @@ def a_held_stream() -> Any:
 
 
 def _wait_in_stage(stage: str, thing: str, cancelled: bool) -> None:
-    @contextlib.asynccontextmanager
-    async def keep() -> AsyncIterator[Any]:
-        waiter = waiters.Waiter(stage, thing)
-        with Gate() as gate:
-            yield waiter, gate
-        internals.limit_timer(waiters.MOST_TIMERS)
-        with contextlib.suppress(aiostream.CudaError):
-            waiter.close()
-
     async def act(faults: Faults, kept: Any) -> None:
         waiter, gate = kept
         gate.shut()
@@ -87,7 +78,7 @@ def _wait_in_stage(stage: str, thing: str, cancelled: bool) -> None:
         await waiter.wait()
 
     name = f"{'cancelled ' if cancelled else ''}wait for a {thing}, {stage}"
-    IN_LOOP.append(Scenario(name, act, keep))
+    IN_LOOP.append(Scenario(name, act, a_waiter(stage, thing)))
 
 
 for _stage, _thing in waiters.CASES:
@@ -95,57 +86,21 @@ for _stage, _thing in waiters.CASES:
     _wait_in_stage(_stage, _thing, True)
 
 
-def _whole_wait(strategy: str, thing: str) -> None:
-    """From the call to its end, with work of 0.3 ms."""
+def _whole_await(name: str) -> None:
+    """From the call to its end, with work of 0.2 ms."""
 
-    @contextlib.contextmanager
-    def keep() -> Any:
-        with waiters.default_wait(strategy):
-            waiter = waiters.Waiter("watched", thing)
-            waiter.stream.close(), waiter.event.close()
-            waiter.stream, waiter.event = Stream(), Event()
-        yield waiter
-        waiter.close()
-
-    async def path(faults: Faults, waiter: Any) -> None:
-        waiter.work(0.0003)
+    async def path(faults: Faults, _: None) -> None:
+        scene, begin = awaits.scene_of(name)
         with faults:
-            await waiter.wait()
-        await use_async(waiter.stream)
+            await begin()
+        await scene.serve()
+        scene.close()
 
-    path.__name__ = f"a whole wait for a {thing}, {strategy}"
-    in_loop(keep)(path)
-
-
-for _strategy in STRATEGIES:
-    for _thing in ("stream", "event", "future"):
-        _whole_wait(_strategy, _thing)
+    IN_LOOP.append(Scenario(name, path))
 
 
-@in_loop(a_stream)
-async def completion_futures(faults: Faults, stream: Stream) -> None:
-    with faults, contextlib.closing(Event()) as event:
-        event.record(stream)
-        await stream.completion_future()
-        await stream.checked_completion_future()
-        await event.completion_future_on(stream)
-        await event.checked_completion_future_on(stream)
-    await use_async(stream)
-
-
-@in_loop(a_stream)
-async def enqueue_async_that_raises(faults: Faults, stream: Stream) -> None:
-    def function(stream: Stream) -> None:
-        raise KeyError
-
-    with faults:
-        try:
-            await stream.enqueue_async(function)
-        except KeyError:
-            pass
-        else:
-            raise AssertionError("not raised")
-    await use_async(stream)
+for _name in awaits.AWAITS:
+    _whole_await(_name)
 
 
 @in_loop(a_held_stream)
@@ -173,46 +128,6 @@ async def record_an_awaited_event_again(faults: Faults, kept: tuple[Gate, Stream
     await use_async(stream)
 
 
-@in_loop(a_graph)
-async def graphs(faults: Faults, kept: tuple[Stream, Graph, ExecutableGraph]) -> None:
-    stream, _, executable = kept
-    with faults:
-        await executable.launch_async(stream)
-        await executable.launch_and_wait(stream)
-        await executable.upload_async(stream)
-        await executable.upload_and_wait(stream)
-    await use_async(stream)
-
-
-@in_loop(a_stream)
-async def close_when_done(faults: Faults, stream: Stream) -> None:
-    mine = Stream()
-    spin(mine, 0.0002)
-    with faults:
-        async with mine:
-            pass
-    assert mine.closed or faults.error is not None
-    if not mine.closed:  # refused at the door
-        mine.close()
-    await use_async(stream)
-
-
-@in_loop()
-async def pool(faults: Faults, _: None) -> None:
-    with faults:
-        async with StreamPool(2) as pool:
-            stream = await pool.acquire()
-            spin_quietly(stream)
-            pool.release(stream)
-            async with pool.stream() as stream:
-                await stream.synchronize_async()
-
-
-def spin_quietly(stream: Stream) -> None:
-    """Work that is not of the library's calls: a fault there would be the test's own."""
-    stream.launch_host_func(int)
-
-
 @in_loop(a_stream)
 async def pool_of_borrowed_streams(faults: Faults, stream: Stream) -> None:
     with contextlib.closing(Stream()) as other:
@@ -224,14 +139,12 @@ async def pool_of_borrowed_streams(faults: Faults, stream: Stream) -> None:
 
 
 @contextlib.contextmanager
-def a_pool() -> Any:
-    pool = StreamPool(2)
-    with Gate() as gate:
+def a_pool(size: int) -> Any:
+    with contextlib.closing(StreamPool(size)) as pool, Gate() as gate:
         yield pool, gate
-    pool.close()
 
 
-@in_loop(a_pool)
+@in_loop(lambda: a_pool(2))
 async def pool_whose_streams_are_busy(faults: Faults, kept: tuple[StreamPool, Gate]) -> None:
     pool, gate = kept
     gate.shut()
@@ -262,13 +175,7 @@ async def pool_whose_streams_are_busy(faults: Faults, kept: tuple[StreamPool, Ga
         pool.release(stream)
 
 
-@contextlib.contextmanager
-def a_pool_of_one() -> Any:
-    with contextlib.closing(StreamPool(1)) as pool, Gate() as gate:
-        yield pool, gate
-
-
-@in_loop(a_pool_of_one)
+@in_loop(lambda: a_pool(1))
 async def tasks_that_wait_for_a_pool(faults: Faults, kept: tuple[StreamPool, Gate]) -> None:
     """What one of them loses must not be lost to the others."""
     pool, gate = kept
@@ -298,23 +205,3 @@ async def tasks_that_wait_for_a_pool(faults: Faults, kept: tuple[StreamPool, Gat
     gate.open()
     async with pool.stream() as stream:
         await use_async(stream)
-
-
-@in_loop(a_stream)
-async def enqueue_in_thread(faults: Faults, stream: Stream) -> None:
-    with faults:
-        assert await stream.enqueue_in_thread(lambda _: 5) == 5
-    assert await stream.enqueue_in_thread(lambda _: 6) == 6
-    await use_async(stream)
-
-
-@in_loop(a_stream)
-async def drain_and_wait(faults: Faults, stream: Stream) -> None:
-    with faults:
-        futures = [stream.enqueue_async(lambda _: 1), stream.completion_future()]
-        done, pending = await aiostream.wait(futures)
-        assert not pending
-        for future in done:
-            future.result()
-        assert await aiostream.drain()
-    await use_async(stream)

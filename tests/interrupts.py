@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -41,13 +41,20 @@ SEED = os.environ.get("AIOSTREAM_INTERRUPTS_SEED", "1")
 _places: dict[int, tuple[CodeType, frozenset[int]]] = {}  # by id, because a code hashes slowly
 
 
-def looks_of(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction, bool]]:
-    """The instructions of a function after which Python looks for signals.
+def places_of(code: CodeType) -> frozenset[int]:
+    """Where in a function a signal's handler may run: the offsets of the instructions before which
+    it does.
 
-    Yields each with the one that follows it, and whether both have the same handler. The error of
-    a signal's handler belongs to the instruction before. An error that is raised before the next
-    instruction is not in the same `try` if that one ends, or another begins, in between.
+    A place at which a `try` begins or ends is left out. The error of a signal's handler belongs to
+    the instruction before. An error that is raised before the next instruction is not in the same
+    `try` if that one ends, or another begins, in between.
     """
+    if id(code) not in _places:
+        _places[id(code)] = code, frozenset(_looks_of(code))
+    return _places[id(code)][1]
+
+
+def _looks_of(code: CodeType) -> Iterator[int]:
     steps: Any = dis.Bytecode(code)  # its `exception_entries` are not in the stubs
     by_offset = {step.offset: step for step in steps}
     # From Python 3.12 on an entry round a whole coroutine makes StopIteration a RuntimeError.
@@ -67,20 +74,8 @@ def looks_of(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction,
             then = by_offset[step.argval] if step.opname == "JUMP_BACKWARD" else behind
             # Each `await` of Python 3.12 has a jump to its END_SEND, which only an error that the
             # awaited object turned into a result takes.
-            if then.opname != "END_SEND":
-                yield step, then, handler_of(step) == handler_of(then)
-
-
-def places_of(code: CodeType) -> frozenset[int]:
-    """Where in a function a signal's handler may run: the offsets of the instructions before which
-    it does.
-
-    A place at which a `try` begins or ends is left out: see `looks_of`.
-    """
-    if id(code) not in _places:
-        offsets = (then.offset for _, then, is_place in looks_of(code) if is_place)
-        _places[id(code)] = code, frozenset(offsets)
-    return _places[id(code)][1]
+            if then.opname != "END_SEND" and handler_of(step) == handler_of(then):
+                yield then.offset
 
 
 def is_finalizer(frame: FrameType | None) -> bool:
@@ -238,7 +233,7 @@ def ends(condition: Callable[..., bool]) -> bool:
     return settle(condition)
 
 
-Function = Callable[[], Coroutine[Any, Any, Any]]
+Function = Callable[[], Awaitable[Any]]
 
 
 class StuckError(Exception):

@@ -122,6 +122,7 @@ CASES = [
     "asyncio synchronize spin",
     "asyncio synchronize event",
     "asyncio synchronize auto",
+    "asyncio wait_for_event ready",
     "asyncio wait_for_event event",
     "asyncio run ready",
     "asyncio run event",

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import anyio
 import pytest
 
-import internals
 from aiostream import Stream, drain
-from support import Gate, cases_on_loops, settle, spin
+from support import Gate, settle, spin
 from waiters import (
-    THINGS,
     Waiter,
     counts,
     in_each_stage,
     in_each_stage_on_loops,
-    since,
     take_spare_records,
     until,
     waiter_in,
@@ -47,126 +42,6 @@ async def test_cancelled_wait_raises_at_once(stage: str, thing: str) -> None:
                 scope.cancel()
         assert caught == [True]
         assert not waiter.stream.query(), "the work goes on"
-
-
-@in_each_stage
-def test_asyncio_timeout_and_cancelled_task(stage: str, thing: str) -> None:
-    async def main() -> None:
-        async with waiter_in(stage, thing) as (waiter, _):
-            task = asyncio.ensure_future(waiter.wait())
-            await waiter.reach()
-            task.cancel("enough")
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.005):
-                    await waiter.wait()
-            with anyio.move_on_after(0.005) as scope:
-                await waiter.wait()
-            assert scope.cancelled_caught
-
-    asyncio.run(main())
-
-
-@pytest.mark.simulator_only("a GPU does not count its calls")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
-async def test_handed_back_wait_is_polled_once_per_loop_turn(
-    monkeypatch: pytest.MonkeyPatch, loop_kind: str
-) -> None:
-    """Once as soon as its task resumes, and again only after a turn of the loop: the library
-    measures the turn by that.
-    """
-    from aiostream import simulator
-
-    queries: list[int] = []
-
-    def poll_twice(wait: Any, hand_back: Callable[[], None]) -> None:
-        internals.stop_watcher()  # it queries events too
-        try:
-            before = simulator.calls("cuEventQuery")
-            assert wait.poll() is wait
-            queries.append(simulator.calls("cuEventQuery") - before)
-            assert next(wait.__await__()) is None
-            queries.append(simulator.calls("cuEventQuery") - before)
-        finally:
-            internals.start_watcher()
-        hand_back()
-
-    for _ in range(20):  # see `Stage.predicted`: on a busy machine it may get no timer
-        async with waiter_in("by timer") as (waiter, gate):
-            internals.intercept_hand_back(monkeypatch, poll_twice)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(waiter.wait)
-                await waiter.reach()
-                while not queries and since(waiter.before).watched == 0:
-                    await anyio.lowlevel.checkpoint()
-                gate.open()
-            monkeypatch.undo()
-        if queries:
-            break
-    assert queries == [1, 1]
-
-
-@cases_on_loops("moment, thing", itertools.product(["before", "after"], THINGS))
-async def test_wait_cancelled_while_it_is_handed_back(
-    monkeypatch: pytest.MonkeyPatch, loop_kind: str, moment: str, thing: str
-) -> None:
-    """Just before the delivery, when only the future is cancelled; or between the delivery and the
-    task's next step.
-    """
-    struck: list[bool] = []
-
-    def cancel_meanwhile(wait: Any, hand_back: Callable[[], None]) -> None:
-        if (
-            given_up
-        ):  # the whole group is cancelled already, and that would hide our own cancellation
-            hand_back()
-            return
-        if moment == "before":
-            cancel()
-        hand_back()
-        if moment == "after":
-            cancel()
-        struck.append(True)  # not the wait, which would not end while this list lives
-
-    async def wait(waiter: Waiter) -> None:
-        if loop_kind == "trio":
-            with scope:
-                await waiter.wait()
-            outcome.append(scope.cancelled_caught)
-            return
-        task.append(asyncio.current_task())
-        try:
-            await waiter.wait()
-        except asyncio.CancelledError:
-            outcome.append(True)
-
-    def cancel() -> None:
-        if loop_kind == "trio":
-            scope.cancel()
-        else:
-            task[-1].cancel()
-
-    task: list[Any] = []
-    for _ in range(20):
-        async with waiter_in("handed back", thing) as (waiter, _):
-            outcome: list[bool] = []
-            given_up = False
-            scope = anyio.CancelScope()
-            internals.intercept_hand_back(monkeypatch, cancel_meanwhile)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait, waiter)
-                await waiter.reach()
-                for _ in range(20):
-                    await anyio.lowlevel.checkpoint()
-                if not struck:  # it was not predicted after all
-                    given_up = True
-                    tasks.cancel_scope.cancel()
-            monkeypatch.undo()
-        if struck:
-            break
-    assert outcome == [True]
-    assert len(struck) == 1
 
 
 @pytest.mark.simulator_only("a GPU does not count its calls")
@@ -231,20 +106,6 @@ def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wa
         assert asyncio.run(drain(5))
         runner.run(asyncio.sleep(0))
     stream.close()
-
-
-async def test_cancelled_future_does_not_settle_those_before_it() -> None:
-    """Another thread learns of its end, while the futures of its stream belong to this loop."""
-    async with Stream() as stream:
-        with Gate() as gate:
-            gate.hold(stream)
-            first = stream.enqueue_async(lambda _: 1)
-            second = stream.enqueue_async(lambda _: 2)
-            third = stream.enqueue_async(lambda _: 3)
-            assert second.cancel()
-            gate.open()
-            assert (await third, first.result()) == (3, 1)
-        assert await drain(5)
 
 
 # --------------------------------------------------------------------------- trio's checkpoint rule

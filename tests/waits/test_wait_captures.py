@@ -12,7 +12,7 @@ import aiostream
 from aiostream import Event, Stream, StreamCaptureError, statistics
 from captures import CAPTURES, MODES
 from support import STRATEGIES, Gate, cases_on_loops, spin
-from waiters import CASES, Waiter, counts, since
+from waiters import CASES, Waiter, counts, since, turns
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
@@ -79,8 +79,7 @@ async def test_waits_in_all_stages_invalidate_no_capture(where: str, mode: int) 
             while counts().polls < polls + 8 or statistics().watcher_passes < passes + 2:
                 await anyio.lowlevel.checkpoint()
             gate.open()
-            for _ in range(20):
-                await anyio.lowlevel.checkpoint()
+            await turns()
             assert capture.end() == 1
     assert since(before).watched > 0
     for waiter in waiters:

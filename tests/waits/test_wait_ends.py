@@ -5,10 +5,11 @@ special streams.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 import time
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
@@ -16,7 +17,6 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream
-from installed import installed
 from support import (
     EVENT_STRATEGIES,
     STRATEGIES,
@@ -24,39 +24,49 @@ from support import (
     cases_on_loops,
     held_stream,
     run_on,
-    run_together,
     spin,
 )
-from waiters import THINGS, Waiter, counts, default_wait, in_each_stage_on_loops, since, waiter_in
+from waiters import (
+    THINGS,
+    Waiter,
+    counts,
+    default_wait,
+    in_each_stage_on_loops,
+    since,
+    turns,
+    until,
+    waiter_in,
+)
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 on_each_strategy = cases_on_loops("strategy", [(strategy,) for strategy in STRATEGIES])
 
 
-@on_each_strategy
-async def test_each_strategy_waits_for_the_work_and_no_longer(strategy: str) -> None:
+@cases_on_loops("strategy, thing", itertools.product(STRATEGIES, ["stream", "future"]))
+async def test_each_strategy_waits_for_the_work_and_no_longer(strategy: str, thing: str) -> None:
     with Gate() as first, Gate() as second:
         async with held_stream(first, wait=strategy) as stream:
-            event = Event()
-            event.record(stream)
-            woken = anyio.Event()
+            early, late = anyio.Event(), anyio.Event()
 
-            async def wait() -> None:
-                await stream.synchronize_async()
-                assert event.query()
-                woken.set()
+            async def wait(end: anyio.Event) -> None:
+                if thing == "stream":
+                    await stream.synchronize_async()
+                else:
+                    assert await stream.enqueue_async(lambda _: 7) == 7
+                end.set()
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait)
-                for _ in range(50):
-                    await anyio.lowlevel.checkpoint()
-                assert not woken.is_set()
+                tasks.start_soon(wait, early)
+                await turns(50)
                 second.hold(stream)  # later work does not prolong the wait
+                tasks.start_soon(wait, late)
+                await turns(30)
+                assert not early.is_set()
                 first.open()
                 with anyio.fail_after(20):
-                    await woken.wait()
-            second.open()
-            event.close()
+                    await early.wait()
+                assert not late.is_set()
+                second.open()
 
 
 @in_each_stage_on_loops
@@ -65,31 +75,6 @@ async def test_wait_in_each_stage_completes_with_the_work(stage: str, thing: str
         tasks.start_soon(waiter.wait)
         await waiter.reach()
         gate.open()
-
-
-@on_each_strategy
-async def test_two_waits_on_one_stream_complete_in_its_order(strategy: str) -> None:
-    with Gate() as first, Gate() as second:
-        async with held_stream(first, wait=strategy) as stream:
-            early, late = anyio.Event(), anyio.Event()
-
-            async def wait(end: anyio.Event) -> None:
-                await stream.synchronize_async()
-                end.set()
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait, early)
-                for _ in range(30):
-                    await anyio.lowlevel.checkpoint()
-                second.hold(stream)
-                tasks.start_soon(wait, late)
-                for _ in range(30):
-                    await anyio.lowlevel.checkpoint()
-                first.open()
-                with anyio.fail_after(20):
-                    await early.wait()
-                assert not late.is_set()
-                second.open()
 
 
 async def test_wait_back_at_the_watcher_keeps_its_place() -> None:
@@ -113,14 +98,12 @@ async def test_wait_back_at_the_watcher_keeps_its_place() -> None:
                 with default_wait("event"):
                     tasks.start_soon(Stream.borrow(waiter.stream).synchronize_async)
                     await anyio.lowlevel.checkpoint()
-            with anyio.fail_after(10):
-                while (
-                    since(waiter.before).watched < 4 + since(waiter.before).handed_back
-                ):  # it has come back behind them
-                    await anyio.lowlevel.checkpoint()
-                polls = counts().polls
-                while counts().polls < polls + 3:
-                    await anyio.lowlevel.checkpoint()
+            # It has come back behind them.
+            await until(
+                lambda: since(waiter.before).watched >= 4 + since(waiter.before).handed_back
+            )
+            polls = counts().polls
+            await until(lambda: counts().polls >= polls + 3)
             first.open()
             with anyio.fail_after(10):
                 await ended.wait()
@@ -147,70 +130,6 @@ async def test_waits_behind_a_watched_wait_complete_soon() -> None:
     assert least < 0.03, f"{least * 1000:.1f} ms: the later ones were left until the next passes"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_several_loops_wait_on_one_stream_in_each_strategy(strategy: Any) -> None:
-    stream = Stream(wait=strategy)
-    kinds = installed(["asyncio", "uvloop", "trio", "asyncio"])
-    together = threading.Barrier(len(kinds))
-
-    async def main() -> None:
-        thread = threading.get_ident()
-        for number in range(30):
-            if number % 10 == 0:
-                together.wait(30)
-            spin(stream, 0.0003)
-            with anyio.fail_after(30):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(stream.synchronize_async)
-                    await stream.synchronize_async()
-            assert threading.get_ident() == thread
-
-    run_together(kinds, main, together)
-    stream.close()
-
-
-@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-def test_per_thread_stream_is_another_one_in_each_thread(strategy: str) -> None:
-    """The two share a name, but no order."""
-    with default_wait(strategy):
-        stream = Stream.per_thread()
-    gates = [Gate(), Gate()]
-    ended = [threading.Event(), threading.Event()]
-    begun = threading.Barrier(3)
-    errors: list[BaseException] = []
-
-    async def main(number: int) -> None:
-        gates[number].hold(stream)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stream.synchronize_async)
-            for _ in range(20):
-                await anyio.lowlevel.checkpoint()
-            begun.wait(30)
-        ended[number].set()
-
-    def run(number: int) -> None:
-        try:
-            run_on("asyncio", main, number)
-        except BaseException as error:
-            errors.append(error)
-            begun.abort()
-
-    threads = [
-        threading.Thread(target=run, args=(number,), name=f"aiostream-test-{number}")
-        for number in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    begun.wait(30)
-    for number in (1, 0):
-        gates[number].open()
-        assert ended[number].wait(20), "the wait is for the other thread's stream"
-        assert ended[0].is_set() == (number == 0)
-    for thread in threads:
-        thread.join(20)
-    assert not errors, errors
-
-
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 def test_many_waits_on_per_thread_streams_end_thread_by_thread(strategy: str) -> None:
     """All through one object.
@@ -219,9 +138,8 @@ def test_many_waits_on_per_thread_streams_end_thread_by_thread(strategy: str) ->
     """
     with default_wait(strategy):
         stream = Stream.per_thread()
-    began, finished = threading.Event(), threading.Event()
+    began = threading.Event()
     ended: list[str] = []
-    errors: list[BaseException] = []
 
     async def wait(name: str) -> None:
         await stream.synchronize_async()
@@ -232,8 +150,7 @@ def test_many_waits_on_per_thread_streams_end_thread_by_thread(strategy: str) ->
         async with anyio.create_task_group() as tasks:
             for _ in range(10):
                 tasks.start_soon(wait, "held")
-            while counts().pending < 10:
-                await anyio.lowlevel.checkpoint()
+            await until(lambda: counts().pending == 10)
             began.set()
 
     async def pass_by() -> None:
@@ -243,30 +160,13 @@ def test_many_waits_on_per_thread_streams_end_thread_by_thread(strategy: str) ->
                 tasks.start_soon(wait, "free")
                 tasks.start_soon(wait, "free")
 
-    def run(function: Any) -> None:
-        try:
-            run_on("asyncio", function)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            began.set()
-            if function is pass_by:
-                finished.set()
-
-    with Gate() as gate:
-        threads = [
-            threading.Thread(target=run, args=(each,), name=f"aiostream-test-{each.__name__}")
-            for each in (hold, pass_by)
-        ]
-        threads[0].start()
+    with ThreadPoolExecutor(2) as threads, Gate() as gate:
+        held = threads.submit(run_on, "asyncio", hold)
         assert began.wait(20)
-        threads[1].start()
-        assert finished.wait(30)
+        threads.submit(run_on, "asyncio", pass_by).result(30)
         assert ended == ["free"] * 40
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    assert not errors, errors
+        gate.open()
+        held.result(20)
     assert ended[40:] == ["held"] * 10
 
 
@@ -289,11 +189,8 @@ def test_per_thread_streams_learn_nothing_from_each_other() -> None:
 
     stream, before = Stream.per_thread(), counts()
     for function in (learn, first_waits):
-        thread = threading.Thread(
-            target=run_on, args=("asyncio", function), name="aiostream-test-per-thread"
-        )
-        thread.start()
-        thread.join(30)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run_on, "asyncio", function).result(30)
     assert learnt == [0]
 
 
@@ -301,29 +198,18 @@ def test_wait_lists_of_many_streams_are_dropped_by_many_threads() -> None:
     """A context keeps the wait lists of the latest 1,024 streams."""
     context = aiostream.Device(0).primary_context
     internals.register_context(context)
-    errors: list[BaseException] = []
 
     def ask(number: int) -> None:
-        try:
-            for identity in range(5000):
-                internals.use_wait_list(context, 1 << 40 | number << 20 | identity)
-        except BaseException as error:
-            errors.append(error)
+        for identity in range(5000):
+            internals.use_wait_list(context, 1 << 40 | number << 20 | identity)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [
-            threading.Thread(target=ask, args=(number,), name=f"aiostream-test-{number}")
-            for number in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(ask, range(4)))
     finally:
         sys.setswitchinterval(interval)
-    assert not errors, errors
     assert internals.wait_list_count(context) < 1100
 
 
@@ -347,8 +233,7 @@ async def test_each_strategy_waits_for_the_legacy_stream(strategy: str) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await other.synchronize_async()
-            for _ in range(30):
-                await anyio.lowlevel.checkpoint()
+            await turns(30)
             assert woken == []
             gate.open()
         assert woken == [True]
@@ -384,8 +269,7 @@ def test_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, th
             )
             while strategy != "spin" and since(before).polls < 20:
                 await anyio.lowlevel.checkpoint()
-            for _ in range(20):
-                await anyio.lowlevel.checkpoint()
+            await turns()
             assert time.monotonic() - began < 10, "something blocked the loop"
             gate.open()
 

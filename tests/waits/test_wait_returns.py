@@ -4,8 +4,9 @@ several lengths.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -51,12 +52,16 @@ def times_left(waiter: Waiter) -> int:
     return waiter.grown(WAITS_BY_TIMER) + waiter.grown(WAITS_WATCHED)
 
 
-async def until_left(waiter: Waiter, times: int) -> None:
-    """Lets the loop take turns until then.
+async def until_left(waiter: Waiter, times: int, outcome: Sequence[bool] = ()) -> None:
+    """Lets the loop take turns until then, or until there is an outcome.
 
     On a busy machine it may not get so far: then the watcher has it in the end.
     """
-    await until(lambda: times_left(waiter) >= times or waiter.grown(EVENT_POLLS) > POLLS_OF_ALL)
+    await until(
+        lambda: (
+            bool(outcome) or times_left(waiter) >= times or waiter.grown(EVENT_POLLS) > POLLS_OF_ALL
+        )
+    )
 
 
 async def check(waiter: Waiter) -> None:
@@ -116,32 +121,45 @@ async def test_wait_is_cancelled_wherever_it_was_left(
 async def test_wait_is_cancelled_each_time_it_comes_back(
     monkeypatch: pytest.MonkeyPatch, stage: str, thing: str, moment: str, loop_kind: str
 ) -> None:
-    """Just before the hand-back is delivered, or just after it."""
+    """Just before the hand-back is delivered, when only the future is cancelled; or between the
+    delivery and the task's next step.
+    """
     waiter = await waiter_of_lengths(stage, thing)
+    cancels: list[Callable[[], object]] = []
     returns: list[None] = []
-    due: list[int] = []
-    scopes: list[anyio.CancelScope] = []
+    outcome: list[bool] = []
 
-    def cancel_in_time(wait: Any, hand_back: Callable[[], None]) -> None:
-        returns.append(None)
-        if len(returns) == due[0] and moment == "before":
-            scopes[-1].cancel()
-        hand_back()
-        if len(returns) == due[0] and moment == "after":
-            scopes[-1].cancel()
+    async def wait() -> None:
+        task: Any = asyncio.current_task() if loop_kind != "trio" else None
+        with anyio.CancelScope() as scope:
+            cancels.append(scope.cancel if task is None else task.cancel)
+            try:
+                await waiter.wait()
+            except asyncio.CancelledError:
+                outcome.append(True)
+        outcome.append(scope.cancelled_caught)
 
     for times in (1, 2):
+
+        def cancel_in_time(wait: Any, hand_back: Callable[[], None], times: int = times) -> None:
+            returns.append(None)
+            if len(returns) == times and moment == "before":
+                cancels[-1]()
+            hand_back()
+            if len(returns) == times and moment == "after":
+                cancels[-1]()
+
         returns.clear()
-        due[:] = [times]
+        outcome.clear()
         with Gate() as gate:
             enclose(waiter, gate)
             internals.intercept_hand_back(monkeypatch, cancel_in_time)
             async with anyio.create_task_group() as tasks:
-                scopes.append(tasks.cancel_scope)
-                tasks.start_soon(waiter.wait)
-                await until_left(waiter, 3)  # unless it is cancelled before
-                tasks.cancel_scope.cancel()
+                tasks.start_soon(wait)
+                await until_left(waiter, 3, outcome)
+                tasks.cancel_scope.cancel()  # unless it was cancelled before
             monkeypatch.undo()
+        assert outcome[:1] == [True] or len(returns) < times
         await check(waiter)
     waiter.close()
 

@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from typing import Any
-
 import anyio
 import pytest
 
 import internals
-from aiostream import Event, Stream, statistics
-from support import EVENT_STRATEGIES, Gate, held_stream, run_on, settle, spin
-from waiters import POLLS_IF_NOT_PREDICTED, Waiter, counts, default_wait, since, waiter_in
+from aiostream import Stream, statistics
+from internals import EVENT_POLLS
+from support import Gate, held_stream, run_on, settle, spin
+from waiters import POLLS_IF_NOT_PREDICTED, Waiter, counts, since, turns, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
-
-
-@pytest.mark.simulator_only("a GPU does not count its calls")
-@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-async def test_ready_stream_costs_one_query(strategy: Any) -> None:
-    from aiostream import simulator
-
-    calls = (
-        "cuStreamQuery",
-        "cuEventQuery",
-        "cuEventRecord",
-        "cuStreamWaitEvent",
-        "cuLaunchHostFunc",
-    )
-    async with Stream(wait=strategy) as stream:
-        await stream.synchronize_async()
-        # While anything is pending the watcher queries the health of the contexts, so nothing may
-        # be pending.
-        assert settle(lambda: statistics().points.pending == 0)
-        passes, before = statistics().watcher_passes, counts()
-        asked = [simulator.calls(call) for call in calls]
-        for _ in range(20):
-            await stream.synchronize_async()
-        answered = [simulator.calls(call) for call in calls]
-        assert statistics().watcher_passes == passes
-        assert [after - start for start, after in zip(asked, answered, strict=True)] == [
-            20,
-            0,
-            0,
-            0,
-            0,
-        ]
-        assert {
-            name: number for name, number in dataclasses.asdict(since(before)).items() if number
-        } == {"ready": 20}
 
 
 @pytest.mark.simulator_only("a GPU does not count its calls")
@@ -66,8 +28,7 @@ async def test_always_busy_stream_is_not_queried_each_time() -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(24):
                 tasks.start_soon(stream.synchronize_async)
-            while since(before).watched < 24:
-                await anyio.lowlevel.checkpoint()
+            await until(lambda: since(before).watched == 24)
             asked = simulator.calls("cuStreamQuery") - statistics().watcher_passes - asked
             gate.open()
     assert 9 <= asked <= 12, (
@@ -80,76 +41,24 @@ async def test_always_busy_stream_is_not_queried_each_time() -> None:
     stream.close()
 
 
-@pytest.mark.simulator_only("a GPU does not count its calls")
-@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-async def test_ready_event_costs_one_query(strategy: str) -> None:
-    from aiostream import simulator
-
-    calls = (
-        "cuStreamQuery",
-        "cuEventQuery",
-        "cuEventRecord",
-        "cuStreamWaitEvent",
-        "cuLaunchHostFunc",
-    )
-    async with Stream() as stream:
-        with default_wait(strategy):
-            event = Event()
-        event.record(stream)
-        stream.synchronize()
-        await event.synchronize_async()
-        assert settle(lambda: statistics().points.pending == 0)
-        asked = [simulator.calls(call) for call in calls]
-        for _ in range(20):
-            await event.synchronize_async()
-        answered = [simulator.calls(call) for call in calls]
-        assert [after - start for start, after in zip(asked, answered, strict=True)] == [
-            0,
-            20,
-            0,
-            0,
-            0,
-        ]
-        event.close()
-
-
-async def test_spinning_wait_never_goes_to_the_watcher() -> None:
-    async with waiter_in("spinning") as (waiter, gate):
-        before = counts()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(waiter.wait)
-            for _ in range(100):
-                await anyio.lowlevel.checkpoint()
-            gate.open()
-        now = since(before)
-        assert (now.spun, now.watched, now.polls) == (1, 0, 0)
-
-
-async def test_unpredicted_wait_is_polled_then_watched() -> None:
-    """Its task polls for a moment, then the watcher does."""
+@pytest.mark.parametrize(
+    ("strategy", "spun", "watched"), [("spin", 1, 0), ("event", 0, 1), ("auto", 0, 1)]
+)
+async def test_unpredicted_wait_stays_with_its_task_or_goes_to_the_watcher(
+    strategy: str, spun: int, watched: int
+) -> None:
     with Gate() as gate:
-        stream = held_stream(gate)
+        stream = held_stream(gate, wait=strategy)
         before = counts()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stream.synchronize_async)
-            while since(before).polls < 40:
-                await anyio.lowlevel.checkpoint()
+            await turns(100)
+            await until(lambda: since(before).polls >= 40 * watched)
             gate.open()
         now = since(before)
-        assert (now.watched, now.by_timer, now.spun, now.handed_back) == (1, 0, 0, 0)
+        assert (now.spun, now.watched, now.by_timer, now.handed_back) == (spun, watched, 0, 0)
+        assert watched or not now.polls
         stream.close()
-
-
-async def test_watched_wait_stays_with_the_watcher() -> None:
-    async with waiter_in("watched") as (waiter, gate):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(waiter.wait)
-            await waiter.reach()
-            while since(waiter.before).polls < 40:
-                await anyio.lowlevel.checkpoint()
-            gate.open()
-        now = since(waiter.before)
-        assert (now.watched, now.by_timer, now.spun, now.handed_back) == (1, 0, 0, 0)
 
 
 async def test_watched_waits_are_handed_back_to_no_task() -> None:
@@ -166,84 +75,25 @@ async def test_watched_waits_are_handed_back_to_no_task() -> None:
     waiter.close()
 
 
-async def test_equal_waits_are_predicted_and_handed_back() -> None:
-    waiter = Waiter("handed back")
+@pytest.mark.parametrize(("stage", "most"), [("handed back", 0), ("by timer", 0.2)])
+async def test_equal_waits_are_predicted(stage: str, most: float) -> None:
+    """At most so large a part goes the other way: on an idle machine none."""
+    waiter = Waiter(stage)
     await waiter.prepare()
-    before = now = counts()
+    before = counts()
     for _ in range(400):
         waiter.work(0.008)
         await waiter.wait()
         now = since(before)
-        if now.handed_back >= 10 and now.spun >= 5:  # on an idle machine after a dozen
-            break
-    assert now.handed_back >= 10, now
-    assert now.spun >= 5, "many that are handed back complete while their task polls"
-    assert now.by_timer == 0
+        predicted, other = now.handed_back, now.by_timer
+        if stage == "by timer":
+            predicted, other = other, predicted
+        if predicted >= 10 and now.spun >= 5 and other <= most * predicted:
+            break  # on an idle machine after a dozen
+    else:
+        raise AssertionError(now)
     assert now.handed_back <= now.watched, now
     waiter.close()
-
-
-async def test_equal_waits_use_a_timer_and_are_not_handed_back() -> None:
-    waiter = Waiter("by timer")
-    await waiter.prepare()
-    before = now = counts()
-    for _ in range(400):
-        waiter.work(0.008)
-        await waiter.wait()
-        now = since(before)
-        if now.by_timer >= 10 and now.spun >= 5 and now.handed_back <= now.by_timer // 5:
-            break
-    assert now.by_timer >= 10, now
-    assert now.spun >= 5, "many complete while their task polls"
-    assert now.handed_back <= now.by_timer // 5, now  # on an idle machine none
-    waiter.close()
-
-
-async def test_short_equal_waits_use_a_timer_and_not_the_watcher() -> None:
-    """A wait whose timer comes before the first guard look, at the age of 150 us, is unknown to the
-    watcher.
-    """
-    short = 0
-    for number in range(300):
-        if number % 30 == 0:
-            waiter = Waiter("by timer")
-            await waiter.prepare()
-        waiter.work(0.0001 + 0.00001 * (number // 30))
-        before, began = counts(), time.perf_counter()
-        await waiter.wait()
-        took, now = time.perf_counter() - began, since(before)
-        if now.by_timer == now.spun == 1 and took < 0.00015:
-            short += 1
-            if now.polls == 0:
-                assert now.watched == 0
-                break
-        if number % 30 == 29:
-            waiter.close()
-    else:
-        assert short < 10, "the watcher had a part in each of them"
-        pytest.skip("this machine is too slow for waits so short")
-    waiter.close()
-
-
-async def test_late_wait_by_timer_goes_to_the_watcher() -> None:
-    found = []
-    for _ in range(20):
-        async with waiter_in("by timer") as (waiter, gate), anyio.create_task_group() as tasks:
-            tasks.start_soon(waiter.wait)
-            await waiter.reach()
-            while since(waiter.before).watched == 0:
-                await anyio.lowlevel.checkpoint()
-            now = since(waiter.before)
-            gate.open()
-        found.append((now.by_timer, now.watched, now.handed_back, now.spun))
-        if found[-1] == (
-            1,
-            1,
-            0,
-            0,
-        ):  # on a busy machine the lengths before it may have had two windows, or none
-            return
-    raise AssertionError(found)
 
 
 async def test_only_one_wait_of_a_stream_uses_a_timer() -> None:
@@ -251,9 +101,7 @@ async def test_only_one_wait_of_a_stream_uses_a_timer() -> None:
     async with waiter_in("by timer") as (waiter, gate), anyio.create_task_group() as tasks:
         tasks.start_soon(waiter.wait)
         tasks.start_soon(waiter.wait)
-        with anyio.fail_after(10):
-            while since(waiter.before).watched == 0:
-                await anyio.lowlevel.checkpoint()
+        await until(lambda: since(waiter.before).watched > 0)
         assert since(waiter.before).by_timer <= 1
         gate.open()
 
@@ -275,9 +123,8 @@ async def test_many_waits_on_timers_all_complete() -> None:
                 tasks.start_soon(serve, stream)
         if since(before).by_timer > 100:
             break
-    assert (
-        since(before).by_timer > 10
-    )  # few on a machine that is busy with other things: see `Stage.predicted`
+    # Few on a machine that is busy with other things: see `Stage.predicted`.
+    assert since(before).by_timer > 10
     for stream in streams:
         stream.close()
 
@@ -287,16 +134,14 @@ async def test_timers_stay_within_their_limit() -> None:
     for waiter in waiters:
         await waiter.prepare()
     internals.limit_timer(1)
-    for _ in range(
-        20
-    ):  # on a busy machine the first may be over, and its place free, before the last begins
+    # On a busy machine the first may be over, and its place free, before the last begins.
+    for _ in range(20):
         before = counts()
         async with anyio.create_task_group() as tasks:
             for waiter in waiters:
                 waiter.work(0.008)
                 tasks.start_soon(waiter.wait)
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
+            await turns(5)
             together, by_timer = counts().pending - before.pending, since(before).by_timer
         if together == len(waiters):
             assert by_timer <= 1
@@ -327,23 +172,6 @@ async def test_loop_that_ends_leaves_its_timer_waits_to_the_watcher(loop_kind: s
     waiter.close()
 
 
-async def test_late_handed_back_wait_is_watched_again() -> None:
-    found = []
-    for _ in range(20):
-        async with waiter_in("handed back") as (waiter, gate), anyio.create_task_group() as tasks:
-            tasks.start_soon(waiter.wait)
-            await waiter.reach()
-            handed_back = since(waiter.before).handed_back > 0
-            while since(waiter.before).watched < 1 + handed_back:  # the task has polled long enough
-                await anyio.lowlevel.checkpoint()
-            now = since(waiter.before)
-            gate.open()
-        found.append((now.watched, now.handed_back, now.by_timer, now.spun))
-        if found[-1] == (2, 1, 0, 0):  # on a busy machine there may be two windows, or none
-            return
-    raise AssertionError(found)
-
-
 async def test_predicted_waits_of_two_tasks_are_not_handed_back() -> None:
     """Two tasks wait on one stream: neither wait is handed back, because the watcher must poll the
     other one too.
@@ -353,9 +181,7 @@ async def test_predicted_waits_of_two_tasks_are_not_handed_back() -> None:
         async with waiter_in("handed back") as (waiter, gate), anyio.create_task_group() as tasks:
             tasks.start_soon(waiter.wait)
             tasks.start_soon(waiter.wait)
-            with anyio.fail_after(10):
-                while waiter.grown(internals.EVENT_POLLS) < POLLS_IF_NOT_PREDICTED:
-                    await anyio.lowlevel.checkpoint()
+            await until(lambda waiter=waiter: waiter.grown(EVENT_POLLS) >= POLLS_IF_NOT_PREDICTED)
             now = since(waiter.before)
             gate.open()
         found.append((now.watched, now.handed_back))
