@@ -17,11 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 import aiostream
-from aiostream import (
-    Stream,
-    WaitStrategy,
-    statistics,
-)
+from aiostream import Stream, WaitStrategy, statistics
 from support import Gate, chosen_seconds, chosen_seed, settle
 
 STRATEGIES = st.sampled_from(list(WaitStrategy))
@@ -93,6 +89,16 @@ class OnLoop(RuleBasedStateMachine):
             return condition()
 
         assert self.portal.call(wait), f"{complaint}: {statistics()}"
+
+    def end(self, waiter: Waiter) -> None:
+        """What a task waits for must come now."""
+        self.until(lambda: waiter.done, "an await goes on")
+        assert waiter.error is None
+
+    def cancel(self, waiter: Waiter) -> None:
+        """A cancelled task ends."""
+        self.call(waiter.scope.cancel)
+        self.until(lambda: waiter.done, "a cancelled await goes on")
 
     # Gates: at most three are shut, because each shut one holds a hardware queue.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ class Futures(OnLoop):
         self.waits: list[tuple[Waiter, frozenset[int]]] = []
         self.things: list[tuple[weakref.ref[Thing], frozenset[int]]] = []
         self.made = 0
+        self.event, self.ahead_of_event = Event(), frozenset[int]()
 
     def a_stream(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.streams)))
@@ -79,15 +81,19 @@ class Futures(OnLoop):
         number = self.a_stream(data)
         self.ahead[number] |= {self.new_gate(self.streams[number])}
 
-    @precondition(lambda self: len(self.streams) > 1)
+    @precondition(lambda self: self.streams)
     @rule(data=st.data())
-    def wait_for_another_stream(self, data: st.DataObject) -> None:
-        first, second = self.a_stream(data), self.a_stream(data)
-        event = Event()
-        event.record(self.streams[first])
-        self.streams[second].wait_event(event)
-        event.close()
-        self.ahead[second] |= self.ahead[first]
+    def record(self, data: st.DataObject) -> None:
+        number = self.a_stream(data)
+        self.event.record(self.streams[number])
+        self.ahead_of_event = self.ahead[number]
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data())
+    def wait_for_the_event(self, data: st.DataObject) -> None:
+        number = self.a_stream(data)
+        self.streams[number].wait_event(self.event)
+        self.ahead[number] |= self.ahead_of_event
 
     @precondition(lambda self: self.streams)
     @rule(
@@ -97,6 +103,7 @@ class Futures(OnLoop):
     def ask(self, data: st.DataObject, kind: str) -> None:
         number = self.a_stream(data)
         stream, reference = self.streams[number], None
+        spin(stream, data.draw(st.sampled_from([0, 0.0001])))
         if kind == "enqueue_async":
             thing = Thing()
             reference = weakref.ref(thing)
@@ -163,9 +170,7 @@ class Futures(OnLoop):
     def cancel_the_future(self, data: st.DataObject) -> None:
         entry = self.an_entry(data)
         could = self.call(entry.future.cancel)
-        assert could is (not entry.cancelled) or self.is_due(entry.ahead), (
-            "cancel() says the wrong thing"
-        )
+        assert could is (not entry.cancelled) or self.is_due(entry.ahead)
         entry.cancelled |= could
 
     @precondition(lambda self: self.entries)
@@ -202,16 +207,11 @@ class Futures(OnLoop):
 
         waiter = Waiter(self, wait)
         ended = [entry.cancelled or self.is_due(entry.ahead) for entry in chosen]
-        if return_when == "FIRST_COMPLETED" and any(ended):
-            self.until(lambda: waiter.done, "wait(FIRST_COMPLETED) goes on")
-        elif not all(ended):
-            assert not waiter.done or (return_when == "FIRST_COMPLETED" and any(ended))
-            self.call(waiter.scope.cancel)
-            self.until(lambda: waiter.done, "a cancelled wait() goes on")
+        if not (all(ended) or (return_when == "FIRST_COMPLETED" and any(ended))):
+            assert not waiter.done
+            self.cancel(waiter)
             return
-        else:
-            self.until(lambda: waiter.done, "wait() goes on")
-        assert waiter.error is None
+        self.end(waiter)
         done, pending = waiter.result
         assert done | pending == {entry.future for entry in chosen}
         assert all(
@@ -251,11 +251,9 @@ class Futures(OnLoop):
         stream = self.streams.pop(number)
         waiter = Waiter(self, stream.aclose)
         if self.is_due(self.ahead[number]):
-            self.until(lambda: waiter.done, "aclose() goes on")
-            assert waiter.error is None
+            self.end(waiter)
         elif cancel:
-            self.call(waiter.scope.cancel)
-            self.until(lambda: waiter.done, "a cancelled aclose() goes on")
+            self.cancel(waiter)
         else:
             assert not waiter.done
             self.waits.append((waiter, self.ahead[number]))
@@ -265,35 +263,24 @@ class Futures(OnLoop):
     @rule()
     def let_come_what_can(self) -> None:
         due = [entry for entry in self.entries if entry.cancelled or self.is_due(entry.ahead)]
+        waiters = [waiter for entry in due for waiter in entry.waiters]
+        waiters += [waiter for waiter, ahead in self.waits if self.is_due(ahead)]
+        calls = [calls for entry in due for calls in entry.calls]
         self.until(
-            lambda: all(entry.future.done() for entry in due),
-            "a future whose gates are open does not come",
-        )
-        self.until(
-            lambda: all(waiter.done for entry in due for waiter in entry.waiters),
-            "a task is not resumed",
-        )
-        self.until(
-            lambda: all(waiter.done for waiter, ahead in self.waits if self.is_due(ahead)),
-            "a wait goes on",
-        )
-        self.until(
-            lambda: all(calls for entry in due for calls in entry.calls),
-            "a callback was not called",
+            lambda: (
+                all(entry.future.done() for entry in due)
+                and all(waiter.done for waiter in waiters)
+                and all(calls)
+            ),
+            "a future, a task or a callback whose gates are open does not come",
         )
         for entry in due:
-            assert all(calls == [entry.future] for calls in entry.calls), (
-                "a callback was called more than once"
-            )
+            assert all(calls == [entry.future] for calls in entry.calls), "called more than once"
             for waiter in entry.waiters:
-                assert (waiter.error is None) is not entry.cancelled, (
-                    f"{waiter.error!r} of a future that is {entry.future!r}"
-                )
+                assert (waiter.error is None) is not entry.cancelled, (waiter.error, entry.future)
         gc.collect()
         gone = [thing for thing, ahead in self.things if self.is_due(ahead)]
-        self.until(
-            lambda: all(thing() is None for thing in gone), "what a call kept alive stays alive"
-        )
+        self.until(lambda: not any(thing() for thing in gone), "what a call kept stays alive")
 
     @invariant()
     def what_is_done_may_be_done(self) -> None:
@@ -301,22 +288,16 @@ class Futures(OnLoop):
             for entry in self.entries:
                 assert entry.future.cancelled() is entry.cancelled
                 if not entry.cancelled and not self.is_due(entry.ahead):
-                    assert not entry.future.done(), (
-                        "it is done, though a gate in front of it is shut"
-                    )
+                    assert not entry.future.done(), "a gate in front of it is shut"
                     with pytest.raises(Exception, match=r"(?i)not set|not ready|pending"):
                         entry.future.result()
                 elif not entry.cancelled and entry.future.done():
                     assert entry.future.exception() is None
                     assert entry.future.result() is None
             for thing, ahead in self.things:
-                assert thing() is not None or self.is_due(ahead), (
-                    "what a call kept alive is gone before the GPU came by"
-                )
+                assert thing() is not None or self.is_due(ahead), "the GPU has not passed"
             for waiter, ahead in self.waits:
-                assert not waiter.done or self.is_due(ahead), (
-                    "a wait ended, though a gate in front of it is shut"
-                )
+                assert not waiter.done or self.is_due(ahead), "a gate in front of it is shut"
 
         self.call(look)
 
@@ -329,9 +310,7 @@ class Futures(OnLoop):
                     for entry in self.entries
                     if entry.stream == number and not entry.cancelled
                 ]
-                assert done == sorted(done, reverse=True), (
-                    "a later point of a stream was done before an earlier one"
-                )
+                assert done == sorted(done, reverse=True), "a later one was done before"
 
         self.call(look)
 
@@ -342,9 +321,9 @@ class Futures(OnLoop):
     def finish(self) -> None:
         self.let_come_what_can()
         self.what_is_done_may_be_done()
-        self.entries.clear()
-        self.waits.clear()
-        self.streams.clear()
+        self.event.close()
+        for kept in (self.entries, self.waits, self.streams):
+            kept.clear()
 
 
 @only_simulated
@@ -365,9 +344,8 @@ class Pools(OnLoop):
         self.size, self.max_waiting = size, max_waiting
         self.pool = StreamPool(size, max_waiting=max_waiting, wait=wait)
         self.idle = size
-        self.busy: list[
-            frozenset[int]
-        ] = []  # what is ahead of the ends of those that were given back
+        # What is ahead of the ends of those that were given back.
+        self.busy: list[frozenset[int]] = []
         self.lent: list[tuple[Stream, frozenset[int]]] = []
         self.returned: list[Stream] = []
         self.waiters: list[Waiter] = []
@@ -385,10 +363,7 @@ class Pools(OnLoop):
         self.idle += len(ready)
         while self.idle and self.waiters:
             waiter = self.waiters.pop(0)
-            self.until(
-                lambda waiter=waiter: waiter.done, "the first of those who wait is not served"
-            )
-            assert waiter.error is None
+            self.end(waiter)
             self.idle -= 1
             self.took(waiter.result)
         expected = self.idle, len(self.busy)
@@ -456,12 +431,10 @@ class Pools(OnLoop):
         stream, ahead = data.draw(st.sampled_from(self.lent))
         waiter = Waiter(self, stream.synchronize_async)
         if self.is_due(ahead):
-            self.until(lambda: waiter.done, "a wait goes on")
-            assert waiter.error is None
+            self.end(waiter)
         else:
             assert not waiter.done
-            self.call(waiter.scope.cancel)
-            self.until(lambda: waiter.done, "a cancelled wait goes on")
+            self.cancel(waiter)
 
     @precondition(lambda self: self.waiters)
     @rule(data=st.data())
@@ -500,22 +473,9 @@ class Pools(OnLoop):
 
     @invariant()
     def the_counts_are_right(self) -> None:
-        counts = self.call(
-            lambda: (
-                self.pool.size,
-                self.pool.idle,
-                self.pool.busy,
-                self.pool.lent,
-                self.pool.waiting,
-            )
-        )
-        assert counts == (
-            self.size,
-            self.idle,
-            len(self.busy),
-            len(self.lent),
-            len(self.waiters),
-        ), self.pool
+        counts = self.call(attrgetter("size", "idle", "busy", "lent", "waiting"), self.pool)
+        numbers = self.idle, len(self.busy), len(self.lent), len(self.waiters)
+        assert counts == (self.size, *numbers), self.pool
 
     def finish(self) -> None:
         self.returned.clear()
