@@ -193,6 +193,26 @@ def _is_call(said: str, name: str) -> bool:
     return name in (said, plain, _OTHER_FORMS.get(said))
 
 
+def judged(faults: Faults, point: Point | None) -> tuple[str, list[str]]:
+    """What came of a fault, and what is wrong about it. Lets go of the errors, because their
+    tracebacks keep objects alive.
+    """
+    raised = [] if faults.error is None else [faults.error]
+    wrong = [
+        f"the wrong error: {error!r}"
+        for error in [*raised, *faults.reports]
+        if point is None or not is_right(error, point)
+    ]
+    if raised and not faults.reached:
+        wrong.append(f"an error without a fault: {raised[0]!r}")
+    outcome = "raised" if raised else "reported" if faults.reports else "overcome"
+    if faults.reached and outcome == "overcome" and point and point.name not in MAY_BE_OVERCOME:
+        wrong.append("nothing was raised or reported")
+    faults.error = None
+    faults.reports.clear()
+    return outcome, wrong
+
+
 # ------------------------------------------------------------------------------------- what is left
 
 
@@ -306,9 +326,7 @@ class Explorer:
                     try:
                         points = await self._points(scenario, kept)
                     except Exception as error:
-                        self.findings.violations.append(
-                            f"{scenario.name}: without a fault: {type(error).__name__}: {error}"
-                        )
+                        self.findings.violations += [f"{scenario.name}: without a fault: {error!r}"]
                         return
                 while points:
                     point = points.pop(0)
@@ -318,9 +336,8 @@ class Explorer:
 
     async def _points(self, scenario: Scenario, kept: Any) -> list[Point]:
         most: Counter[str] = Counter()
-        for _ in range(
-            3
-        ):  # what is made at the first use is made then; and counts vary where threads poll
+        # What is made at the first use is made then; and counts vary where threads poll.
+        for _ in range(3):
             await self._run(scenario, kept, None)
             most |= Counter(self.faults.counted)
             await self._until(_has_ended)
@@ -337,9 +354,8 @@ class Explorer:
         growing = set(resources())
         if point.name in DESTROYERS:  # what the driver refuses to destroy is still there
             growing -= set(simulated_objects())
-        for attempt in range(
-            4
-        ):  # what is kept for later, such as a record in a pool, does not grow each time
+        # What is kept for later, such as a record in a pool, does not grow each time.
+        for attempt in range(4):
             before = resources()
             wrong += await self._look(scenario, kept, point, attempt == 0)
             if not wrong:
@@ -362,39 +378,14 @@ class Explorer:
             return ["hangs"]
         except Exception as error:
             _pop_contexts()
-            if os.environ.get("FAULTS_DEBUG"):
-                import traceback
-
-                traceback.print_exc()
-            return [
-                f"cannot go on: {type(error).__name__}: {error} (raised first: "
-                f"{self.faults.error!r})"
-            ]
+            return [f"cannot go on: {error!r} (raised first: {self.faults.error!r})"]
         # The janitor reports an error after the ledger has counted what has failed. Without the GIL
         # the next look could begin in between, and take the report for its own.
         has_reported = threading.Event()
         run_in_janitor(has_reported.set)
         await self._until(has_reported.is_set)
-        faults, wrong = self.faults, []
-        errors = [faults.error] if faults.error is not None else []
-        wrong += [
-            f"the wrong error: {error!r}"
-            for error in [*errors, *faults.reports]
-            if not is_right(error, point)
-        ]
-        if errors and not faults.reached:
-            wrong.append(f"an error without a fault: {errors[0]!r}")
-        if (
-            faults.reached
-            and not errors
-            and not faults.reports
-            and point.name not in MAY_BE_OVERCOME
-        ):
-            wrong.append("nothing was raised or reported")
-        what = "raised" if errors else "reported" if faults.reports else "overcome"
-        faults.error = None  # its traceback keeps objects alive
-        errors.clear()
-        faults.reports.clear()
+        faults = self.faults
+        what, wrong = judged(faults, point)
         if _pop_contexts() and point.name != "cuCtxPopCurrent":
             wrong.append("leaves a context current")
         refused = point.name in DESTROYERS  # then the object is still there
@@ -458,9 +449,8 @@ def explore_starts(
         if counted is None:
             findings.violations.append(f"first use, {name}: without a fault: {sound}")
             continue
-        counted.pop(
-            "cuGetProcAddress", None
-        )  # the bindings keep a look-up that has failed for the life of the process
+        # The bindings keep a look-up that has failed for the life of the process.
+        counted.pop("cuGetProcAddress", None)
         if name == "trio":
             # trio registers descriptors too, and which call is whose depends on the load.
             # test_trio_whose_epoll_is_full refuses what the library asks for.
@@ -510,23 +500,7 @@ def _first_use(use: Callable[[Faults], None], point: Point | None, sound: Any) -
     faults.point = point
     sys.unraisablehook = lambda report: faults.report(report.exc_value)
     use(faults)
-    errors = [*([faults.error] if faults.error is not None else []), *faults.reports]
-    wrong = [
-        f"the wrong error: {error!r}"
-        for error in errors
-        if point is None or not is_right(error, point)
-    ]
-    outcome = "raised" if faults.error is not None else "reported" if faults.reports else "overcome"
-    if (
-        faults.reached
-        and outcome == "overcome"
-        and point is not None
-        and point.name not in MAY_BE_OVERCOME
-    ):
-        wrong.append("nothing was raised or reported")
-    faults.error = None
-    errors.clear()
-    faults.reports.clear()
+    outcome, wrong = judged(faults, point)
     _pop_contexts()
     counted, reached, faults.point = faults.counted, faults.reached, None
     use(faults)

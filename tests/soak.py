@@ -23,11 +23,13 @@ import threading
 import time
 import warnings
 from collections.abc import Awaitable, Callable
+from statistics import median
 from typing import Any
 
 import anyio
 
 import aiostream
+import awaits
 import internals
 from aiostream import (
     Device,
@@ -90,9 +92,7 @@ ALLOWED = Sample(
 def sample() -> Sample:
     """Measures the process now, with nothing pending."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(
-        0
-    )  # what the allocator keeps says nothing of what the program keeps
+    ctypes.CDLL(None).malloc_trim(0)  # the allocator keeps more than the program does
     counters = internals.native_counters()
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
@@ -109,11 +109,7 @@ def sample() -> Sample:
     )
 
 
-def median(values: list[int]) -> int:
-    return sorted(values)[len(values) // 2]
-
-
-def growth(samples: list[Sample]) -> dict[str, tuple[int, int]]:
+def growth(samples: list[Sample]) -> dict[str, tuple[float, float]]:
     """What has grown by more than is allowed, from the middle third of the samples to the last:
     `name: (before, after)`.
     """
@@ -182,6 +178,13 @@ class Soak:
         event.close()
         self.completions += 6
 
+    async def any_await(self) -> None:
+        scene, begin = awaits.scene_of(self.rng.choice(list(awaits.AWAITS)))
+        await begin()
+        await scene.serve()
+        scene.close()
+        self.completions += 6
+
     async def wait_steadily(self) -> None:
         """Equal work, so that its end is predicted."""
         stream = Stream()
@@ -190,24 +193,6 @@ class Soak:
             await stream.synchronize_async()
             self.completions += 1
         await stream.aclose()
-
-    async def await_many(self) -> None:
-        stream = self.some_stream()
-        futures: list[Any] = [
-            stream.enqueue_async(lambda _, value: value, number) for number in range(100)
-        ]
-        for number, future in enumerate(futures):
-            assert await future == number
-        self.completions += 100
-
-    async def wait_for_any(self) -> None:
-        streams = [self.some_stream() for _ in range(5)]
-        futures = {stream.completion_future() for stream in streams}
-        while futures:
-            done, futures = await aiostream.wait(futures, timeout=30, return_when="FIRST_COMPLETED")
-            if not done:
-                raise HangError("aiostream.wait")
-            self.completions += len(done)
 
     async def cancel(self) -> None:
         stream = self.some_stream()
@@ -222,12 +207,6 @@ class Soak:
             await self.rng.choice(waits)()
         future: Any = stream.completion_future()
         future.cancel()
-
-    async def run_in_thread(self) -> None:
-        assert (
-            await self.some_stream().enqueue_in_thread(lambda given: spin(given, 0.0002) or 5) == 5
-        )
-        self.completions += 1
 
     async def call_host_functions(self) -> None:
         stream = self.some_stream()
@@ -362,24 +341,12 @@ class Soak:
     # --------------------------------------------------------------------------------------- rounds
 
     def activities(self) -> list[Callable[[], Awaitable[None]]]:
-        often: list[Callable[[], Awaitable[None]]] = [self.wave] * 3
-        waits = [
-            self.wait_each_way,
-            self.await_many,
-            self.wait_steadily,
-            self.wait_for_any,
-            self.run_in_thread,
-            self.cancel,
+        often = [self.wave, self.any_await] * 3
+        waits = [self.wait_each_way, self.wait_steadily, self.cancel, self.call_host_functions]
+        return [
+            *(*often, *waits),
+            *(self.use_a_pool, self.capture, self.borrow, self.end_streams, self.leave_pending),
         ]
-        others = [
-            self.call_host_functions,
-            self.use_a_pool,
-            self.capture,
-            self.borrow,
-            self.end_streams,
-            self.leave_pending,
-        ]
-        return often + waits + others
 
     async def one_loop(self, number: int) -> None:
         """The life of one loop: several tasks, each with a few activities."""
@@ -497,9 +464,8 @@ def main() -> int:
 
         simulator.install(devices=2)
     warnings.simplefilter("error")
-    logging.getLogger("asyncio").setLevel(
-        logging.ERROR
-    )  # debug mode warns of slow callbacks, which a busy machine makes
+    # Debug mode warns of slow callbacks, which a busy machine makes.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     print(
         f"seed {options.seed}, {options.driver}, {Device.count()} devices ({Device(0).name}), "
         f"Python {sys.version.split()[0]}"

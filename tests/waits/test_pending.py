@@ -77,7 +77,7 @@ async def through_a_limit(stream: Stream) -> None:
         through_a_limit,
     ],
 )
-@pytest.mark.parametrize("wait", ["event", "spin"])  # the task sleeps, or polls
+@pytest.mark.parametrize("wait", STRATEGIES)  # the task sleeps, or polls
 async def test_wait_is_listed_with_its_task_and_line(
     awaiting: Callable[[Stream], Coroutine[Any, Any, None]], wait: Any, cuda_gate: Gate
 ) -> None:
@@ -95,16 +95,6 @@ async def test_wait_is_listed_with_its_task_and_line(
         assert 0 <= entry["seconds"] < 30
         assert json.loads(json.dumps([entry])) == [entry]
     assert aiostream.pending() == []
-
-
-@pytest.mark.parametrize("wait", STRATEGIES)
-async def test_each_strategy_is_listed(wait: Any, cuda_gate: Gate) -> None:
-    async with held_stream(cuda_gate, name="held", wait=wait) as stream:
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait_for_it, stream, name="a request")
-            [entry] = await listed(1)
-            cuda_gate.open()
-        assert (entry["stream"], entry["task"]) == ("stream 'held' on device 0", "a request")
 
 
 async def test_run_names_its_function(cuda_gate: Gate) -> None:

@@ -1,101 +1,14 @@
-"""Waits across interrupts, the end of the interpreter, and forks."""
+"""Waits across the end of the interpreter, and forks."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import select
-import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-import internals
-from aiostream import Stream, statistics
-from support import EVENT_STRATEGIES, run_script, settle, spin, succeed
-from waiters import take_spare_records
+from support import run_script, succeed
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
-
-
-def drive(coroutine: Any, bridge: Any) -> None:
-    """Carries out a coroutine without asyncio's tasks, whose own callbacks an interrupt may
-    lose.
-    """
-    arrived = select.poll()  # select() refuses the high numbers of a process with many loops
-    arrived.register(bridge.descriptor, select.POLLIN)
-    with contextlib.suppress(StopIteration):
-        while True:
-            future = coroutine.send(None)
-            while future is not None and not future.done():
-                arrived.poll(10)
-                bridge.drain()
-
-
-@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-def test_keyboard_interrupts_lose_no_wait(driver_kind: str, strategy: Any) -> None:
-    """On a bare loop SIGINT raises wherever Python is: between the start of a wait and its
-    registration, or between a poll and its answer. No record is lost, and none is used twice.
-    """
-    armed = False
-
-    def strike(*_: Any) -> None:
-        if armed:
-            raise KeyboardInterrupt
-
-    stream, other, loop = Stream(wait=strategy), Stream(), asyncio.new_event_loop()
-    spin(stream, 0)
-    stream.synchronize()
-    events = event_creations(driver_kind)
-    interrupts = 0
-    previous = signal.signal(signal.SIGALRM, strike)
-    asyncio._set_running_loop(loop)
-    try:
-        bridge = internals.current_bridge()
-        drive(stream.synchronize_async(), bridge)
-        spare = take_spare_records(other)
-        made = events()
-        for number in range(600):
-            spin(stream, 0.0003)
-            coroutine = stream.synchronize_async()
-            try:
-                armed = True
-                signal.setitimer(signal.ITIMER_REAL, 0.00001 + number % 60 * 0.00001)
-                drive(coroutine, bridge)
-            except KeyboardInterrupt:
-                interrupts += 1
-            finally:
-                armed = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            coroutine.close()
-            del coroutine
-            stream.synchronize()  # because interrupted waits would pile up
-        stream.synchronize()
-        spare.clear()
-        assert settle(lambda: statistics().points.pending == 0)
-        bridge.drain()
-    finally:
-        asyncio._set_running_loop(None)
-        signal.signal(signal.SIGALRM, previous)
-        loop.close()
-    assert interrupts > 200, interrupts
-    assert settle(lambda: statistics().balanced), statistics()
-    # A few more than in use at once: the watcher gives a record back after the next wait has begun,
-    # if it is late. What an interrupt loses never comes back.
-    lost = events() - made
-    assert lost <= interrupts // 3, f"{lost} records were lost by {interrupts} interrupts"
-    stream.close()
-    other.close()
-
-
-def event_creations(driver_kind: str) -> Callable[[], int]:
-    if driver_kind != "simulator":
-        return lambda: 0
-    from aiostream import simulator
-
-    return lambda: simulator.calls("cuEventCreate")
 
 
 PENDING = """
