@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 import aiostream
-from aiostream import Event, Stream, StreamClosedError, StreamPool
+from aiostream import Device, Event, Stream, StreamClosedError, StreamPool
 from support import STRATEGIES, spin
 from waiters import default_wait
 
@@ -16,10 +16,10 @@ from waiters import default_wait
 class Scene:
     """What one await uses. Everything is made before it begins."""
 
-    def __init__(self, strategy: Any = "auto", captures: bool = False) -> None:
-        self.stream = Stream(wait=strategy)
+    def __init__(self, strategy: Any, captures: bool, device: Device | int) -> None:
+        self.stream = Stream(wait=strategy, device=device)
         with default_wait(strategy):
-            self.event = Event()
+            self.event = Event(device=device)
         self.pool = StreamPool(1)
         self.made: list[Any] = [self.stream, self.event]
         if captures:
@@ -33,8 +33,12 @@ class Scene:
     def executable(self) -> Any:
         return self.made[2]
 
+    def work(self, stream: Stream, kept: int) -> int:
+        spin(stream, 0.0001)
+        return kept
+
     async def run(self) -> None:
-        assert await self.stream.run(lambda kept: spin(self.stream, 0.0001) or kept, 7) == 7
+        assert await self.stream.run(self.work, self.stream, 7) == 7
 
     async def run_what_fails(self) -> None:
         await self.expect_an_error(lambda: self.stream.run(self.fail, self.stream))
@@ -79,11 +83,7 @@ class Scene:
             await future
 
     async def enqueue_in_thread(self) -> None:
-        def work(stream: Stream, kept: int) -> int:
-            spin(stream, 0.0001)
-            return kept
-
-        assert await self.stream.enqueue_in_thread(work, 7) == 7
+        assert await self.stream.enqueue_in_thread(self.work, 7) == 7
 
     async def wait_for_all(self) -> None:
         done, _ = await aiostream.wait(
@@ -193,8 +193,8 @@ AWAITS: dict[str, tuple[str, Function]] = {
 }
 
 
-def scene_of(name: str) -> tuple[Scene, Callable[[], Awaitable[Any]]]:
+def scene_of(name: str, device: Device | int = 0) -> tuple[Scene, Callable[[], Awaitable[Any]]]:
     """What an await uses, and what begins it."""
     strategy, function = AWAITS[name]
-    scene = Scene(strategy, captures=name.startswith("launch"))
+    scene = Scene(strategy, name.startswith("launch"), device)
     return scene, lambda: function(scene)

@@ -144,64 +144,46 @@ def a_pool(size: int) -> Any:
         yield pool, gate
 
 
-@in_loop(lambda: a_pool(2))
-async def pool_whose_streams_are_busy(faults: Faults, kept: tuple[StreamPool, Gate]) -> None:
-    pool, gate = kept
-    gate.shut()
-    streams = [pool.acquire_nowait(), pool.acquire_nowait()]
-    for stream in streams:
-        gate.hold(stream)
+def _wait_for_a_pool(size: int) -> None:
+    """Three tasks wait for busy streams. What one of them loses must not be lost to the others."""
 
-    async def serve() -> None:
-        async with pool.stream() as stream:
-            await stream.enqueue_async(int)
+    async def path(faults: Faults, kept: tuple[StreamPool, Gate]) -> None:
+        pool, gate = kept
+        gate.shut()
+        streams = [pool.acquire_nowait() for _ in range(size)]
+        for stream in streams:
+            gate.hold(stream)
+        failed: list[Exception] = []
 
-    with faults:
-        async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(serve)
-            await anyio.lowlevel.checkpoint()
-            for stream in streams:
-                pool.release(stream)
-            streams.clear()
-            await anyio.lowlevel.checkpoint()
-            gate.open()
-    for stream in streams:
-        with contextlib.suppress(ValueError):  # a release that raises has given it back
-            pool.release(stream)
-    gate.open()
-    for stream in [await pool.acquire() for _ in range(pool.size)]:
-        await use_async(stream)
-        pool.release(stream)
+        async def serve() -> None:
+            try:
+                async with pool.stream() as stream:
+                    assert await stream.enqueue_async(lambda _: 5) == 5
+            except Exception as error:
+                failed.append(error)
 
-
-@in_loop(lambda: a_pool(1))
-async def tasks_that_wait_for_a_pool(faults: Faults, kept: tuple[StreamPool, Gate]) -> None:
-    """What one of them loses must not be lost to the others."""
-    pool, gate = kept
-    gate.shut()
-    stream = await pool.acquire()
-    gate.hold(stream)
-    failed: list[Exception] = []
-
-    async def serve() -> None:
-        try:
-            async with pool.stream() as stream:
-                assert await stream.enqueue_async(lambda _: 5) == 5
-        except Exception as error:
-            failed.append(error)
-
-    with faults:
-        async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(serve)
-            for _ in range(5):
+        with faults:
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(serve)
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
+                while streams:
+                    pool.release(streams.pop())
                 await anyio.lowlevel.checkpoint()
+                gate.open()
+            if failed:
+                raise failed[0]
+        for stream in streams:
             pool.release(stream)
-            await anyio.lowlevel.checkpoint()
-            gate.open()
-        if failed:
-            raise failed[0]
-    gate.open()
-    async with pool.stream() as stream:
-        await use_async(stream)
+        gate.open()
+        for stream in [await pool.acquire() for _ in range(size)]:
+            await use_async(stream)
+            pool.release(stream)
+
+    path.__name__ = f"tasks that wait for a pool of {size}"
+    in_loop(lambda: a_pool(size))(path)
+
+
+_wait_for_a_pool(1)
+_wait_for_a_pool(2)

@@ -90,12 +90,12 @@ class OnLoop(RuleBasedStateMachine):
 
         assert self.portal.call(wait), f"{complaint}: {statistics()}"
 
-    def end(self, waiter: Waiter) -> None:
+    def must_end(self, waiter: Waiter) -> None:
         """What a task waits for must come now."""
         self.until(lambda: waiter.done, "an await goes on")
         assert waiter.error is None
 
-    def cancel(self, waiter: Waiter) -> None:
+    def must_cancel(self, waiter: Waiter) -> None:
         """A cancelled task ends."""
         self.call(waiter.scope.cancel)
         self.until(lambda: waiter.done, "a cancelled await goes on")

@@ -138,7 +138,6 @@ class Soak:
         self.streams = [
             Stream(device=device, wait=wait) for device in self.devices for wait in STRATEGIES
         ]
-        self.events = [Event(device=device) for device in self.devices]
         for device in self.devices:
             internals.load_kernels(device.primary_context)
         self.wait_lists = 0
@@ -163,23 +162,9 @@ class Soak:
     def some_work(self, stream: Stream) -> None:
         spin(stream, self.rng.choice([0, 0, 0.00002, 0.0001, 0.0004, 0.002]))
 
-    async def wait_each_way(self) -> None:
-        stream, event = self.some_stream(), Event(device=self.rng.choice(self.devices))
-        self.some_work(stream)
-        await stream.synchronize_async()
-        await stream.completion_future()
-        await stream.checked_completion_future()
-        assert await stream.enqueue_async(lambda given, value: value, 7) == 7
-        own = self.streams[self.devices.index(event.device) * len(STRATEGIES)]
-        self.some_work(own)
-        event.record(own)
-        await event.synchronize_async()
-        await event.completion_future_on(own)
-        event.close()
-        self.completions += 6
-
     async def any_await(self) -> None:
-        scene, begin = awaits.scene_of(self.rng.choice(list(awaits.AWAITS)))
+        name = self.rng.choice(list(awaits.AWAITS))
+        scene, begin = awaits.scene_of(name, self.rng.choice(self.devices))
         await begin()
         await scene.serve()
         scene.close()
@@ -342,7 +327,7 @@ class Soak:
 
     def activities(self) -> list[Callable[[], Awaitable[None]]]:
         often = [self.wave, self.any_await] * 3
-        waits = [self.wait_each_way, self.wait_steadily, self.cancel, self.call_host_functions]
+        waits = [self.wait_steadily, self.cancel, self.call_host_functions]
         return [
             *(*often, *waits),
             *(self.use_a_pool, self.capture, self.borrow, self.end_streams, self.leave_pending),
@@ -395,7 +380,7 @@ class Soak:
     async def one_loop_alone(self, number: int) -> None:
         """One of several loops: without what takes all the streams for itself."""
         for _ in range(3):
-            await self.wait_each_way()
+            await self.any_await()
             await self.cancel()
             await self.wave()
             await self.use_a_pool()
@@ -429,7 +414,7 @@ class Soak:
             sampled = now
             self.quiet()
             gc.collect()
-            settle(lambda: statistics().handles.open == len(self.streams) + len(self.events))
+            settle(lambda: statistics().handles.open == len(self.streams))
             self.replace_wait_lists()
             samples.append(sample())
             if tell is not None and now >= told + 10:
@@ -442,8 +427,6 @@ class Soak:
         """Closes what lived all the time."""
         for stream in self.streams:
             stream.close()
-        for event in self.events:
-            event.close()
         self.gate.open()
 
 

@@ -37,7 +37,7 @@ ENOUGH = {
 }  # points that must be reached at least
 SAMPLES = [
     ("none", 1),
-    *(pytest.param(kind, MOST, marks=pytest.mark.slow) for kind in KINDS),
+    *(pytest.param(kind, MOST, marks=pytest.mark.slow) for kind in (*KINDS, "start")),
 ]
 
 pytestmark = [
@@ -52,8 +52,15 @@ def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return support.faulty_libc(tmp_path_factory.mktemp("faults"))
 
 
-def run_program(kind: str, most: int, faulty_libc: Path) -> None:
-    """Runs all scenarios of a kind."""
+@pytest.mark.parametrize(("kind", "most"), SAMPLES)
+def test_each_call_of_each_path_fails_once(
+    driver_kind: str, kind: str, most: int, faulty_libc: Path
+) -> None:
+    """Without a loop, in one, and at the first use: the right error, a ledger that balances, and a
+    stream and a loop that go on.
+
+    Each first use has a process of its own for each fault. The second use must succeed.
+    """
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     variables = {"PYTHONPATH": path, "AIOSTREAM_SIMULATOR": "1", "LD_PRELOAD": str(faulty_libc)}
     done = subprocess.run(
@@ -71,22 +78,6 @@ def run_program(kind: str, most: int, faulty_libc: Path) -> None:
     assert found, done.stdout
     print(f"{kind}: {found[0]}")
     assert int(found[2]) >= ENOUGH.get((kind, most), 1)
-
-
-@pytest.mark.parametrize(("kind", "most"), SAMPLES)
-def test_each_call_of_each_path_fails_once(
-    driver_kind: str, kind: str, most: int, faulty_libc: Path
-) -> None:
-    """Without a loop, and in one: the right error, a ledger that balances, and a stream and a loop
-    that go on.
-    """
-    run_program(kind, most, faulty_libc)
-
-
-@pytest.mark.slow
-def test_each_call_of_the_first_use_fails_once(driver_kind: str, faulty_libc: Path) -> None:
-    """In a process of its own for each fault. The second use must succeed."""
-    run_program("start", MOST, faulty_libc)
 
 
 def test_trio_whose_epoll_is_full(driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

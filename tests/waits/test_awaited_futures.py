@@ -140,29 +140,6 @@ async def _wait(future: Any) -> Any:
     return await future
 
 
-async def test_polled_futures_of_one_stream_end_in_order(polled_stream: Stream) -> None:
-    """The earlier future is done when the later one's task goes on."""
-    for number in range(60):
-        seen: list[bool] = []
-
-        async def wait(future: Any, earlier: Any, seen: list[bool] = seen) -> None:
-            await future
-            seen.append(earlier is None or earlier.done())
-
-        with Gate() as gate:
-            gate.hold(polled_stream)
-            futures = [polled_stream.enqueue_async(lambda _: None) for _ in range(3)]
-            pairs = list(zip(futures, [None, *futures[:-1]], strict=True))
-            if number % 2:
-                pairs.reverse()
-            async with anyio.create_task_group() as tasks:
-                for pair in pairs:
-                    tasks.start_soon(wait, *pair)
-                await turns(number % 7)
-                gate.open()
-        assert seen == [True, True, True]
-
-
 @pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: Any) -> None:

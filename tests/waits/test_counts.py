@@ -16,7 +16,7 @@ import textwrap
 import threading
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -72,33 +72,12 @@ class Ways:
         for thing in (self.executable, self.pool, self.shared, self.event, self.stream):
             thing.close()
 
-    async def synchronize(self, work: Work) -> None:
-        work(self.stream)
-        await self.stream.synchronize_async()
+    def named(self, name: str) -> Callable[[Work], Awaitable[None]]:
+        return getattr(self, name, None) or partial(self.wait_behind, AWAITED[name])
 
-    async def wait_for_event(self, work: Work) -> None:
+    async def wait_behind(self, begin: Callable[[Ways], Awaitable[Any]], work: Work) -> None:
         work(self.stream)
-        await self.event.synchronize_async()
-
-    async def run(self, work: Work) -> None:
-        work(self.stream)
-        await self.stream.run(nothing)
-
-    async def enqueue(self, work: Work) -> None:
-        work(self.stream)
-        await self.stream.enqueue_async(nothing)
-
-    async def enqueue_in_thread(self, work: Work) -> None:
-        work(self.stream)
-        await self.stream.enqueue_in_thread(nothing)
-
-    async def completion_future(self, work: Work) -> None:
-        work(self.stream)
-        await self.stream.completion_future()
-
-    async def launch_and_wait(self, work: Work) -> None:
-        work(self.stream)
-        await self.executable.launch_and_wait(self.stream)
+        await begin(self)
 
     async def pool_synchronize(self, work: Work) -> None:
         async with self.pool.stream() as stream:
@@ -113,6 +92,16 @@ class Ways:
             work(stream)
             await stream.enqueue_async(nothing)
 
+
+AWAITED: dict[str, Callable[[Ways], Awaitable[Any]]] = {
+    "synchronize": lambda ways: ways.stream.synchronize_async(),
+    "wait_for_event": lambda ways: ways.event.synchronize_async(),
+    "run": lambda ways: ways.stream.run(nothing),
+    "enqueue": lambda ways: ways.stream.enqueue_async(nothing),
+    "enqueue_in_thread": lambda ways: ways.stream.enqueue_in_thread(nothing),
+    "completion_future": lambda ways: ways.stream.completion_future(),
+    "launch_and_wait": lambda ways: ways.executable.launch_and_wait(ways.stream),
+}
 
 # The loop, the way, and the stage, which is the strategy: the task polls (spin), the watcher does
 # (event), or a timer wakes the task for the end that is predicted (auto). "ready" has no work. No
@@ -222,7 +211,7 @@ class Operation:
         settle(self._is_waiting)
         self.gate.open()
 
-    async def run(self, way: Callable[[Work], Coroutine[Any, Any, None]]) -> bool:
+    async def run(self, way: Callable[[Work], Awaitable[None]]) -> bool:
         """Returns whether it counts."""
         self.gate.shut()
         opener = threading.Thread(target=self._open, name="aiostream-opener")
@@ -266,7 +255,7 @@ async def measure(case: str, known: Counts) -> Counts:
             internals.intercept_drain(patch, drain)
         else:
             internals.intercept_hand_back(patch, hand_back)
-        way = getattr(ways, name)
+        way = ways.named(name)
         for done in range(MOST):
             # Before each predicted one, because its own end teaches a wrong length. On a busy
             # machine only long work has lengths that agree.

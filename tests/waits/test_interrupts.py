@@ -116,7 +116,7 @@ def test_interrupt_at_any_place_of_an_await_loses_nothing(
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.usefixtures("default_prediction")
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-def test_interrupts_lose_no_record_of_a_wait(strategy: str) -> None:
+def test_interrupts_lose_no_record_of_a_wait(strategy: Any) -> None:
     stream, other = Stream(wait=strategy), Stream()
 
     async def wait() -> None:

@@ -209,9 +209,9 @@ class Futures(OnLoop):
         ended = [entry.cancelled or self.is_due(entry.ahead) for entry in chosen]
         if not (all(ended) or (return_when == "FIRST_COMPLETED" and any(ended))):
             assert not waiter.done
-            self.cancel(waiter)
+            self.must_cancel(waiter)
             return
-        self.end(waiter)
+        self.must_end(waiter)
         done, pending = waiter.result
         assert done | pending == {entry.future for entry in chosen}
         assert all(
@@ -251,9 +251,9 @@ class Futures(OnLoop):
         stream = self.streams.pop(number)
         waiter = Waiter(self, stream.aclose)
         if self.is_due(self.ahead[number]):
-            self.end(waiter)
+            self.must_end(waiter)
         elif cancel:
-            self.cancel(waiter)
+            self.must_cancel(waiter)
         else:
             assert not waiter.done
             self.waits.append((waiter, self.ahead[number]))
@@ -363,7 +363,7 @@ class Pools(OnLoop):
         self.idle += len(ready)
         while self.idle and self.waiters:
             waiter = self.waiters.pop(0)
-            self.end(waiter)
+            self.must_end(waiter)
             self.idle -= 1
             self.took(waiter.result)
         expected = self.idle, len(self.busy)
@@ -431,10 +431,10 @@ class Pools(OnLoop):
         stream, ahead = data.draw(st.sampled_from(self.lent))
         waiter = Waiter(self, stream.synchronize_async)
         if self.is_due(ahead):
-            self.end(waiter)
+            self.must_end(waiter)
         else:
             assert not waiter.done
-            self.cancel(waiter)
+            self.must_cancel(waiter)
 
     @precondition(lambda self: self.waiters)
     @rule(data=st.data())
