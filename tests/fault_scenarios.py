@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Callable, Set
 from importlib.util import find_spec
 from typing import Any
@@ -98,6 +99,18 @@ def use(stream: Stream) -> None:
     assert stream.query()
 
 
+def on_a_stream(path: Callable[[Stream], None]) -> None:
+    """Registers what is done with a stream, which serves as before then."""
+
+    @functools.wraps(path)
+    def whole(faults: Faults, stream: Stream) -> None:
+        with faults:
+            path(stream)
+        use(stream)
+
+    without_loop(a_stream)(whole)
+
+
 async def use_async(stream: Stream) -> None:
     """The stream and the loop serve as before."""
     spin(stream, 0)
@@ -164,64 +177,52 @@ if find_spec("cuda.core"):
         use(stream)
 
 
-@without_loop(a_stream)
-def query(faults: Faults, stream: Stream) -> None:
-    with faults:
-        assert stream.query()
-    use(stream)
+@on_a_stream
+def query(stream: Stream) -> None:
+    assert stream.query()
 
 
-@without_loop(a_stream)
-def synchronize(faults: Faults, stream: Stream) -> None:
-    with faults:
-        stream.synchronize()
-    use(stream)
+@on_a_stream
+def synchronize(stream: Stream) -> None:
+    stream.synchronize()
 
 
-@without_loop(a_stream)
-def synchronize_for_a_time(faults: Faults, stream: Stream) -> None:
-    with faults:
-        spin(stream, 0.001)
-        stream.synchronize(timeout=20)
-    use(stream)
+@on_a_stream
+def synchronize_for_a_time(stream: Stream) -> None:
+    spin(stream, 0.001)
+    stream.synchronize(timeout=20)
 
 
-@without_loop(a_stream)
-def properties(faults: Faults, stream: Stream) -> None:
-    with faults:
-        fresh = Stream.borrow(stream.handle)
-        assert fresh.id == stream.id
-        assert fresh.flags == stream.flags
-        assert fresh.priority == stream.priority
-        assert fresh.device == stream.device
-        assert fresh == stream
-        assert fresh.device.name
-        assert fresh.device.stream_priority_range
-        assert fresh.green_context is None
-        fresh.close()
-    use(stream)
+@on_a_stream
+def properties(stream: Stream) -> None:
+    fresh = Stream.borrow(stream.handle)
+    assert fresh.id == stream.id
+    assert fresh.flags == stream.flags
+    assert fresh.priority == stream.priority
+    assert fresh.device == stream.device
+    assert fresh == stream
+    assert fresh.device.name
+    assert fresh.device.stream_priority_range
+    assert fresh.green_context is None
+    fresh.close()
 
 
-@without_loop(a_stream)
-def borrow(faults: Faults, stream: Stream) -> None:
-    with faults:
-        borrowed = Stream.borrow(stream, wait="event")
-        borrowed.synchronize()
-        again = borrowed.to_borrowed()
-        again.query()
-        again.close()
-        borrowed.close()
-    use(stream)
+@on_a_stream
+def borrow(stream: Stream) -> None:
+    borrowed = Stream.borrow(stream, wait="event")
+    borrowed.synchronize()
+    again = borrowed.to_borrowed()
+    again.query()
+    again.close()
+    borrowed.close()
 
 
-@without_loop(a_stream)
-def special_streams(faults: Faults, stream: Stream) -> None:
-    with faults:
-        for special in (Stream.legacy(), Stream.per_thread()):
-            special.synchronize()
-            assert special.query()
-            special.close()
-    use(stream)
+@on_a_stream
+def special_streams(stream: Stream) -> None:
+    for special in (Stream.legacy(), Stream.per_thread()):
+        special.synchronize()
+        assert special.query()
+        special.close()
 
 
 @without_loop()
@@ -248,15 +249,12 @@ def host_function(faults: Faults, stream: Stream) -> None:
     use(stream)
 
 
-@without_loop(a_stream)
-def attributes(faults: Faults, stream: Stream) -> None:
-    with faults, contextlib.closing(Stream()) as other:
-        stream.set_attribute(
-            aiostream.StreamAttribute.PRIORITY,
-            stream.get_attribute(aiostream.StreamAttribute.PRIORITY),
-        )
+@on_a_stream
+def attributes(stream: Stream) -> None:
+    with contextlib.closing(Stream()) as other:
+        priority = stream.get_attribute(aiostream.StreamAttribute.PRIORITY)
+        stream.set_attribute(aiostream.StreamAttribute.PRIORITY, priority)
         other.copy_attributes(stream)
-    use(stream)
 
 
 @without_loop(lambda: memory("cuMemAlloc"))
@@ -280,18 +278,15 @@ def attach_managed_memory(faults: Faults, kept: tuple[Stream, int]) -> None:
     use(stream)
 
 
-@without_loop(a_stream)
-def make_it_current(faults: Faults, stream: Stream) -> None:
-    with faults, stream.as_current():
+@on_a_stream
+def make_it_current(stream: Stream) -> None:
+    with stream.as_current():
         pass
-    use(stream)
 
 
-@without_loop(a_stream)
-def health(faults: Faults, stream: Stream) -> None:
-    with faults:
-        assert aiostream.health() is None
-    use(stream)
+@on_a_stream
+def health(_: Stream) -> None:
+    assert aiostream.health() is None
 
 
 @without_loop()
@@ -303,10 +298,9 @@ def make_and_close_a_pool(faults: Faults, _: None) -> None:
 # ------------------------------------------------------------------------------------------- events
 
 
-@without_loop(a_stream)
-def events(faults: Faults, stream: Stream) -> None:
+@on_a_stream
+def events(stream: Stream) -> None:
     with (
-        faults,
         contextlib.closing(Event(timing=True)) as first,
         contextlib.closing(Event(timing=True, blocking_sync=True)) as second,
     ):
@@ -316,7 +310,6 @@ def events(faults: Faults, stream: Stream) -> None:
         second.synchronize()
         assert first.query()
         assert first.elapsed_time(second) >= 0
-    use(stream)
 
 
 @without_loop()

@@ -26,6 +26,13 @@ from support import EVENT_STRATEGIES, PLAIN_LOOPS, run_on, settle, spin
 from waiters import take_spare_records
 
 
+def put_back_what_is_not_promised() -> None:
+    """See "What is not promised" in docs/reliability.md."""
+    while Context.get_current() is not None:
+        driver_call("cuCtxPopCurrent")
+    aiostream.exchange_capture_mode(CaptureMode.GLOBAL)
+
+
 def strike(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
     scene, begin = scene_of(name)
     striker = run_interrupted(kind, number, begin, scene.serve, cancels=cancels)
@@ -55,10 +62,7 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool, observer: str
     before = statistics()
     with OBSERVERS[observer]():
         striker = strike(kind, name, number, cancels=cancels)
-    # For these two see "What is not promised" in docs/reliability.md.
-    while Context.get_current() is not None:
-        driver_call("cuCtxPopCurrent")
-    aiostream.exchange_capture_mode(CaptureMode.GLOBAL)
+    put_back_what_is_not_promised()
 
     def ended() -> bool:
         now = statistics()
@@ -129,6 +133,7 @@ def test_interrupts_lose_no_record_of_a_wait(strategy: Any) -> None:
     def strike(number: int) -> Striker:
         striker = run_interrupted("asyncio", number, wait, stream.synchronize_async, cancels=True)
         stream.synchronize()  # because interrupted waits would pile up
+        put_back_what_is_not_promised()
         return striker
 
     count = strike(0).passed

@@ -108,20 +108,18 @@ class AsyncCall:
 
 
 @pytest.mark.parametrize(
-    "query", [coroutine_function, AsyncCall(), functools.partial(coroutine_function)]
+    ("query", "options", "match"),
+    [
+        (coroutine_function, {}, "says whether the work is over"),
+        (AsyncCall(), {}, "says whether the work is over"),
+        (functools.partial(coroutine_function), {}, "says whether the work is over"),
+        (7, {}, "takes a callable"),
+        (int, {"key": []}, "unhashable"),
+    ],
 )
-async def test_coroutine_function_is_refused(query: Any) -> None:
-    with pytest.raises(TypeError, match="says whether the work is over"):
-        await aiostream.ready(query)
-
-
-async def test_wrong_arguments_are_refused() -> None:
-    not_callable: Any = 7
-    with pytest.raises(TypeError, match="takes a callable"):
-        await aiostream.ready(not_callable)
-    unhashable: Any = []
-    with pytest.raises(TypeError, match="unhashable"):
-        await aiostream.ready(lambda: False, key=unhashable)
+async def test_wrong_arguments_are_refused(query: Any, options: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        await aiostream.ready(query, **options)
 
 
 def test_without_a_loop_it_is_refused() -> None:

@@ -251,9 +251,8 @@ def test_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, th
         stream, event = Stream(), Event()
     spin(stream, 0)
     stream.synchronize()
-    safety = threading.Timer(
-        30, lambda: gate.open()
-    )  # if it does block, the test fails and does not hang
+    # If it does block, the test fails and does not hang.
+    safety = threading.Timer(30, lambda: gate.open())
     safety.daemon = True
 
     async def main() -> None:

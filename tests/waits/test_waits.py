@@ -119,6 +119,7 @@ async def test_callbacks_run_in_the_loop_s_thread() -> None:
 
 
 async def test_enqueue_async_calls_now_and_settles_with_the_result() -> None:
+    before = Context.get_current()
     with Gate() as gate:
         async with held_stream(gate) as stream:
             calls = []
@@ -130,7 +131,7 @@ async def test_enqueue_async_calls_now_and_settles_with_the_result() -> None:
 
             future = stream.enqueue_async(work, 1, name="n")
             assert calls == [(stream, 1, "n")], "it is called before enqueue_async returns"
-            assert Context.get_current() is None
+            assert Context.get_current() == before
             assert not future.done()
             gate.open()
             assert await future == "result"
@@ -170,13 +171,14 @@ async def test_arguments_of_a_function_that_raised_are_kept_likewise(
         assert Context.get_current() == on.context
         raise error
 
+    before = Context.get_current()
     with Gate() as gate:
         async with held_stream(gate, wait=strategy) as stream:
             arguments = [Buffer()]
             alive = weakref.ref(arguments[0])
             with pytest.raises(error):
                 stream.enqueue_async(fails, arguments.pop())
-            assert Context.get_current() is None
+            assert Context.get_current() == before
             gc.collect()
             assert alive() is not None
             gate.open()
