@@ -304,8 +304,6 @@ WAITS_BY_TIMER = _native.COUNTERS.index("WAITS_BY_TIMER")
 """Index in `native_counters()`: how often a wait was left to a timer of its loop."""
 EVENT_POLLS = _native.COUNTERS.index("EVENT_POLLS")
 """Index in `native_counters()`: polls of events by the watcher."""
-POINTS_STALE = _native.COUNTERS.index("POINTS_STALE")
-"""Index in `native_counters()`: firings of points that were no longer armed."""
 POINT_SLOTS = _native.COUNTERS.index("POINT_SLOTS")
 """Index in `native_counters()`: slots of points that were made. They are recycled, not freed."""
 WAITS_MADE = _native.COUNTERS.index("WAITS_MADE")
@@ -545,11 +543,6 @@ def fail_future(future: Any, error: BaseException) -> None:
 def settle_future(future: Any, result: Any) -> None:
     """Settles a future of the library with a result."""
     _completion.set_result(future, result)
-
-
-async def next_turn() -> None:
-    """Gives the loop that runs here one turn."""
-    await (loops.current_bridge().checkpoint or loops.yield_turn)()
 
 
 def operand_of(stream: Any) -> Any:

@@ -80,20 +80,6 @@ async def test_cancelled_future_does_not_stand_in_the_way() -> None:
     stream.close()
 
 
-async def test_streams_do_not_wait_for_each_other() -> None:
-    with Gate() as gate:
-        held, free = held_stream(gate), Stream()
-        waiting = [kind(held) for kind in KINDS.values()]
-        for kind in KINDS.values():
-            await kind(free)
-        assert not any(future.done() for future in waiting)
-        gate.open()
-        for future in waiting:
-            await future
-    held.close()
-    free.close()
-
-
 class Buffer:
     """Stands for memory that the GPU uses."""
 

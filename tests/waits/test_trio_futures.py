@@ -18,7 +18,7 @@ import aiostream
 import internals
 from aiostream import CompletionFuture, CudaError, Stream
 from support import Gate, Kept, held_stream, settle
-from waiters import turns
+from waiters import turns, until
 
 trio = pytest.importorskip("trio")
 pytest.importorskip("trio.testing")
@@ -34,13 +34,14 @@ async def held_future(stream: Stream, gate: Gate) -> CompletionFuture[None]:
 # ---------------------------------------------------------------------------------- asyncio's rules
 
 
-async def test_a_callback_sees_the_variables_of_its_registration() -> None:
+async def test_a_callback_runs_in_its_loop_with_the_variables_of_its_registration() -> None:
     """On each loop: asyncio's futures do so."""
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-    seen: list[str] = []
+    seen: list[tuple[str, int]] = []
 
-    def note(_: Any) -> None:
-        seen.append(variable.get())
+    def note(future: Any) -> None:
+        seen.append((variable.get(), threading.get_ident()))
+        assert future.result() is None
 
     with Gate() as gate:
         async with held_stream(gate) as stream:
@@ -56,9 +57,8 @@ async def test_a_callback_sees_the_variables_of_its_registration() -> None:
             variable.set("at last")
             await stream.completion_future()
             await aiostream.drain(10)
-    while len(seen) < 3:
-        await internals.next_turn()
-    assert seen == ["registered", "given", "later"]
+    await until(lambda: len(seen) == 3)
+    assert seen == [(each, threading.get_ident()) for each in ("registered", "given", "later")]
 
 
 async def test_a_cancelled_future_says_what_it_was_told(loop_kind: str) -> None:

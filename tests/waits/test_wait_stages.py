@@ -8,7 +8,7 @@ import pytest
 import internals
 from aiostream import Stream, statistics
 from internals import EVENT_POLLS
-from support import Gate, held_stream, run_on, settle, spin
+from support import Gate, held_stream, spin
 from waiters import POLLS_IF_NOT_PREDICTED, Waiter, counts, since, turns, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -127,26 +127,6 @@ async def test_many_waits_on_timers_all_complete() -> None:
     assert since(before).by_timer > 10
     for stream in streams:
         stream.close()
-
-
-async def test_loop_that_ends_leaves_its_timer_waits_to_the_watcher(loop_kind: str) -> None:
-    """So does a task that is never resumed. The record is reused once the GPU has passed it."""
-    waiter = Waiter("by timer")
-    await waiter.prepare()
-
-    def elsewhere() -> None:
-        async def leave() -> None:
-            waiter.work(0.008)
-            with anyio.move_on_after(0):
-                await waiter.wait()
-
-        run_on(loop_kind, leave)
-
-    await anyio.to_thread.run_sync(elsewhere)
-    waiter.work(0)
-    await waiter.wait()
-    assert settle(lambda: counts().pending == 0)
-    waiter.close()
 
 
 async def test_predicted_waits_of_two_tasks_are_not_handed_back() -> None:

@@ -9,7 +9,6 @@ import functools
 import gc
 import inspect
 import sys
-import threading
 import weakref
 from typing import Any
 
@@ -92,27 +91,6 @@ async def test_several_tasks_await_one_future(strategy: Any) -> None:
                 assert results == []
                 gate.open()
             assert results == [7] * 5
-
-
-async def test_callbacks_run_in_the_loop_s_thread() -> None:
-    called = anyio.Event()
-    threads: list[int] = []
-
-    def done(future: Any) -> None:
-        threads.append(threading.get_ident())
-        assert future.result() is None
-        called.set()
-
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            future = stream.completion_future()
-            future.add_done_callback(done)
-            gate.open()
-            await called.wait()
-            called = anyio.Event()
-            future.add_done_callback(done)  # also when it is done already
-            await called.wait()
-    assert threads == [threading.get_ident()] * 2
 
 
 # ------------------------------------------------------------------------------------ enqueue_async
