@@ -38,14 +38,8 @@ from internals import bindings, run_in_janitor, simulated_calls, simulated_objec
 
 # CUDA_ERROR_OPERATING_SYSTEM: it comes and goes, and no part of the library treats it specially
 CODE = 304
-LIBC = [
-    "allocation",
-    "eventfd",
-    "epoll_create1",
-    "epoll_ctl",
-    "timerfd_create",
-    "pthread_create",
-]  # as in faulty_libc.c
+# As in faulty_libc.c.
+LIBC = ["allocation", "eventfd", "epoll_create1", "epoll_ctl", "timerfd_create", "pthread_create"]
 ERRNOS = {"allocation": errno.ENOMEM, "epoll_ctl": errno.ENOSPC, "pthread_create": errno.EAGAIN}
 DESTROYERS = {
     "cuStreamDestroy",
@@ -408,11 +402,8 @@ class Explorer:
         self.faults.reports.clear()
         faulthandler.dump_traceback_later(3 * HANG_SECONDS, exit=True)
         try:
-            with (
-                anyio.fail_after(HANG_SECONDS)
-                if self._pause is not sleepless
-                else contextlib.nullcontext()
-            ):
+            is_in_loop = self._pause is not sleepless
+            with anyio.fail_after(HANG_SECONDS) if is_in_loop else contextlib.nullcontext():
                 await scenario.act(self.faults, kept)
         finally:
             faulthandler.cancel_dump_traceback_later()

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 import aiostream
 from aiostream import Stream, WaitStrategy, statistics
-from support import Gate, chosen_seconds, chosen_seed, settle
+from support import Gate, chosen_seconds, chosen_seed, is_at_rest, settle
 
 STRATEGIES = st.sampled_from(list(WaitStrategy))
 
@@ -136,9 +136,8 @@ class OnLoop(RuleBasedStateMachine):
                 self.after_opening()
                 self.finish()
         finally:
-            ended_early = (
-                sys.exc_info()[0] is not None
-            )  # a step has failed, or hypothesis ends the example
+            # A step has failed, or hypothesis ends the example.
+            ended_early = sys.exc_info()[0] is not None
             self.manager.__exit__(*sys.exc_info())  # cancels what is left then
         if ended_early:
             self.__dict__.clear()  # the traceback keeps this object, and it would keep its streams
@@ -147,10 +146,8 @@ class OnLoop(RuleBasedStateMachine):
 
         def ended() -> bool:
             now = statistics()
-            idle = now.points.pending == now.futures.pending == now.waits.pending == 0
             return (
-                now.balanced
-                and idle
+                is_at_rest()
                 and now.handles.open == self.before.handles.open
                 and now.points.leaked == self.before.points.leaked
             )

@@ -42,7 +42,7 @@ from aiostream import (
     statistics,
 )
 from installed import installed
-from support import PLAIN_LOOPS, Gate, run_on, settle, spin
+from support import PLAIN_LOOPS, Gate, is_at_rest, run_on, settle, spin
 
 LOOPS = installed([*PLAIN_LOOPS, *PLAIN_LOOPS, "asyncio-debug"])
 STRATEGIES = list(WaitStrategy)
@@ -385,16 +385,9 @@ class Soak:
 
     def quiet(self) -> None:
         """Waits until nothing is pending. The ledger must balance then."""
-
-        def ended() -> bool:
-            now = statistics()
-            return (
-                now.balanced and now.points.pending == now.futures.pending == now.waits.pending == 0
-            )
-
-        if not settle(ended, 5):
+        if not settle(is_at_rest, 5):
             gc.collect()  # what a dead loop had may be in a cycle
-            if not settle(ended, 60):
+            if not settle(is_at_rest, 60):
                 left = [internals.describe(owner) for owner in internals.owners()]
                 raise HangError(f"the ledger does not come to rest: {statistics()}, {left}")
 

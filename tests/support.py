@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiostream import Stream, WaitStrategy
+from aiostream import Stream, WaitStrategy, statistics
 from aiostream.testing import Gate, recover, settle, spin
 from installed import installed, missing_of
 from internals import has_gil, is_drain
@@ -36,6 +36,7 @@ __all__ = [
     "chosen_seconds",
     "chosen_seed",
     "held_stream",
+    "is_at_rest",
     "new_uvloop",
     "recover",
     "releasing_threads",
@@ -227,6 +228,12 @@ def run_script(
         cwd=folder,
         check=False,
     )
+
+
+def is_at_rest() -> bool:
+    """Whether nothing is pending, and the ledger balances."""
+    now = statistics()
+    return now.balanced and now.points.pending == now.futures.pending == now.waits.pending == 0
 
 
 def releasing_threads() -> set[int | None]:

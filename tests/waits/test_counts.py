@@ -41,12 +41,7 @@ LEARNT = 9  # waits from which it is
 FEW, MOST = 5, 40  # operations: more than a few only if other things have disturbed those
 # What a poll calls, and the watcher when it reads the health. How many polls there are depends on
 # the time that they take. The counts of the policy limit them.
-POLLS = {
-    "cuCtxGetId",
-    "cuEventQuery",
-    "cuStreamQuery",
-    "cuThreadExchangeStreamCaptureMode",
-}
+POLLS = {"cuCtxGetId", "cuEventQuery", "cuStreamQuery", "cuThreadExchangeStreamCaptureMode"}
 
 Counts = dict[str, str]
 """By file: the functions. By "native" and "driver": what was called, and how often the driver."""

@@ -27,7 +27,7 @@ from aiostream import (
 )
 from internals import ENQUEUE_STEPS
 from interrupts import Striker
-from support import PLAIN_LOOPS, Gate, Kept, held_stream, recover, settle, spin
+from support import PLAIN_LOOPS, Gate, Kept, held_stream, is_at_rest, recover, settle, spin
 
 
 @pytest.mark.cuda_leaks(1)
@@ -38,9 +38,8 @@ async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: s
     with pytest.raises(StreamCaptureError) as caught:
         stream.enqueue_async(lambda own: own.begin_capture())
     assert statistics().points.leaked == before + 1
-    assert statistics().waits.pending == 0, (
-        caught
-    )  # also while somebody keeps the error, and so its frames
+    # Also while somebody keeps the error, and so its frames.
+    assert statistics().waits.pending == 0, caught
     stream.end_capture().close()
     assert await stream.enqueue_async(lambda _: 1) == 1
     stream.close()
@@ -217,9 +216,7 @@ def test_interrupt_of_an_enqueue_loses_nothing(raises: bool) -> None:
         assert settle(lambda watched=watched: watched() is None)
         loop.close()
         stream.close()
-        assert settle(lambda: statistics().balanced and statistics().futures.pending == 0), (
-            statistics()
-        )
+        assert settle(is_at_rest), statistics()
 
 
 def test_interrupt_in_the_loop_s_call_soon_leaves_the_rest_to_the_next_drain() -> None:

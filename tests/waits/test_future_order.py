@@ -47,8 +47,7 @@ async def test_all_kinds_settle_in_one_order(first_used: str) -> None:
 
 
 @cases_on_loops(
-    "earlier, later, length",
-    [(*pair, length) for pair in PAIRS for length in (0.0, 0.0003, 0.005)],
+    "earlier, later, length", [(*pair, length) for pair in PAIRS for length in (0.0, 0.0003, 0.005)]
 )
 async def test_a_later_future_leaves_no_earlier_one_open(
     earlier: str, later: str, length: float

@@ -22,7 +22,7 @@ from aiostream import CaptureMode, Context, Stream, StreamPool, metrics, statist
 from awaits import AWAITS, scene_of
 from internals import ALARM_STEPS, WAITS_MADE, alarms, driver_call, native_counters, run_in_janitor
 from interrupts import PLACES, Striker, ends, run_interrupted, sample
-from support import EVENT_STRATEGIES, PLAIN_LOOPS, run_on, settle, spin
+from support import EVENT_STRATEGIES, PLAIN_LOOPS, is_at_rest, run_on, settle, spin
 from waiters import take_spare_records
 
 
@@ -64,12 +64,7 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool, observer: str
         striker = strike(kind, name, number, cancels=cancels)
     put_back_what_is_not_promised()
 
-    def ended() -> bool:
-        now = statistics()
-        quiet = now.points.pending == now.futures.pending == now.waits.pending == 0
-        return now.balanced and quiet and now.handles.open == before.handles.open
-
-    assert ends(ended), (
+    assert ends(lambda: is_at_rest() and statistics().handles.open == before.handles.open), (
         f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> "
         f"{statistics()}"
     )
@@ -105,11 +100,7 @@ def test_interrupt_at_any_place_of_an_await_loses_nothing(
             # An interrupt in a done callback loses the callback: a task that goes on waits for
             # ever, as in `asyncio.wait`.
             struck += interrupt(
-                kind,
-                name,
-                number,
-                cancels=cancels or name == "aiostream.wait",
-                observer=observer,
+                kind, name, number, cancels=cancels or name == "aiostream.wait", observer=observer
             ).has_struck
     # A task that polls comes to more places, or to fewer.
     assert struck > 0 or observer, "no place was reached again"
@@ -165,9 +156,7 @@ async def wait_for_a_stream() -> None:
 # Struck between the making of a coroutine and its first step.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("kind", PLAIN_LOOPS)
-def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(
-    kind: str,
-) -> None:
+def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(kind: str) -> None:
     """An armed alarm keeps its loop's queue with three descriptors, also after the loop."""
 
     def descriptors() -> int:

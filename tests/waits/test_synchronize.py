@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 import aiostream
-from aiostream import (
-    ContextFailedError,
-    Event,
-    Stream,
-    StreamCaptureError,
-    StreamClosedError,
-)
+from aiostream import ContextFailedError, Event, Stream, StreamCaptureError, StreamClosedError
 from support import STRATEGIES, Gate, held_stream, recover, run_script, settle, spin
 
 THINGS = ["stream", "event"]

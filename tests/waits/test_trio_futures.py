@@ -193,9 +193,8 @@ def test_a_future_of_another_run_is_refused_and_its_run_goes_on() -> None:
             owner.join(30)
         assert not owner.is_alive()
         assert futures[0].result() is None
-        trio.run(
-            await_done, futures[0]
-        )  # as asyncio's: a future that is done can be awaited anywhere
+        # As asyncio's: a future that is done can be awaited anywhere.
+        trio.run(await_done, futures[0])
         asyncio.run(await_done(futures[0]))
         stream.close()
 

@@ -17,15 +17,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream
-from support import (
-    EVENT_STRATEGIES,
-    STRATEGIES,
-    Gate,
-    cases_on_loops,
-    held_stream,
-    run_on,
-    spin,
-)
+from support import EVENT_STRATEGIES, STRATEGIES, Gate, cases_on_loops, held_stream, run_on, spin
 from waiters import (
     THINGS,
     Waiter,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
 import internals
 from aiostream import Stream, statistics
 from internals import EVENT_POLLS
-from support import Gate, held_stream, spin
+from support import EVENT_STRATEGIES, Gate, held_stream, spin
 from waiters import POLLS_IF_NOT_PREDICTED, Waiter, counts, since, turns, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -41,12 +43,9 @@ async def test_always_busy_stream_is_not_queried_each_time() -> None:
     stream.close()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "spun", "watched"), [("spin", 1, 0), ("event", 0, 1), ("auto", 0, 1)]
-)
-async def test_unpredicted_wait_stays_with_its_task_or_goes_to_the_watcher(
-    strategy: str, spun: int, watched: int
-) -> None:
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+async def test_unpredicted_wait_stays_with_its_task_or_goes_to_the_watcher(strategy: Any) -> None:
+    spun, watched = (1, 0) if strategy == "spin" else (0, 1)
     with Gate() as gate:
         stream = held_stream(gate, wait=strategy)
         before = counts()
