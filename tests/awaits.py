@@ -9,7 +9,7 @@ import anyio
 
 import aiostream
 from aiostream import Device, Event, Stream, StreamClosedError, StreamPool
-from support import STRATEGIES, spin
+from support import EVENT_STRATEGIES, STRATEGIES, spin
 from waiters import default_wait
 
 
@@ -156,7 +156,7 @@ def _with_each(
 
 AWAITS: dict[str, tuple[str, Function]] = {
     **_with_each(STRATEGIES, "wait", lambda scene: scene.stream.synchronize_async()),
-    **_with_each(("auto", "event"), "event", lambda scene: scene.event.synchronize_async()),
+    **_with_each(EVENT_STRATEGIES, "event", lambda scene: scene.event.synchronize_async()),
     **_with_each(STRATEGIES, "enqueue", Scene.enqueue),
     **_with_each(STRATEGIES, "run", Scene.run),
     "await stream": ("auto", lambda scene: scene.stream),
