@@ -2,9 +2,10 @@
 nothing is lost.
 
 `fault_engine.py` says how. `fault_scenarios.py`, `fault_waits.py` and `fault_loops.py` have the
-paths, and `awaits.py` has each kind of await. Each program here tries a sample: the first positions of each function, and some later ones
-by a seed. By default it tries one position of each function in each path, and with `--run-slow` up
-to 6. With `AIOSTREAM_TEST_FULL=1` too it tries up to 30, which are nearly all, and more loops.
+paths, and `awaits.py` has each kind of await. Each program here tries a sample: the first positions
+of each function, and some later ones by a seed. By default it tries one position of each function
+in each path, and with `--run-slow` up to 6. With `AIOSTREAM_TEST_FULL=1` too it tries up to 30,
+which are nearly all, and more loops.
 `pytest -s` shows how many faults were tried.
 """
 
