@@ -472,11 +472,6 @@ def trio_without_its_name() -> Iterator[None]:
         yield
 
 
-def forget_trio(patch: pytest.MonkeyPatch) -> None:
-    """The library looks for trio anew, until the patch is undone."""
-    patch.setattr(turns, "at_work", None)
-
-
 def is_drain(callback: Any) -> bool:
     """Whether a loop's callback is a bridge's `drain` method."""
     return getattr(callback, "__func__", None) is loop_bridge.Bridge.drain
@@ -486,11 +481,6 @@ def readerless_descriptors() -> set[int]:
     """Returns the loops' descriptors that the janitor watches, by what the kernel says."""
     with open(f"/proc/self/fdinfo/{readerless.readerless()._epoll.fileno()}") as info:
         return {int(line.split()[1]) for line in info if line.startswith("tfd:")}
-
-
-def failures_are_noticed() -> bool:
-    """Whether Python has asked the driver's seam to report lost contexts."""
-    return driver._failure_listener is not None
 
 
 def janitor_is_idle() -> bool:

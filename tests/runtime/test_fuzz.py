@@ -7,6 +7,7 @@ CONTRIBUTING.md.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import random
 import threading
@@ -19,7 +20,16 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import CaptureMode, Event, Stream, StreamPool, WaitStrategy, simulator, statistics
+from aiostream import (
+    CaptureMode,
+    Event,
+    Stream,
+    StreamClosedError,
+    StreamPool,
+    WaitStrategy,
+    simulator,
+    statistics,
+)
 from installed import installed
 from support import LIMIT, chosen_seconds, chosen_seed, run_on, spin
 
@@ -98,10 +108,18 @@ class Tasks:
         own = Stream()
         spin(own, seconds)
         futures = [own.completion_future() for _ in range(3)]
-        own.close()
-        await aiostream.wait(
-            futures, return_when=self.dice.choice(["ALL_COMPLETED", "FIRST_COMPLETED"])
-        )
+
+        async def synchronize() -> None:
+            with contextlib.suppress(StreamClosedError):
+                await own.synchronize_async()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(synchronize)
+            await anyio.sleep(0)
+            own.close()  # under the wait, perhaps
+            await aiostream.wait(
+                futures, return_when=self.dice.choice(["ALL_COMPLETED", "FIRST_COMPLETED"])
+            )
 
     async def do_host_function(self, stream: Stream, seconds: float) -> None:
         stream.launch_host_func(int)
@@ -111,6 +129,7 @@ class Tasks:
         own = Stream()
         spin(own, seconds)
         own.completion_future().cancel()
+        own.completion_future()  # no task awaits it, and the loop may end first
 
     async def do_borrowed(self, stream: Stream, seconds: float) -> None:
         await stream.to_borrowed().synchronize_async()

@@ -5,12 +5,17 @@ may use it itself.
 from __future__ import annotations
 
 import ast
+import gc
+import threading
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
 import aiostream
-from support import FULL, succeed
+from aiostream import Event, Stream, statistics
+from support import FULL, Gate, held_stream, settle, spin, succeed
 
 # At one step of the first use, `handler` is called as Python calls a signal's handler: in this
 # thread, in the middle. A lock that the thread holds there, and that the handler needs too, would
@@ -98,3 +103,47 @@ def test_no_lock_that_a_handler_could_not_take_again() -> None:
         if isinstance(node, ast.Attribute) and node.attr in {"Lock", "allocate_lock"}
     }
     assert plain == set()
+
+
+def test_finalizers_that_run_inside_a_host_function() -> None:
+    """The collector may strike on the driver's thread, where no CUDA call is allowed: the janitor
+    destroys.
+    """
+    before, stream = statistics().handles.open, Stream()
+    collected = threading.Event()
+
+    def collect() -> None:
+        gc.collect()
+        collected.set()
+
+    gc.disable()
+    try:
+        for _ in range(300):
+            knot: list[Any] = [Stream(), Event()]
+            knot.append(knot)  # only the cycle collector finds it
+        del knot
+        stream.launch_host_func(collect)
+        assert collected.wait(30)
+    finally:
+        gc.enable()
+    stream.close()
+    assert settle(lambda: statistics().handles.open == before)
+
+
+async def test_streams_dropped_in_flight_finish_their_work() -> None:
+    """The janitor destroys them at once, and does not wait for the work."""
+    before = statistics().handles.open
+    with Gate() as gate:
+        futures = []
+        for _ in range(4):
+            stream = held_stream(gate)
+            spin(stream, 0.0002)
+            futures.append(stream.completion_future())
+            del stream
+        gc.collect()
+        while statistics().handles.open > before:
+            await anyio.lowlevel.checkpoint()
+        assert not any(future.done() for future in futures)
+        gate.open()
+        for future in futures:
+            await future

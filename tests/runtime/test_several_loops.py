@@ -28,15 +28,18 @@ def test_the_import_leaves_the_gil_off(driver_kind: str) -> None:
 
 async def await_in_order(stream: Stream) -> None:
     """Futures of one stream settle in its order, and a cancelled one delays none of them."""
-    settled: list[int] = []
+    settled: list[tuple[int, int]] = []
     futures: list[Any] = [stream.enqueue_async(spin, 1e-5 * place) for place in range(4)]
     for place, future in enumerate(futures):
-        future.add_done_callback(lambda _, place=place: settled.append(place))
+        future.add_done_callback(
+            lambda _, place=place: settled.append((place, threading.get_ident()))
+        )
     futures[1].cancel()
     await stream.synchronize_async()
     await aiostream.wait(futures)
     await aiostream.ready(lambda: len(settled) == len(futures))  # callbacks come a turn later
-    assert [place for place in settled if place != 1] == [0, 2, 3]
+    here = threading.get_ident()
+    assert [each for each in settled if each[0] != 1] == [(place, here) for place in (0, 2, 3)]
 
 
 async def use(graph: ExecutableGraph, using: threading.Lock, stream: Stream, event: Event) -> None:
