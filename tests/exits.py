@@ -59,7 +59,6 @@ PENDING = [
 ]
 THREADS = installed(["loop", "trio", "synchronize", "queries", "host functions", "not a daemon"])
 HANDLERS = installed(["open", "use", "close", "collect", "await", "await on trio", "drain"])
-AWAITING = {"await", "await on trio", "drain"}
 OWN = "the error with which the program was to end"
 
 
@@ -93,11 +92,8 @@ class Program:
         return 0.3 * sum(each == "drain" for each in self.early + self.late)
 
 
-def program(seed: int, early_awaits: bool = True) -> Program:
-    """Returns the program of a seed.
-
-    Without `early_awaits` no handler that is registered before the first use awaits.
-    """
+def program(seed: int) -> Program:
+    """Returns the program of a seed."""
     rng = random.Random(seed)
 
     def some(choices: list[str], most: int) -> tuple[str, ...]:
@@ -122,7 +118,7 @@ def program(seed: int, early_awaits: bool = True) -> Program:
         pending=pending,
         threads=some(THREADS, 3),
         late=some(HANDLERS, 2),
-        early=early if early_awaits else tuple(each for each in early if each not in AWAITING),
+        early=early,
     )
 
 
@@ -136,17 +132,14 @@ class Running:
 
     def run(self) -> None:
         """Begins everything, and ends the process as the program says."""
-        warnings.simplefilter(
-            "ignore", ResourceWarning
-        )  # asyncio's, about a loop that is left open
-        warnings.simplefilter(
-            "ignore", RuntimeWarning
-        )  # Python's, about coroutines that such a loop has never begun
+        # asyncio's, about a loop that is left open
+        warnings.simplefilter("ignore", ResourceWarning)
+        # Python's, about coroutines that such a loop has never begun
+        warnings.simplefilter("ignore", RuntimeWarning)
         logging.getLogger("asyncio").disabled = True
         sys.excepthook = hide_own_error
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # a job in a shell's background would ignore it
+        # A job in a shell's background would ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         faulthandler.dump_traceback_later(30, exit=True)
         for name in self.plan.early:
             atexit.register(self.handler, name)
@@ -164,10 +157,7 @@ class Running:
         except KeyboardInterrupt:
             sys.exit(self.plan.code)
         except BaseExceptionGroup as group:
-            if (
-                group.split(SystemExit)[0] is not None
-                or group.split(KeyboardInterrupt)[0] is not None
-            ):
+            if group.split((SystemExit, KeyboardInterrupt))[0] is not None:
                 sys.exit(self.plan.code)
             raise
         if self.plan.end in ("exit after", "SIGTERM in loop"):
@@ -427,7 +417,7 @@ def hide_own_error(kind: type[BaseException], error: BaseException, traceback: A
 
 
 if __name__ == "__main__":
-    chosen = program(int(sys.argv[1]), early_awaits="--no-early-awaits" not in sys.argv)
+    chosen = program(int(sys.argv[1]))
     if "--show" in sys.argv:
         print(chosen)
     else:

@@ -21,7 +21,6 @@ from support import FULL
 
 COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60" if FULL else "2"))
 FIRST = int(os.environ.get("AIOSTREAM_EXITS_SEED", "1"))
-EARLY_AWAITS = os.environ.get("AIOSTREAM_EXITS_EARLY_AWAITS", "1") == "1"
 BOUND = 3.0
 """Seconds from the beginning of the end.
 
@@ -31,10 +30,9 @@ Two processes run at once, and each ends threads and a loop.
 
 def end_of(seed: int, driver_kind: str) -> tuple[str | None, float]:
     """Runs one program; what was wrong with its end, and how long it took."""
-    plan = exits.program(seed, EARLY_AWAITS)
+    plan = exits.program(seed)
     variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
     command = [sys.executable, "-W", "error", "-X", "faulthandler", exits.__file__, str(seed)]
-    command += [] if EARLY_AWAITS else ["--no-early-awaits"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=40, env=variables, check=False
@@ -55,29 +53,10 @@ def end_of(seed: int, driver_kind: str) -> tuple[str | None, float]:
 def test_exits_at_random_moments(driver_kind: str) -> None:
     seeds = range(FIRST, FIRST + COUNT)
     with ThreadPoolExecutor(2) as two_at_a_time:
-        answers = []
-        for number, answer in enumerate(
-            two_at_a_time.map(lambda seed: end_of(seed, driver_kind), seeds), 1
-        ):
-            answers.append(answer)
-            if answer[0] is not None or number % 50 == 0:  # with -s, a long run says how far it is
-                print(number, answer[0] or "programs have ended", flush=True)
+        answers = [*two_at_a_time.map(lambda seed: end_of(seed, driver_kind), seeds)]
     wrong = [problem for problem, _ in answers if problem is not None]
     print(
         f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took "
         f"{max(took for _, took in answers):.2f} s"
     )
     assert not wrong, "\n\n".join(wrong)
-
-
-def test_programs_cover_every_end_and_every_handler() -> None:
-    plans = [exits.program(seed) for seed in range(1, 81)]
-    assert {plan.end for plan in plans} == set(exits.ENDS)
-    assert {plan.loop for plan in plans} == set(exits.LOOPS)
-    assert {name for plan in plans for name in plan.pending} == set(exits.PENDING)
-    assert {name for plan in plans for name in plan.threads} == set(exits.THREADS)
-    assert (
-        {name for plan in plans for name in plan.early}
-        == {name for plan in plans for name in plan.late}
-        == set(exits.HANDLERS)
-    )

@@ -15,8 +15,8 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import Event, Stream, StreamPool, statistics
-from support import Gate, held_stream, run_on, settle, succeed
+from aiostream import Stream, statistics
+from support import Gate, cases_on_loops, held_stream, run_on, settle, succeed
 from waiters import until
 
 KINDS = ["asyncio", "uvloop", "trio"]
@@ -24,54 +24,17 @@ KINDS = ["asyncio", "uvloop", "trio"]
 # ------------------------------------------------------------------------------------------ signals
 
 
-async def wait_for_event(stream: Stream) -> None:
-    event = Event()
-    event.record(stream)
-    await event.synchronize_async()
-
-
-async def wait_for_pool(stream: Stream) -> None:
-    pool = StreamPool(1)
-    pool.acquire_nowait()
-    await pool.acquire()
-
-
-async def wait_for_any(stream: Stream) -> None:
-    await aiostream.wait([stream.completion_future()])
-
-
-async def drain(stream: Stream) -> None:
-    stream.completion_future()
-    await aiostream.drain()
-
-
-async def use_in_block(stream: Stream) -> None:
-    async with stream:
-        pass
-
-
-async def await_future(future: Any) -> None:
-    await future
-
-
 AWAITS: dict[str, Callable[[Stream], Any]] = {
     "synchronize_async": Stream.synchronize_async,
-    "event": wait_for_event,
-    "completion_future": lambda stream: await_future(stream.completion_future()),
-    "checked_completion_future": lambda stream: await_future(stream.checked_completion_future()),
-    "enqueue_async": lambda stream: await_future(stream.enqueue_async(lambda given: given)),
+    "completion_future": lambda stream: aiostream.wait([stream.completion_future()]),
     "enqueue_in_thread": lambda stream: stream.enqueue_in_thread(lambda given: None),
+    "run": lambda stream: stream.run(print),
     "aclose": Stream.aclose,
-    "async with": use_in_block,
-    "pool": wait_for_pool,
-    "wait": wait_for_any,
-    "drain": drain,
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", AWAITS)
-def test_sigint_ends_an_await_at_once(name: str, kind: str) -> None:
+@cases_on_loops("name", [(name,) for name in AWAITS])
+def test_sigint_ends_an_await_at_once(name: str, loop_kind: str) -> None:
     """The GPU stands still all the time: the task does not wait for it."""
     gate = Gate()
     stream = held_stream(gate)
@@ -79,11 +42,7 @@ def test_sigint_ends_an_await_at_once(name: str, kind: str) -> None:
 
     def is_pending() -> bool:
         now = statistics()
-        return (
-            name == "pool"
-            or now.waits.pending > idle.waits.pending
-            or now.points.pending > idle.points.pending
-        )
+        return now.waits.pending > idle.waits.pending or now.points.pending > idle.points.pending
 
     async def main() -> None:
         async def interrupt() -> None:
@@ -101,7 +60,7 @@ def test_sigint_ends_an_await_at_once(name: str, kind: str) -> None:
     )  # a job in a shell's background ignores it
     try:
         with pytest.raises(BaseException) as raised:
-            run_on(kind, main)
+            run_on(loop_kind, main)
     finally:
         signal.signal(signal.SIGINT, former)
     error = raised.value
@@ -201,88 +160,38 @@ def test_subinterpreters_are_refused(driver_kind: str, isolated: bool, before: b
 
 # --------------------------------------------------------------------------------- worker processes
 
-WORKERS = """
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    import process_jobs
 
-    if __name__ == "__main__":
-        assert process_jobs.wait_for(1) == 1
-        context = multiprocessing.get_context({method!r})
-        with ProcessPoolExecutor(2, mp_context=context) as executor:
-            print(sum(executor.map(process_jobs.wait_for, range(6))))
-        worker = context.Process(target=process_jobs.wait_for, args=(2,))
-        worker.start()
-        worker.join()
-        print(worker.exitcode, process_jobs.wait_for(3))
-"""
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_worker_processes_that_are_spawned_use_cuda(driver_kind: str, method: str) -> None:
-    assert succeed(driver_kind, WORKERS.format(method=method)) == "15\n0 3\n"
-
-
-def test_worker_processes_that_are_forked_later_are_refused(driver_kind: str) -> None:
-    """Each job raises the error that says what to do, and the executor ends. The parent goes on."""
-    script = """
+@pytest.mark.parametrize(
+    ("method", "before"),
+    [("spawn", True), ("forkserver", True), ("fork", False), ("fork", True)],
+)
+def test_worker_processes(driver_kind: str, method: str, before: bool) -> None:
+    """One that is forked after the first use is refused: its job raises the error that says what to
+    do, and the executor ends. The parent goes on.
+    """
+    script = f"""
         import multiprocessing, warnings
         from concurrent.futures import ProcessPoolExecutor
         import process_jobs
-        # Python 3.12's own, about threads and fork
-        warnings.simplefilter("ignore", DeprecationWarning)
-        # the child's, about the coroutine that was refused
-        warnings.simplefilter("ignore", RuntimeWarning)
-        assert process_jobs.wait_for(1) == 1
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
-            error = executor.submit(process_jobs.wait_for, 2).exception(timeout=30)
-        print(type(error).__name__, "fork" in str(error), "spawn" in str(error),
-            process_jobs.wait_for(3))
+
+        if __name__ == "__main__":
+            # Python 3.12's own, about threads and fork
+            warnings.simplefilter("ignore", DeprecationWarning)
+            # the child's, about the coroutine that was refused
+            warnings.simplefilter("ignore", RuntimeWarning)
+            if {before}:
+                assert process_jobs.wait_for(1) == 1
+            context = multiprocessing.get_context({method!r})
+            with ProcessPoolExecutor(2, mp_context=context) as executor:
+                jobs = [executor.submit(process_jobs.wait_for, number) for number in range(6)]
+                for error in {{job.exception(timeout=30) for job in jobs}} - {{None}}:
+                    assert type(error) is RuntimeError, error
+                    assert "fork" in str(error) and "spawn" in str(error), error
+            print(sum(job.exception() is None and job.result() for job in jobs))
+            print(process_jobs.wait_for(3))
     """
-    assert succeed(driver_kind, script) == "RuntimeError True True 3\n"
-
-
-def test_drain_in_a_forked_child_is_refused(driver_kind: str) -> None:
-    """What was pending in the parent never ends in the child."""
-    script = """
-        import asyncio, os, warnings
-        import aiostream
-        from support import Gate
-        # Python 3.12's own, about threads and fork
-        warnings.simplefilter("ignore", DeprecationWarning)
-        gate, stream = Gate(), aiostream.Stream()
-        gate.hold(stream)
-
-        async def main():
-            future = stream.completion_future()
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    await aiostream.drain()
-                except RuntimeError as error:
-                    os._exit(7 if "fork" in str(error) else 8)
-                os._exit(9)
-            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-            gate.open()
-            await future
-            print(await aiostream.drain(10))
-
-        asyncio.run(main())
-        stream.close()
-    """
-    assert succeed(driver_kind, script) == "7\nTrue\n"
-
-
-def test_worker_processes_that_are_forked_before_the_first_use_work(driver_kind: str) -> None:
-    script = """
-        import multiprocessing
-        from concurrent.futures import ProcessPoolExecutor
-        import process_jobs
-        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as executor:
-            print(sum(executor.map(process_jobs.wait_for, range(6))))
-        print(process_jobs.wait_for(3))
-    """
-    assert succeed(driver_kind, script) == "15\n3\n"
+    result = 0 if (method, before) == ("fork", True) else 15
+    assert succeed(driver_kind, script) == f"{result}\n3\n"
 
 
 @pytest.mark.parametrize("call", ["enqueue_async", "enqueue_in_thread"])
