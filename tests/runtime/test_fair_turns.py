@@ -57,20 +57,13 @@ async def test_a_timeout_ends_a_loop_of_awaits_that_are_over(
 ) -> None:
     async with Stream() as stream:
         done = stream.enqueue_async(lambda stream: None)
-        await done
+        if over_at_once is not drain:  # which gives turns before anything else was awaited, too
+            await done
         end = time.monotonic() + PATIENCE
         with anyio.move_on_after(0.05) as scope:
             while time.monotonic() < end:
                 await over_at_once(stream, done)
         assert scope.cancelled_caught
-
-
-async def test_a_drain_gives_turns_before_anything_else_was_awaited() -> None:
-    end = time.monotonic() + PATIENCE
-    with anyio.move_on_after(0.05) as scope:
-        while time.monotonic() < end:
-            await aiostream.drain(1)
-    assert scope.cancelled_caught
 
 
 @pytest.mark.alone

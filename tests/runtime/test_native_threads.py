@@ -21,12 +21,13 @@ import internals
 from aiostream import CaptureMode, Stream, StreamCaptureError, statistics
 from interrupts import Striker
 from support import (
+    BACKENDS,
     EVENT_STRATEGIES,
     Gate,
     held_stream,
     run_on,
-    run_script,
     settle,
+    succeed,
 )
 
 RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
@@ -52,48 +53,35 @@ def in_a_short_capture(stream: Stream) -> Callable[[Any], Callable[..., int]]:
     return replace
 
 
-async def awaits_a_captured_record(
-    gate: Gate, stream: Stream, make: Callable[[Stream], Any]
+async def call(stream: Stream) -> None:
+    await stream.enqueue_async(lambda _: None)
+
+
+@pytest.mark.parametrize("loop_kind", BACKENDS)
+@pytest.mark.parametrize(
+    ("wait", "make"),
+    [
+        *((wait, Stream.synchronize_async) for wait in EVENT_STRATEGIES),
+        # Nothing proves that the GPU has passed what the function enqueued.
+        pytest.param("event", call, marks=pytest.mark.cuda_leaks(1)),
+    ],
+)
+async def test_a_capture_that_takes_the_record_of_a_wait_and_ends(
+    wait: Any, make: Callable[[Stream], Any], loop_kind: str
 ) -> None:
-    replaced = internals.native_call_replaced(
-        "cuEventRecordWithFlags", RECORD, in_a_short_capture(stream)
-    )
-    with replaced, pytest.raises(StreamCaptureError, match="took in"):
-        await make(stream)
-    gate.open()
-    await make(stream)  # the record's event serves again
-    stream.close()
-
-
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-@pytest.mark.parametrize("wait", EVENT_STRATEGIES)
-def test_a_capture_that_takes_the_record_of_a_wait_and_ends(loop_kind: str, wait: Any) -> None:
     """The stream no longer captures when the library looks, and the event is a captured one
     nevertheless.
     """
-
-    async def main() -> None:
-        with Gate() as gate:
-            await awaits_a_captured_record(
-                gate, held_stream(gate, wait=wait), Stream.synchronize_async
-            )
-
-    run_on(loop_kind, main)
-
-
-@pytest.mark.cuda_leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-def test_a_capture_that_takes_the_record_of_a_future_and_ends(loop_kind: str) -> None:
-    """Nothing proves that the GPU has passed what the function enqueued."""
-
-    async def call(stream: Stream) -> None:
-        await stream.enqueue_async(lambda _: None)
-
-    async def main() -> None:
-        with Gate() as gate:
-            await awaits_a_captured_record(gate, held_stream(gate, wait="event"), call)
-
-    run_on(loop_kind, main)
+    with Gate() as gate:
+        stream = held_stream(gate, wait=wait)
+        replaced = internals.native_call_replaced(
+            "cuEventRecordWithFlags", RECORD, in_a_short_capture(stream)
+        )
+        with replaced, pytest.raises(StreamCaptureError, match="took in"):
+            await make(stream)
+        gate.open()
+        await make(stream)  # the record's event serves again
+        stream.close()
 
 
 @pytest.fixture
@@ -162,9 +150,8 @@ def test_exit_while_the_driver_blocks_the_watcher(driver_kind: str) -> None:
         asyncio.run(main())
         print(time.monotonic(), flush=True)
     """
-    done = run_script(driver_kind, script)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert time.monotonic() - float(done.stdout) < 5
+    printed = succeed(driver_kind, script)
+    assert time.monotonic() - float(printed) < 5
 
 
 def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
@@ -187,11 +174,10 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
             aiostream.statistics().handles.destroyed)
     """
-    done = run_script(driver_kind, script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0 2\n", "")
+    assert succeed(driver_kind, script) == "0 2\n"
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
     """A queue without an owner, or with a slot that stays reserved, would keep three descriptors
     for good.
