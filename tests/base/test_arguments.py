@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -36,12 +37,24 @@ class Fake:
         self.__dict__.update(attributes)
 
 
-class CupyLikeStream(Fake):
-    """Its class says what it is."""
+# Whose classes say what they are.
+CupyLikeStream, CupyLikeEvent = (
+    type(f"CupyLike{kind}", (Fake,), {}) for kind in ("Stream", "Event")
+)
 
 
-class CupyLikeEvent(Fake):
-    """Its class says what it is."""
+def refuses(
+    call: Callable[[Any], Any],
+    wrongs: Iterable[Any],
+    text: str | Callable[[Any], str] = ".",
+    error: type[Exception] = TypeError,
+) -> None:
+    """Each of these arguments raises the error with this text, and changes no count of handles."""
+    before = statistics().handles
+    for wrong in wrongs:
+        with pytest.raises(error, match=text if isinstance(text, str) else text(wrong)):
+            call(wrong)
+    assert statistics().handles == before
 
 
 @pytest.fixture
@@ -78,57 +91,35 @@ def places_for_a_stream(things: dict[str, Any]) -> list[Callable[[Any], Any]]:
 
 def test_our_own_objects_of_another_kind_are_no_streams(things: dict[str, Any]) -> None:
     """Each has a handle, which the driver would have used as a stream's."""
-    before = statistics().handles
+    others = [each for name, each in things.items() if name != "stream"]
+    connect = r"of another kind: Event\.record\(stream\) and Stream\.wait_event\(event\) connect"
     for place in places_for_a_stream(things):
-        for kind in ("event", "graph", "executable", "context", "device", "scope"):
-            with pytest.raises(
-                TypeError, match=rf"a CUDA stream is needed.*not {type(things[kind]).__name__}"
-            ):
-                place(things[kind])
-        with pytest.raises(
-            TypeError,
-            match=r"of another kind: Event\.record\(stream\) and "
-            r"Stream\.wait_event\(event\) connect",
-        ):
-            place(things["event"])
-        with pytest.raises(TypeError, match="a CUDA stream is needed, not the class Stream"):
-            place(Stream)
-    assert statistics().handles == before
+        refuses(place, others, lambda wrong: f"a CUDA stream is needed.*not {type(wrong).__name__}")
+        refuses(place, [things["event"]], connect)
+        refuses(place, [Stream], "a CUDA stream is needed, not the class Stream")
 
 
 def test_a_stream_is_no_event(things: dict[str, Any]) -> None:
     """What people write who know cuda.core's `Stream.wait`."""
-    consumer = Stream()
-    driver = internals.bindings()
-    for stream in (
-        things["stream"],
-        driver.CUstream(things["stream"].handle),
-        CupyLikeStream(ptr=things["stream"].handle),
-    ):
-        with pytest.raises(
-            TypeError,
-            match=r"a CUDA event is needed, .*: record an event on the stream, and wait for that",
-        ):
-            consumer.wait_event(stream)
-    for kind in ("graph", "executable", "context", "device"):
-        with pytest.raises(TypeError, match=r"a CUDA event is needed.*, not"):
-            consumer.wait_event(things[kind])
-    consumer.close()
+    wait, handle = things["stream"].wait_event, things["stream"].handle
+    raw = internals.bindings().CUstream(handle)
+    refuses(
+        wait,
+        [things["stream"], raw, CupyLikeStream(ptr=handle)],
+        "a CUDA event is needed, .*: record an event on the stream, and wait for that",
+    )
+    others = [things[name] for name in ("graph", "executable", "context", "device")]
+    refuses(wait, others, "a CUDA event is needed.*, not")
+    refuses(wait, [Fake(handle=raw)], "a CUDA event is needed")
 
 
 def test_other_libraries_objects_of_another_kind(things: dict[str, Any]) -> None:
-    driver = internals.bindings()
     handle = things["event"].handle
-    for event in (
-        driver.CUevent(handle),
-        Fake(handle=driver.CUevent(handle)),
-        CupyLikeEvent(ptr=handle),
-    ):
-        for place in places_for_a_stream(things):
-            with pytest.raises(TypeError, match="a CUDA stream is needed"):
-                place(event)
-    with pytest.raises(TypeError, match="a CUDA event is needed"):
-        things["stream"].wait_event(Fake(handle=driver.CUstream(things["stream"].handle)))
+    raw = internals.bindings().CUevent(handle)
+    for place in places_for_a_stream(things):
+        refuses(
+            place, [raw, Fake(handle=raw), CupyLikeEvent(ptr=handle)], "a CUDA stream is needed"
+        )
 
 
 def test_objects_of_cuda_core_of_another_kind() -> None:
@@ -162,16 +153,15 @@ def test_an_event_of_torch_that_was_never_recorded() -> None:
 
 
 def test_graphs_of_the_wrong_kind(things: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"an executable graph is needed .*, not Graph"):
-        ExecutableGraph.borrow(things["graph"])
-    for wrong in (things["executable"], things["stream"], things["event"]):
-        with pytest.raises(TypeError, match=f"a graph is needed .*, not {type(wrong).__name__}"):
-            Graph.borrow(wrong)
-    node = Graph().nodes
-    assert node == ()
-    for dependencies in (5, None, things["graph"]):
-        with pytest.raises(TypeError, match="dependencies are nodes in a list or tuple, not one"):
-            things["stream"].begin_capture_to_graph(things["graph"], dependencies)
+    graph = things["graph"]
+    refuses(ExecutableGraph.borrow, [graph], r"an executable graph is needed .*, not Graph")
+    others = [things[name] for name in ("executable", "stream", "event")]
+    refuses(Graph.borrow, others, lambda wrong: f"a graph is needed .*, not {type(wrong).__name__}")
+    refuses(
+        lambda wrong: things["stream"].begin_capture_to_graph(graph, wrong),
+        [5, None, graph],
+        "dependencies are nodes in a list or tuple, not one",
+    )
 
 
 class Graphs:
@@ -187,30 +177,19 @@ class Graphs:
 
 
 def test_graphs_without_a_handle() -> None:
-    before = statistics().handles
     for kind, what in ((Graph, "a graph"), (ExecutableGraph, "an executable graph")):
-        with pytest.raises(ValueError, match=f"^0 is not the handle of {what}$"):
-            kind.borrow(0)
-        for empty in (Graphs(), Fake(graph=0, graphExec=0)):
-            with pytest.raises(ValueError, match=f"^0 is not .* {what}, and .* gives it$"):
-                kind.borrow(empty)
-    assert statistics().handles == before
+        refuses(kind.borrow, [0], f"^0 is not the handle of {what}$", ValueError)
+        empty = [Graphs(), Fake(graph=0, graphExec=0)]
+        refuses(kind.borrow, empty, f"^0 is not .* {what}, and .* gives it$", ValueError)
 
 
-def test_a_completion_is_on_a_stream_of_ours(things: dict[str, Any]) -> None:
-    event = things["event"]
-    for wrong in (None, event, things["stream"].handle):
-        for method in (event.completion_future_on, event.checked_completion_future_on):
-            with pytest.raises(
-                TypeError, match=r"an aiostream\.Stream is needed, not .*; Stream\.borrow makes one"
-            ):
-                method(wrong)
-
-
-def test_a_pool_borrows_several_streams(things: dict[str, Any]) -> None:
-    for wrong in (None, things["stream"], things["stream"].handle):
-        with pytest.raises(TypeError, match="streams are in a list or another iterable, not one"):
-            StreamPool.borrow(wrong)  # type: ignore[arg-type]
+def test_streams_of_ours_and_several_of_them(things: dict[str, Any]) -> None:
+    event, handle = things["event"], things["stream"].handle
+    for method in (event.completion_future_on, event.checked_completion_future_on):
+        needed = r"an aiostream\.Stream is needed, not .*; Stream\.borrow makes one"
+        refuses(method, [None, event, handle], needed)
+    several = "streams are in a list or another iterable, not one"
+    refuses(StreamPool.borrow, [None, things["stream"], handle], several)
 
 
 # ------------------------------------------------------------------------------------------ handles
@@ -218,33 +197,20 @@ def test_a_pool_borrows_several_streams(things: dict[str, Any]) -> None:
 
 def test_impossible_handles(things: dict[str, Any]) -> None:
     for_streams = [*places_for_a_stream(things), Stream.from_raw]
-    takers = [
-        *for_streams,
-        things["stream"].wait_event,
-        Graph.from_raw,
-        Graph.borrow,
-        ExecutableGraph.from_raw,
-        ExecutableGraph.borrow,
-        Context.from_handle,
+    takers: list[Callable[[Any], Any]] = [
+        *(Graph.from_raw, Graph.borrow, ExecutableGraph.from_raw, ExecutableGraph.borrow),
+        *(*for_streams, things["stream"].wait_event, Context.from_handle),
     ]
-    before = statistics().handles
+
+    def said(wrong: int) -> str:
+        is_an = "a number from 0 to" if wrong < 0 or wrong >= 2**64 else "an address"
+        return f"{wrong} is not a handle of (a|an) .*: a handle is {is_an}"
+
     for taker in takers:
-        for wrong in (-1, -5, 2**64, 2**70):
-            with pytest.raises(
-                ValueError,
-                match=f"{wrong} is not a handle of (a|an) .*: a handle is a number from 0 to",
-            ):
-                taker(wrong)
         # An index in place of a handle. A driver would take it for an address, and crash.
-        for wrong in (3, 2**12 - 1, *(() if taker in for_streams else (1, 2))):
-            with pytest.raises(
-                ValueError, match=f"{wrong} is not a handle of (a|an) .*: a handle is an address"
-            ):
-                taker(wrong)
-        for no_number in (True, 1.5, "5", None, b"5", [5]):
-            with pytest.raises(TypeError):
-                taker(no_number)
-    assert statistics().handles == before
+        indices = (3, 2**12 - 1, *(() if taker in for_streams else (1, 2)))
+        refuses(taker, (-1, -5, 2**64, 2**70, *indices), said, ValueError)
+        refuses(taker, (True, 1.5, "5", None, b"5", [5]))
 
 
 @pytest.mark.parametrize(
@@ -253,25 +219,18 @@ def test_impossible_handles(things: dict[str, Any]) -> None:
 )
 def test_a_protocol_that_gives_no_stream(answer: Any) -> None:
     """`(0, 1.5)` and `(0, True)` were the legacy stream."""
-    for protocol in (lambda: answer, answer if answer is not None else ()):
-        with pytest.raises(TypeError, match=r"Fake.__cuda_stream__ (gives|is of version)"):
-            Stream.borrow(Fake(__cuda_stream__=protocol))
-
-
-def test_a_protocol_that_gives_an_impossible_handle() -> None:
-    for handle in (-1, 3, 2**64):
-        with pytest.raises(ValueError, match="is not a handle of a CUDA stream"):
-            Stream.borrow(Fake(__cuda_stream__=lambda handle=handle: (0, handle)))
+    protocols = (lambda: answer, answer if answer is not None else ())
+    fakes = [Fake(__cuda_stream__=protocol) for protocol in protocols]
+    refuses(Stream.borrow, fakes, r"Fake.__cuda_stream__ (gives|is of version)")
 
 
 def test_attributes_that_are_no_handles() -> None:
-    for wrong in ("foo", 1.5, True, object()):
-        for attribute in ("cuda_stream", "ptr", "handle"):
-            with pytest.raises(
-                TypeError,
-                match=f"a CUDA stream is needed, and Fake.{attribute} is not the handle of one",
-            ):
-                Stream.borrow(Fake(**{attribute: wrong}))
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        fakes = [Fake(**{attribute: wrong}) for wrong in ("foo", 1.5, True, object())]
+        said = f"a CUDA stream is needed, and Fake.{attribute} is not the handle of one"
+        refuses(Stream.borrow, fakes, said)
+    fakes = [Fake(__cuda_stream__=lambda wrong=wrong: (0, wrong)) for wrong in (-1, 3, 2**64)]
+    refuses(Stream.borrow, fakes, "is not a handle of a CUDA stream", ValueError)
 
 
 def test_handles_in_the_numbers_of_numpy() -> None:
@@ -291,22 +250,21 @@ def test_handles_in_the_numbers_of_numpy() -> None:
     event.close()
 
 
-def test_a_raw_stream_with_a_context_that_is_none() -> None:
-    stream = Stream()
-    for wrong in ("x", 0, stream.context.handle, Device(0)):
-        with pytest.raises(TypeError, match=r"the context is an aiostream\.Context, not"):
-            Stream.from_raw(stream.handle, context=wrong)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"0 is no handle of a CUDA context: Context\.get_current\(\)"
-    ):
-        Context.from_handle(0)
-    stream.close()
+def test_a_raw_stream_with_a_context_that_is_none(things: dict[str, Any]) -> None:
+    context, handle = things["context"], things["stream"].handle
+    refuses(
+        lambda wrong: Stream.from_raw(handle, context=wrong),
+        ["x", 0, context.handle, Device(0)],
+        r"the context is an aiostream\.Context, not",
+    )
+    none = r"0 is no handle of a CUDA context: Context\.get_current\(\)"
+    refuses(Context.from_handle, [0], none, ValueError)
 
 
 # -------------------------------------------------------------------------------- numbers and flags
 
 
-def test_priorities_are_clamped() -> None:
+def test_priorities_are_clamped(things: dict[str, Any]) -> None:
     least, greatest = Device(0).stream_priority_range
     for priority, clamped in ((1 << 40, least), (-(1 << 40), greatest)):
         stream = Stream(priority=priority)
@@ -314,81 +272,64 @@ def test_priorities_are_clamped() -> None:
         stream.set_attribute(StreamAttribute.PRIORITY, priority)
         assert stream.priority == clamped
         stream.close()
-    for wrong in (True, "1", 1.0, None):
-        stream = Stream()
-        with pytest.raises(TypeError, match="a priority is an int"):
-            stream.set_attribute(StreamAttribute.PRIORITY, wrong)
-        stream.close()
+    refuses(
+        lambda wrong: things["stream"].set_attribute(StreamAttribute.PRIORITY, wrong),
+        (True, "1", 1.0, None),
+        "a priority is an int",
+    )
 
 
 def test_flags_are_bools(things: dict[str, Any]) -> None:
     """`Event(True, 2)` was an event without timing, and `Event(stream)` one with."""
-    for wrong in (2, -1, 1, 0, "no", "1", None, things["stream"]):
-        with pytest.raises(TypeError, match="non_blocking is True or False, not"):
-            Stream(non_blocking=wrong)  # type: ignore[arg-type]
-        for number, name in enumerate(("timing", "blocking_sync", "interprocess")):
-            arguments: list[Any] = [False, False, False]
-            arguments[number] = wrong
-            with pytest.raises(TypeError, match=f"{name} is True or False, not"):
-                Event(*arguments)
+    wrongs = (2, -1, 1, 0, "no", "1", None, things["stream"])
+    said = "is True or False, not"
+    refuses(lambda wrong: Stream(non_blocking=wrong), wrongs, f"non_blocking {said}")
+    refuses(lambda wrong: Event(wrong, False, False), wrongs, f"timing {said}")
+    refuses(lambda wrong: Event(False, wrong, False), wrongs, f"blocking_sync {said}")
+    refuses(lambda wrong: Event(False, False, wrong), wrongs, f"interprocess {said}")
 
 
 def test_members_of_enumerations_are_named(things: dict[str, Any]) -> None:
-    stream, graph = things["stream"], things["graph"]
-    memory = 64
-    calls: list[tuple[str, Callable[[Any], Any]]] = [
-        (
-            r"mode is one of CaptureMode\.GLOBAL, CaptureMode\.THREAD_LOCAL, CaptureMode\.RELAXED",
+    stream, graph, event = things["stream"], things["graph"], things["event"]
+    calls: dict[str, list[Callable[[Any], Any]]] = {
+        "mode is one of CaptureMode.GLOBAL, CaptureMode.THREAD_LOCAL, CaptureMode.RELAXED": [
             stream.begin_capture,
-        ),
-        (r"mode is one of CaptureMode\.GLOBAL", stream.capture),
-        (r"mode is one of CaptureMode\.GLOBAL", aiostream.exchange_capture_mode),
-        (
-            r"flags is one of InstantiateFlags\.DEFAULT",
+            stream.capture,
+            aiostream.exchange_capture_mode,
+        ],
+        "flags is one of InstantiateFlags.DEFAULT, InstantiateFlags.AUTO_FREE_ON_LAUNCH": [
             lambda wrong: stream.capture_executable(flags=wrong),
-        ),
-        (
-            r"flags is one of InstantiateFlags\.DEFAULT, InstantiateFlags\.AUTO_FREE_ON_LAUNCH",
             graph.instantiate,
-        ),
-        (r"flags is one of DebugDotFlags\.DEFAULT", lambda wrong: graph.debug_dot(flags=wrong)),
-        (
-            r"mode is one of DependencyUpdate\.ADD",
-            lambda wrong: stream.update_capture_dependencies([], mode=wrong),
-        ),
-        (
-            r"flags is one of WaitEventFlags\.DEFAULT",
-            lambda wrong: stream.wait_event(things["event"], wrong),
-        ),
-        (
-            r"sync_mode is one of HostFunctionSync\.BLOCKING",
-            lambda wrong: stream.launch_host_func(print, sync_mode=wrong),
-        ),
-        (r"attribute is one of StreamAttribute\.", stream.get_attribute),
-        (r"flags is one of WaitValueFlags\.GEQ", lambda wrong: stream.wait_value(memory, 1, wrong)),
-        (
-            r"flags is one of WriteValueFlags\.DEFAULT",
-            lambda wrong: stream.write_value(memory, 1, wrong),
-        ),
-        (
-            r"flags is one of WaitValueFlags\.GEQ",
-            lambda wrong: stream.batch_mem_op([aiostream.WaitValue(memory, 1, wrong)]),
-        ),
-        (
-            r"kind is one of MemoryBarrierType\.SYS",
-            lambda wrong: stream.batch_mem_op([aiostream.MemoryBarrier(wrong)]),
-        ),
-        (
-            r"flags is one of MemAttach\.GLOBAL",
-            lambda wrong: stream.attach_mem_async(memory, 0, wrong),
-        ),
-        (r"kind is one of DevResourceType\.SM", stream.dev_resource),
-        ("wait is one of 'auto', ", aiostream.set_default_wait),
-    ]
-    for text, call in calls:
-        for wrong in ("x", True, 1.5, -1, 2**70):
-            with pytest.raises(ValueError, match=f"^{text}.*, not {wrong!r}$"):
-                call(wrong)
+        ],
+        "flags is one of DebugDotFlags.DEFAULT": [lambda wrong: graph.debug_dot(flags=wrong)],
+        "mode is one of DependencyUpdate.ADD": [
+            lambda wrong: stream.update_capture_dependencies([], mode=wrong)
+        ],
+        "flags is one of WaitEventFlags.DEFAULT": [lambda wrong: stream.wait_event(event, wrong)],
+        "sync_mode is one of HostFunctionSync.BLOCKING": [
+            lambda wrong: stream.launch_host_func(print, sync_mode=wrong)
+        ],
+        "attribute is one of StreamAttribute.": [stream.get_attribute],
+        "flags is one of WaitValueFlags.GEQ": [
+            lambda wrong: stream.wait_value(64, 1, wrong),
+            lambda wrong: stream.batch_mem_op([aiostream.WaitValue(64, 1, wrong)]),
+        ],
+        "flags is one of WriteValueFlags.DEFAULT": [lambda wrong: stream.write_value(64, 1, wrong)],
+        "kind is one of MemoryBarrierType.SYS": [
+            lambda wrong: stream.batch_mem_op([aiostream.MemoryBarrier(wrong)])
+        ],
+        "flags is one of MemAttach.GLOBAL": [lambda wrong: stream.attach_mem_async(64, 0, wrong)],
+        "kind is one of DevResourceType.SM": [stream.dev_resource],
+        "wait is one of 'auto', ": [aiostream.set_default_wait],
+    }
+    wrongs = ("x", True, 1.5, -1, 2**70)
+    for text, each in calls.items():
+        for call in each:
+
+            def said(wrong: Any, text: str = text) -> str:
+                return f"^{re.escape(text)}.*, not {wrong!r}$"
+
+            refuses(call, wrongs, said, ValueError)
     assert stream.capture_status() is aiostream.CaptureStatus.NONE
     assert aiostream.exchange_capture_mode(CaptureMode.GLOBAL) is CaptureMode.GLOBAL
 
@@ -397,35 +338,29 @@ def test_numbers_that_the_driver_has_no_room_for(things: dict[str, Any]) -> None
     """Never an `OverflowError`, which is neither of the two classes."""
     stream, graph = things["stream"], things["graph"]
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
-    for wrong in (-1, 2**64, 2**70):
-        for call in (
-            lambda wrong=wrong: stream.wait_value(wrong, 1),
-            lambda wrong=wrong: stream.write_value(64, wrong),
-            lambda wrong=wrong: stream.batch_mem_op([aiostream.WaitValue(wrong, 1)]),
-            lambda wrong=wrong: stream.attach_mem_async(wrong),
-            lambda wrong=wrong: stream.attach_mem_async(64, wrong),
-            lambda wrong=wrong: stream.launch_host_func(function, wrong),
-            lambda wrong=wrong: aiostream.AccessPolicyWindow(wrong, 1),
-            lambda wrong=wrong: aiostream.AccessPolicyWindow(64, wrong),
-            lambda wrong=wrong: aiostream.MemSyncDomainMap(wrong),
-            lambda wrong=wrong: aiostream.GraphEdgeData(from_port=wrong),
-            lambda wrong=wrong: aiostream.GraphEdgeData(to_port=wrong),
-            lambda wrong=wrong: aiostream.GraphEdgeData(type=wrong),
-            lambda wrong=wrong: stream.begin_capture_to_graph(graph, [wrong]),
-        ):
-            with pytest.raises(ValueError, match=str(wrong)):
-                call()
-    calls: list[Callable[[], Any]] = [
-        lambda: aiostream.AccessPolicyWindow("x"),  # type: ignore[arg-type]
-        lambda: aiostream.AccessPolicyWindow(hit_ratio="x"),  # type: ignore[arg-type]
-        lambda: aiostream.MemSyncDomainMap(1.5),  # type: ignore[arg-type]
-        lambda: aiostream.GraphEdgeData(from_port=None),  # type: ignore[arg-type]
-        lambda: stream.batch_mem_op(5),
-        lambda: stream.attach_mem_async(64, 1.5),
+    calls: list[Callable[[Any], Any]] = [
+        lambda wrong: stream.wait_value(wrong, 1),
+        lambda wrong: stream.write_value(64, wrong),
+        lambda wrong: stream.batch_mem_op([aiostream.WaitValue(wrong, 1)]),
+        stream.attach_mem_async,
+        lambda wrong: stream.attach_mem_async(64, wrong),
+        lambda wrong: stream.launch_host_func(function, wrong),
+        lambda wrong: aiostream.AccessPolicyWindow(wrong, 1),
+        lambda wrong: aiostream.AccessPolicyWindow(64, wrong),
+        aiostream.MemSyncDomainMap,
+        lambda wrong: aiostream.GraphEdgeData(from_port=wrong),
+        lambda wrong: aiostream.GraphEdgeData(to_port=wrong),
+        lambda wrong: aiostream.GraphEdgeData(type=wrong),
+        lambda wrong: stream.begin_capture_to_graph(graph, [wrong]),
     ]
-    for wrong_call in calls:
-        with pytest.raises(TypeError):
-            wrong_call()
+    for call in calls:
+        refuses(call, (-1, 2**64, 2**70), str, ValueError)
+    refuses(aiostream.AccessPolicyWindow, ["x"])
+    refuses(lambda wrong: aiostream.AccessPolicyWindow(hit_ratio=wrong), ["x"])
+    refuses(aiostream.MemSyncDomainMap, [1.5])
+    refuses(lambda wrong: aiostream.GraphEdgeData(from_port=wrong), [None])
+    refuses(stream.batch_mem_op, [5])
+    refuses(lambda wrong: stream.attach_mem_async(64, wrong), [1.5])
     assert stream.capture_status() is aiostream.CaptureStatus.NONE
 
 
@@ -465,15 +400,7 @@ class CallableAsync:
         """Does not run when it is called."""
 
 
-class CallablePlain:
-    """An instance is as a plain function."""
-
-    def __call__(self, *_: Any) -> str:
-        """Runs when it is called."""
-        return "called"
-
-
-NOT_PLAIN = [
+NOT_PLAIN: list[Any] = [
     coroutine_function,
     functools.partial(coroutine_function, 1),
     CallableAsync(),
@@ -485,32 +412,21 @@ NOT_PLAIN = [
 
 async def test_functions_whose_body_would_never_run() -> None:
     stream, before = Stream(), statistics()
+    calls: list[Callable[[Any], Any]] = [
+        *(stream.enqueue_async, stream.launch_host_func, stream.add_callback),
+        aiostream.on_context_failed,
+    ]
     for fn in NOT_PLAIN:
-        for call in (
-            stream.enqueue_async,
-            stream.launch_host_func,
-            stream.add_callback,
-            aiostream.on_context_failed,
-        ):
-            with pytest.raises(
-                TypeError,
-                match=r"takes a plain function, not an? .*function, whose body would never run",
-            ):
-                call(fn)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="takes a plain function"):
-            await stream.enqueue_in_thread(fn)  # type: ignore[arg-type]
-    for wrong in (None, 5, "text"):
-        for call in (
-            stream.enqueue_async,
-            stream.launch_host_func,
-            stream.add_callback,
-            aiostream.on_context_failed,
-        ):
-            with pytest.raises(TypeError, match="takes a callable, not"):
-                call(wrong)  # type: ignore[arg-type]
+            await stream.enqueue_in_thread(fn)
+    for call in calls:
+        never = r"takes a plain function, not an? .*function, whose body would never run"
+        refuses(call, NOT_PLAIN, never)
+        refuses(call, (None, 5, "text"), "takes a callable, not")
     assert statistics().points.armed == before.points.armed
-    assert await stream.enqueue_async(CallablePlain()) == "called"
-    assert await stream.enqueue_async(functools.partial(CallablePlain())) == "called"
+    plain = type("Plain", (), {"__call__": lambda *_: "called"})()
+    assert await stream.enqueue_async(plain) == "called"
+    assert await stream.enqueue_async(functools.partial(plain)) == "called"
     await stream.aclose()
 
 
@@ -554,13 +470,8 @@ def test_subclasses_get_instances_of_their_own(
 
     stream = Stream()
     mine = make(Mine, stream)
-    assert (
-        type(mine)
-        is type(mine.to_borrowed())
-        is type(Mine.legacy())
-        is type(Mine.per_thread())
-        is Mine
-    )
+    made = [mine, mine.to_borrowed(), Mine.legacy(), Mine.per_thread()]
+    assert [type(each) for each in made] == [Mine] * 4
     assert mine == stream
     assert type(Stream.borrow(mine)) is Stream
     mine.close()

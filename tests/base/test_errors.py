@@ -28,12 +28,8 @@ def test_a_code_has_its_name_and_class(
 ) -> None:
     error = internals.driver_error(code, "cuStreamQuery", "stream 0x10")
     assert type(error) is kind
-    assert (error.code, error.name, error.call, error.stream) == (
-        code,
-        name,
-        "cuStreamQuery",
-        "stream 0x10",
-    )
+    said = (error.code, error.name, error.call, error.stream)
+    assert said == (code, name, "cuStreamQuery", "stream 0x10")
     assert error.meaning
     assert str(error).startswith(
         f"cuStreamQuery reported {name} ({code}) for stream 0x10: {error.meaning}"
@@ -51,13 +47,9 @@ def test_errors_cross_process_boundaries() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert copy.__dict__ == error.__dict__
     assert type(copy) is aiostream.ContextFailedError
-    assert (copy.code, copy.name, copy.call, copy.stream, str(copy)) == (
-        error.code,
-        error.name,
-        error.call,
-        error.stream,
-        str(error),
-    )
+    for name in ("code", "name", "call", "stream"):
+        assert getattr(copy, name) == getattr(error, name)
+    assert str(copy) == str(error)
 
 
 def test_the_driver_s_refusal_is_raised_with_its_call() -> None:
@@ -152,13 +144,12 @@ def test_without_a_driver_the_error_says_how_to_get_the_simulator(driver_kind: s
 
 def test_codes_after_which_only_a_new_process_helps_are_fatal() -> None:
     """The bindings' own texts say which: 721 and 810, for example."""
-    for code in internals.bindings().CUresult:
-        if "process must be terminated" in " ".join((code.__doc__ or "").split()):
-            assert (
-                type(internals.driver_error(int(code), "cuStreamQuery"))
-                is aiostream.ContextFailedError
-            ), code
-    for code in (700, 719, 721, 810):
+    fatal = [
+        int(code)
+        for code in internals.bindings().CUresult
+        if "process must be terminated" in " ".join((code.__doc__ or "").split())
+    ]
+    for code in (*fatal, 700, 719, 721, 810):
         assert type(internals.driver_error(code, "cuStreamQuery")) is aiostream.ContextFailedError
     detached = internals.driver_error(917, "cuStreamQuery")
     assert type(detached) is aiostream.CudaError, (

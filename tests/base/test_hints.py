@@ -13,6 +13,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream, StreamPool
+from support import succeed
 
 GUESSES = {
     "Stream": "launch enqueue submit wait sync record_event wait_stream cuda_stream ptr done "
@@ -42,18 +43,15 @@ def test_a_guess_is_answered(owners: dict[str, Any]) -> None:
             assert not hasattr(owners[owner], name)
 
 
-def test_what_is_advised_exists(owners: dict[str, Any]) -> None:
+def test_what_is_advised_exists_and_what_exists_has_no_hint(owners: dict[str, Any]) -> None:
     owners |= {"stream": owners["Stream"], "pool": owners["StreamPool"], "event": owners["Event"]}
-    for advice in (each for table in internals.ADVICE.values() for each in table.values()):
-        for written in re.findall(r"\b(aiostream|stream|pool|event|Stream)\.(\w+)", advice):
-            assert hasattr(owners[written[0]], written[1]), advice
-
-
-def test_no_name_that_exists_has_a_hint(owners: dict[str, Any]) -> None:
     for owner, table in internals.ADVICE.items():
         names = " ".join(table).split()
         assert not [name for name in names if hasattr(owners[owner], name)]
         assert len(names) == len(set(names))
+        for advice in table.values():
+            for written in re.findall(r"\b(aiostream|stream|pool|event|Stream)\.(\w+)", advice):
+                assert hasattr(owners[written[0]], written[1]), advice
 
 
 def test_other_names_get_the_usual_error(owners: dict[str, Any]) -> None:
@@ -71,25 +69,21 @@ def test_other_names_get_the_usual_error(owners: dict[str, Any]) -> None:
         _ = aiostream.Strem  # type: ignore[attr-defined]
 
 
+MODULES = ["blocking", "metrics", "simulator", "testing", "trace"]
+
+
 def test_the_package_shows_public_names_only() -> None:
-    modules = {"blocking", "metrics", "simulator", "testing", "trace"}
-    assert set(dir(aiostream)) == {*aiostream.__all__, *modules, "__version__"}
+    assert set(dir(aiostream)) == {*aiostream.__all__, *MODULES, "__version__"}
 
 
 def test_public_modules_are_loaded_at_their_first_use() -> None:
-    script = """
-import sys, aiostream
-names = ["blocking", "metrics", "simulator", "testing", "trace"]
-print([name for name in names if f"aiostream.{name}" in sys.modules])
-print([getattr(aiostream, name).__name__ for name in names])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    loaded = [
-        f"aiostream.{name}" for name in ("blocking", "metrics", "simulator", "testing", "trace")
-    ]
-    assert done.stdout == f"[]\n{loaded}\n"
+    script = f"""
+        import sys, aiostream
+        print([name for name in {MODULES} if f"aiostream.{{name}}" in sys.modules])
+        print([getattr(aiostream, name).__name__ for name in {MODULES}])
+    """
+    loaded = [f"aiostream.{name}" for name in MODULES]
+    assert succeed("none", script) == f"[]\n{loaded}\n"
 
 
 @pytest.mark.slow

@@ -61,9 +61,14 @@ async def yield_turn(kind: str) -> None:
     "ignore:It looks like Trio's signal handling"
 )  # uvloop's has the descriptor that trio wants
 @RUNNERS
-def test_trio_run_by_an_asyncio_task(run_asyncio: Callable[[Any], Any]) -> None:
-    """As a cell of Jupyter does, which is run by a task."""
+@pytest.mark.parametrize("named", [True, False])
+def test_trio_run_by_an_asyncio_task(run_asyncio: Callable[[Any], Any], named: bool) -> None:
+    """As a cell of Jupyter does, which is run by a task.
+
+    A release of trio that no longer says where it is at work is asked for its task.
+    """
     import trio
+    import trio.testing
 
     called: list[str] = []
 
@@ -80,9 +85,8 @@ def test_trio_run_by_an_asyncio_task(run_asyncio: Callable[[Any], Any]) -> None:
             trio.run(in_trio, stream)
             await wait_in_each_way(stream, "asyncio")
 
-    import trio.testing
-
-    run_asyncio(cell())
+    with contextlib.nullcontext() if named else internals.trio_without_its_name():
+        run_asyncio(cell())
     assert called == ["trio"]
 
 
@@ -107,23 +111,29 @@ def test_asyncio_run_by_a_trio_task(run_asyncio: Callable[[Any], Any]) -> None:
     assert called == ["asyncio"]
 
 
+def run_as_guest(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    """Begins a run of trio in the asyncio loop that runs here."""
+    import trio
+
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Any] = loop.create_future()
+    trio.lowlevel.start_guest_run(
+        function,
+        *args,
+        run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+        done_callback=ended.set_result,
+        host_uses_signal_set_wakeup_fd=True,
+    )
+    return ended
+
+
 @RUNNERS
 def test_trio_as_a_guest(run_asyncio: Callable[[Any], Any]) -> None:
     """Both run in one thread, in turn; each task's wait belongs to its own."""
-    import trio
 
     async def host() -> None:
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Any] = loop.create_future()
         async with Stream() as mine, Stream() as guests:
-            trio.lowlevel.start_guest_run(
-                wait_in_each_way,
-                guests,
-                "trio",
-                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-                done_callback=ended.set_result,
-                host_uses_signal_set_wakeup_fd=True,
-            )
+            ended = run_as_guest(wait_in_each_way, guests, "trio")
             turns = 0
             while not ended.done():
                 assert internals.loop_kind() == "asyncio"
@@ -158,42 +168,15 @@ def test_generator_of_a_guest_run_waits_in_its_own_loop() -> None:
         kept.append(iterator)
 
     async def host() -> None:
-        loop = asyncio.get_running_loop()
-        over: asyncio.Future[Any] = loop.create_future()
         async with Stream() as stream:
-            trio.lowlevel.start_guest_run(
-                iterate,
-                stream,
-                "trio",
-                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-                done_callback=over.set_result,
-                host_uses_signal_set_wakeup_fd=True,
-            )
+            over = run_as_guest(iterate, stream, "trio")
             await iterate(stream, "asyncio")
             (await over).unwrap()
-            await loop.shutdown_asyncgens()
+            await asyncio.get_running_loop().shutdown_asyncgens()
 
     kept: list[Any] = []
     asyncio.run(host())
     assert ended == ["trio", "asyncio"]
-
-
-def test_trio_without_its_name() -> None:
-    """A release of trio that no longer says where it is at work is asked for its task."""
-    import trio
-
-    async def in_trio(stream: Stream) -> None:
-        await wait_in_each_way(stream, "trio")
-
-    async def cell(run_trio: bool) -> None:
-        async with Stream() as stream:
-            await wait_in_each_way(stream, "asyncio")
-            if run_trio:
-                trio.run(in_trio, stream)
-
-    with internals.trio_without_its_name():
-        asyncio.run(cell(True))
-        run_on("uvloop", cell, False)
 
 
 @pytest.mark.parametrize("stop", ["trio._core", "trio.socket"])
