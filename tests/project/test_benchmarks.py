@@ -6,20 +6,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiostream
-from benching import command
+from benching import ROOT, command
 from benchmarks import __main__ as program
 from benchmarks import command as benchmark
-from benchmarks import plan, ready, work
+from benchmarks import plan, ready, server, work
 from benchmarks import results as files
-from benchmarks.measure import Row
 from benchmarks.patterns import Patterns
-from benchmarks.runner import Runner
 
 # ------------------------------------------------------------------------------------------- a run
 
@@ -33,7 +32,7 @@ def quick_run(driver_kind: str, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 @pytest.mark.slow
-def test_a_quick_run_writes_cells_of_every_measure(
+def test_a_quick_run_writes_sane_cells_of_every_measure(
     quick_run: tuple[str, Path], driver_kind: str
 ) -> None:
     results = files.read(quick_run[1])
@@ -41,56 +40,40 @@ def test_a_quick_run_writes_cells_of_every_measure(
     assert results["environment"]["gpu"] == aiostream.Device(0).name
     assert {"driver", "cuda", "python", "cuda-bindings", "cores"} <= results["environment"].keys()
     assert results["date"].startswith("20")
-    measured = {row["set"] for row in results["rows"]}
-    assert measured == {"goals", "fairness"}
-    assert all({"measure", "loop", "peer", "samples"} <= row.keys() for row in results["rows"])
-
-
-@pytest.mark.slow
-def test_the_figures_of_a_quick_run_are_sane(quick_run: tuple[str, Path]) -> None:
-    results = files.read(quick_run[1])
-    by_set: dict[str, list[Any]] = {}
-    for row in results["rows"]:
-        by_set.setdefault(row["measure"], []).append(row)
-    for row in by_set["latency"]:
-        assert len(row["latency_ns"]) == len(row["cpu_ns"]) == row["samples"]
-        # A wait that resumes before the kernel's end waits for nothing; the clocks of GPU and host
+    assert {row["set"] for row in results["rows"]} == {"goals", "fairness"}
+    sane: dict[str, Callable[[dict[str, Any]], bool]] = {
+        # A wait that resumes before the kernel's end waits for nothing. The clocks of GPU and host
         # may differ by a microsecond.
-        assert min(row["latency_ns"]) > -2_000
-        assert row["low_us"] <= row["median_us"] <= row["high_us"] < 1e6
-    for row in by_set["throughput"]:
-        assert all(window["count"] > 0 for window in row["windows"])
-    for row in by_set["lag"]:
-        assert min(row["lag_ns"]) > 0
-    for row in by_set["pending"]:
-        assert row["cpu_us"] > 0
-    for row in by_set["memory"]:
-        assert row["by"] != "traced" or row["bytes"] > 500
+        "latency": lambda row: (
+            len(row["latency_ns"]) == len(row["cpu_ns"]) == row["samples"]
+            and min(row["latency_ns"]) > -2_000
+            and row["low_us"] <= row["median_us"] <= row["high_us"] < 1e6
+        ),
+        "throughput": lambda row: all(window["count"] > 0 for window in row["windows"]),
+        "lag": lambda row: min(row["lag_ns"]) > 0,
+        "pending": lambda row: row["cpu_us"] > 0,
+        "memory": lambda row: row["by"] != "traced" or row["bytes"] > 500,
+    }
+    for row in results["rows"]:
+        assert {"measure", "loop", "peer", "samples"} <= row.keys()
+        assert sane.get(row["measure"], bool)(row), row
+    assert {row["measure"] for row in results["rows"]} >= sane.keys()
 
 
 @pytest.mark.slow
-def test_a_peer_that_is_not_run_is_named(quick_run: tuple[str, Path], driver_kind: str) -> None:
-    out, path = quick_run
-    not_run = {entry["peer"]: entry["reason"] for entry in files.read(path)["not_run"]}
-    if driver_kind == "simulator":
-        assert "runtime library" in not_run["cupy"]
-        assert "not run: cupy on every loop" in out
-        assert files.SIMULATED in out
-
-
-@pytest.mark.slow
-def test_a_quick_run_prints_progress_tables_and_goals(quick_run: tuple[str, Path]) -> None:
+def test_a_quick_run_prints_progress_tables_goals_and_what_was_not_run(
+    quick_run: tuple[str, Path], driver_kind: str
+) -> None:
     out, path = quick_run
     for words in (
-        "about 0:",
-        "left] goals: latency, 20 us steady",
-        "Latency over the kernel's length",
-        "Loop lag in us",
-        "Goals",
+        *("about 0:", "left] goals: latency, 20 us steady", "Latency over the kernel's length"),
+        *("Loop lag in us", "Goals", "not measured", f"Results: {path}"),
+        *(["not run: cupy on every loop", files.SIMULATED] if driver_kind == "simulator" else []),
     ):
         assert words in out
-    assert "not measured" in out
-    assert f"Results: {path}" in out
+    if driver_kind == "simulator":
+        not_run = {entry["peer"]: entry["reason"] for entry in files.read(path)["not_run"]}
+        assert "runtime library" in not_run["cupy"]
 
 
 @pytest.mark.slow
@@ -100,39 +83,91 @@ def test_a_run_is_added_to_a_file_and_shown(
     path = tmp_path / "more.json"
     path.write_bytes(quick_run[1].read_bytes())
     before = files.read(path)["rows"]
-    arguments = (
-        "--quick",
-        "fairness",
-        "--json",
-        str(path),
-        "--append",
-    )
-    assert command(driver_kind, *arguments, "--peers", "polling").returncode == 0
-    after = files.read(path)["rows"]
-    assert len(after) == len(before)  # replaced, not doubled
+    arguments = ("--quick", "fairness", "--json", str(path), "--append", "--peers", "polling")
+    assert command(driver_kind, *arguments).returncode == 0
+    assert len(files.read(path)["rows"]) == len(before)  # replaced, not doubled
     shown = command("none", "--show", str(path))
     assert "Completions of a task in a window" in shown.stdout
     assert "\nGoals\n" in shown.stdout
 
 
-def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(
+@pytest.mark.slow
+def test_each_measure_of_late_ends_is_run_printed_and_judged(
     driver_kind: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "none.json"
-    done = command(
-        driver_kind,
-        "--quick",
-        "fairness",
-        "--loops",
-        "asyncio",
-        "--for",
-        "0",
-        "--json",
-        str(path),
-    )
+    path = tmp_path / "results.json"
+    options = ("--quick", *plan.TAILS, "--json", str(path), "--loops", "asyncio")
+    done = command(driver_kind, *options)
     assert done.returncode == 0, done.stderr
-    assert files.read(path)["rows"] == []
-    assert "fairness, 8 x empty kernels beside a timer: --for 0 was over" in done.stdout
+    results = files.read(path)
+    for measure in plan.TAILS:
+        rows = [row for row in results["rows"] if row["set"] == measure]
+        assert {row["peer"] for row in rows} == set(plan.TAIL_PEERS)
+        if measure in ("patterns", "one-core"):
+            patterns = {row["pattern"] for row in rows if row["measure"] == "patterns"}
+            assert patterns == work.patterns(0, 1).keys()
+    for row in results["rows"]:
+        assert row["samples"] > 0
+        tails = row["timer"] if row["measure"] == "fairness" else row
+        found = [tails[f"{name}_us"] for name in ("p50", "p99", "max")]
+        assert found == sorted(found)
+        assert -2 < found[0] <= found[-1] < 5e6
+    for words in (
+        *("Lateness in us by pattern of work", "8 streams"),
+        *("Completions of a task in a window", "all on one core"),
+    ):
+        assert words in done.stdout
+    # --quick has no 16 streams.
+    assert {goal["group"] for goal in results["goals"]} == {"patterns", "fairness", "one core"}
+    assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
+
+
+# ----------------------------------------------------------------------------- what cannot be run
+
+
+@pytest.fixture
+def measured(
+    driver_kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., dict[str, Any]]:
+    """Runs the benchmark in this process, with one peer; what it writes."""
+    monkeypatch.setenv("AIOSTREAM_SIMULATOR", "1" if driver_kind == "simulator" else "")
+    path = tmp_path / "results.json"
+
+    def run(*options: str) -> dict[str, Any]:
+        known = ["--quick", "--peers", "polling", "--json", str(path)]
+        assert benchmark.main([*known, *options]) == 0
+        return files.read(path)
+
+    return run
+
+
+def test_what_fails_or_is_not_installed_costs_nothing_else(
+    measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a clock stands still")
+
+    monkeypatch.setattr(Patterns, "run", fails)
+    monkeypatch.setattr(server, "missing", lambda: "uvicorn is not installed")
+    results = measured("patterns", "server", "fairness", "--loops", "asyncio")
+    assert {row["set"] for row in results["rows"]} == {"fairness"}
+    assert {entry["reason"] for entry in results["not_run"]} == {
+        "RuntimeError: a clock stands still",
+        "RuntimeError: uvicorn is not installed",
+    }
+
+
+def test_time_that_is_up_and_a_loop_that_is_not_installed_are_named(
+    measured: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known = lambda loop: f"{loop} is not installed" if loop == "uvloop" else None  # noqa: E731
+    monkeypatch.setattr(benchmark, "missing", known)
+    assert measured("fairness", "--for", "0")["rows"] == []
+    out = capsys.readouterr().out
+    assert "uvloop is not installed. asyncio's own loop is measured instead." in out
+    assert "fairness, 8 x empty kernels beside a timer: --for 0 was over" in out
 
 
 @pytest.mark.parametrize(
@@ -166,130 +201,11 @@ def test_what_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setattr(program, "NEEDED", ("rich", "no_such_library"))
     assert program.main() == 2
-    assert "no_such_library is not installed: pip install --group bench" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "no_such_library is not installed: pip install --group bench" in said
 
 
-def test_without_uvloop_asyncio_is_measured(
-    driver_kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
-    known = lambda loop: f"{loop} is not installed" if loop == "uvloop" else None  # noqa: E731
-    monkeypatch.setattr(benchmark, "missing", known)
-    monkeypatch.setenv("AIOSTREAM_SIMULATOR", "1" if driver_kind == "simulator" else "")
-    path = tmp_path / "results.json"
-    options = [
-        "--quick",
-        "patterns",
-        "--patterns",
-        "steady 1",
-        "--peers",
-        "polling",
-        "--json",
-        str(path),
-    ]
-    assert benchmark.main(options) == 0
-    assert {row["loop"] for row in files.read(path)["rows"]} == {"asyncio"}
-    assert (
-        "uvloop is not installed. asyncio's own loop is measured instead."
-        in capsys.readouterr().out
-    )
-
-
-@pytest.fixture(scope="module")
-def tail_run(
-    driver_kind: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, dict[str, Any]]:
-    path = tmp_path_factory.mktemp("tails") / "results.json"
-    arguments = (
-        "--quick",
-        *plan.TAILS,
-        "--json",
-        str(path),
-    )
-    done = command(driver_kind, *arguments, "--loops", "asyncio")
-    assert done.returncode == 0, done.stderr
-    return done.stdout, files.read(path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("measure", plan.TAILS)
-def test_each_measure_of_late_ends_has_rows_of_its_peers(
-    tail_run: tuple[str, dict[str, Any]], measure: str
-) -> None:
-    rows = [row for row in tail_run[1]["rows"] if row["set"] == measure]
-    assert {row["peer"] for row in rows} == set(plan.TAIL_PEERS)
-    of_patterns = [row for row in rows if row["measure"] == "patterns"]
-    if measure in ("patterns", "one-core"):
-        assert {row["pattern"] for row in of_patterns} == work.patterns(0, 1).keys()
-    for row in rows:
-        assert row["samples"] > 0
-        if row["measure"] == "fairness":
-            assert 0 <= row["fewest"] <= row["most"]
-            assert row["ratio"] >= 1
-            assert row["timer"]["p50_us"] <= row["timer"]["p99_us"] <= row["timer"]["max_us"]
-        else:
-            assert (
-                -2
-                < row["p50_us"]
-                <= row["p90_us"]
-                <= row["p99_us"]
-                <= row["p999_us"]
-                <= row["max_us"]
-                < 5e6
-            )
-        if row["measure"] == "patterns":
-            assert len(row["latency_ns"]) == row["samples"]
-            assert row["cpu_percent"] >= 0
-        else:
-            assert row["low"] <= row["per_second"] <= row["high"]
-            assert row["cores"] >= 0
-
-
-@pytest.mark.slow
-def test_late_ends_are_printed_and_judged(tail_run: tuple[str, dict[str, Any]]) -> None:
-    out, results = tail_run
-    for words in (
-        "Lateness in us by pattern of work",
-        "8 streams",
-        "Completions of a task in a window",
-        "all on one core",
-    ):
-        assert words in out
-    assert {goal["group"] for goal in results["goals"]} == {
-        "patterns",
-        "fairness",
-        "one core",
-    }  # --quick has no 16 streams
-    assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
-
-
-def test_a_setting_that_fails_costs_no_other(
-    driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(self: Patterns, on: Runner) -> list[Row]:
-        raise RuntimeError("a clock stands still")
-
-    monkeypatch.setenv("AIOSTREAM_SIMULATOR", "1" if driver_kind == "simulator" else "")
-    monkeypatch.setattr(Patterns, "run", fails)
-    path = tmp_path / "results.json"
-    options = [
-        "--quick",
-        "patterns",
-        "fairness",
-        "--loops",
-        "asyncio",
-        "--peers",
-        "polling",
-        "--json",
-        str(path),
-    ]
-    assert benchmark.main(options) == 0
-    results = files.read(path)
-    assert {row["set"] for row in results["rows"]} == {"fairness"}
-    assert [entry["reason"] for entry in results["not_run"]] == [
-        "RuntimeError: a clock stands still"
-    ]
+# ---------------------------------------------------------------------------------- other programs
 
 
 def test_ready_is_compared_with_a_loop_of_sleeps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,9 +214,7 @@ def test_ready_is_compared_with_a_loop_of_sleeps(capsys: pytest.CaptureFixture[s
     title, row = capsys.readouterr().out.splitlines()
     assert "sleep(0.001)" in title
     work, figures = row[:24].strip(), [float(each) for each in row[24:].split()]
-    assert work == "steady 5 ms"
-    assert figures[0] == 2
-    assert len(figures) == 9
+    assert (work, figures[0], len(figures)) == ("steady 5 ms", 2, 9)
     assert all(each > 0 for each in figures)
 
 
@@ -312,7 +226,7 @@ def test_idioms_that_block_are_found_and_no_others(driver_kind: str) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""},
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

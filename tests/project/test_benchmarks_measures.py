@@ -79,40 +79,13 @@ def test_one_core_has_a_worker_of_its_own(driver_kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_measured_in_a_worker_for_each_turn(
-    driver_kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first attempt of each is held too short, and the next one has more patience."""
-    asked: list[int] = []
-    alone = runner.Runner.alone
-
-    def held_short(self: runner.Runner, job: Measure, loop: str, name: str) -> Found:
-        assert isinstance(job, Memory)
-        asked.append(job.patience)
-        return {"bytes": None} if job.patience == 1 else alone(self, job, loop, name)
-
-    monkeypatch.setattr(runner.Runner, "alone", held_short)
+def test_memory_is_measured_in_a_worker_for_each_turn(driver_kind: str) -> None:
     job = Memory(("asyncio",), ("aiostream auto",), count=100, rounds=1)
     with running(new_runner(driver_kind, "asyncio", ("aiostream auto",))) as bench_runner:
         rows = job.run(bench_runner)
-    assert asked == [1, 2] * 4
     assert {(row["peer"], row["by"]) for row in rows} == {
         (peer, by) for peer in ("aiostream auto", PLAIN) for by in ("traced", "rss")
     }
-
-
-@pytest.mark.parametrize("loop", ["trio"])
-def test_all_that_is_late_is_measured_on_trio(loop: str) -> None:
-    names = ("aiostream auto", "sleep 1 ms", "blocking")
-    jobs = [
-        Patterns((loop,), names, words=("alternating",), waits=2, rounds=1),
-        Mixed((loop,), names, streams=4, rounds=1, window=0.05, warm=0.0),
-        Fairness((loop,), names, streams=4, rounds=1, window=0.05, warm=0.0),
-    ]
-    with running(LocalRunner([loop], names, say=lambda line: None)) as bench_runner:
-        for job in jobs:
-            assert [row["peer"] for row in job.run(bench_runner)] == list(names)
-        assert bench_runner.not_run == []
 
 
 # ---------------------------------------------------------------------------------------- failures
@@ -162,11 +135,8 @@ def test_a_worker_that_dies_costs_one_peer(driver_kind: str) -> None:
         bench_runner.worker.kill()
         rows = job.run(bench_runner)
     assert {row["peer"]: row["samples"] for row in rows} == {"blocking": 4}
-    (entry,) = bench_runner.not_run
-    assert (entry["peer"], entry["reason"]) == (
-        "polling",
-        "the worker's process has ended, exit code -9",
-    )
+    not_run = {entry["peer"]: entry["reason"] for entry in bench_runner.not_run}
+    assert not_run == {"polling": "the worker's process has ended, exit code -9"}
 
 
 def test_a_child_that_does_not_answer_is_killed() -> None:
@@ -251,11 +221,7 @@ def test_patterns_are_as_they_are_named_and_enough_for_a_percentile() -> None:
     assert (drifting[0], drifting[-1]) == (1_000_000, 4_000_000)
     (job,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, plan.Cut())
     assert isinstance(job, Patterns)
-    assert job.rounds >= 10
     assert job.waits * job.rounds >= 1_000
     cut = plan.Cut(rounds=2, words=("bimodal", "prefill"))
     (fewer,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, cut)
     assert fewer.seconds() < job.seconds() / 10
-    for measure in plan.TAILS:
-        jobs = plan.jobs(measure, ("uvloop",), plan.TAIL_PEERS, plan.Cut())
-        assert sum(one.seconds() for one in jobs) < 300
