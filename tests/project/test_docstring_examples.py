@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
 import pytest
@@ -53,28 +52,6 @@ def test_what_a_first_program_uses_has_an_example() -> None:
     assert set(WITH_EXAMPLES) >= NEEDED
 
 
-# -------------------------------------------------------------------------------- the runner itself
-
-SESSION = """
-    >>> from aiostream import Stream
-    >>> async with Stream() as stream:
-    ...     await stream.synchronize_async()
-    ...     print("done")
-    done
-    >>> await asyncio.sleep(0, "slept")
-    'slept'
-    >>> stream.closed
-    True
-    >>> aiostream.Stream(priority="high")
-    Traceback (most recent call last):
-    TypeError: ...
-"""
-
-
-def test_a_docstring_runs_as_in_the_interactive_interpreter() -> None:
-    run_docstring("session", SESSION)
-
-
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
@@ -91,20 +68,3 @@ def test_a_wrong_example_fails(wrong: str, complaint: str) -> None:
     with pytest.raises(AssertionError) as caught:
         run_docstring("wrong", wrong)
     assert complaint in str(caught.value)
-
-
-def test_all_kinds_of_public_names_are_found() -> None:
-    """A method, a property, a class method, a function, an enum, an error, a module and its own."""
-    for name in (
-        "Stream.enqueue_async",
-        "Stream.handle",
-        "Stream.borrow",
-        "drain",
-        "WaitStrategy",
-        "CudaError",
-        "simulator",
-        "simulator.install",
-    ):
-        assert DOCSTRINGS.get(name), name
-    assert "service.drain" not in DOCSTRINGS, "it is found once, by its short name"
-    assert all(isinstance(each, doctest.Example) for each in examples_of(SESSION))

@@ -68,6 +68,8 @@ def leave(server: Server, text: int) -> None:
 
 
 def test_every_answer_is_right_until_the_end(server: Server) -> None:
+    for wrong in ("", "?text=x", "?text=-1", "?text=256"):
+        assert server.client.get(f"/embed{wrong}").status_code == 400
     expected = server.client.get("/expected").json()
     right, lost, ending = [0], [0], threading.Event()
 
@@ -96,13 +98,3 @@ def test_every_answer_is_right_until_the_end(server: Server) -> None:
             each.result()
     assert (code, written) == (0, "")
     assert lost[0] == 6
-
-
-def test_nonsense_is_a_bad_request(driver_kind: str) -> None:
-    port = free_port()
-    arguments, variables = options_of("aiostream", driver_kind)
-    arguments += ["--port", str(port)]
-    with started(PROGRAM, driver_kind, port, *arguments, alive="/health", **variables) as server:
-        for wrong in ("", "?text=x", "?text=-1", "?text=256"):
-            assert server.client.get(f"/embed{wrong}").status_code == 400
-        assert server.stop()[::2] == (0, "")

@@ -45,13 +45,12 @@ def test_each_token_is_sent_when_it_is_there(generator: Server) -> None:
         lines = (line for line in answer.iter_lines() if line)
         assert [next(lines) for _ in range(5)] == [f"data: {n}" for n in range(1, 6)]
         assert generator.answers()
+    for wrong in ("0", "x", "100000"):
+        assert generator.client.get(f"/generate?tokens={wrong}").status_code == 400
     assert tokens(generator, 20) == [f"data: {n}" for n in range(1, 21)]
-
-
-def test_generations_at_once_do_not_mix(generator: Server) -> None:
     with ThreadPoolExecutor(2) as pool:
-        for answer in pool.map(lambda _: tokens(generator, 50), range(2)):
-            assert answer == [f"data: {n}" for n in range(1, 51)]
+        for sent in pool.map(lambda _: tokens(generator, 50), range(2)):
+            assert sent == [f"data: {n}" for n in range(1, 51)]
     assert generator.stop()[::2] == (0, "")
 
 
@@ -66,11 +65,6 @@ def test_client_that_disconnects_ends_its_generation(generator: Server) -> None:
         assert generator.client.get(url).status_code == 503  # two streams, and nobody may wait
     assert settle(lambda: tokens(generator, 3) == ["data: 1", "data: 2", "data: 3"])
     assert generator.stop()[::2] == (0, "")
-
-
-def test_nonsense_is_a_bad_request(generator: Server) -> None:
-    for wrong in ("0", "x", "100000"):
-        assert generator.client.get(f"/generate?tokens={wrong}").status_code == 400
 
 
 # ------------------------------------------------------------------------------ pipeline.py

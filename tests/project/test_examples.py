@@ -30,15 +30,19 @@ TOO_LONG = 2000  # milliseconds on the GPU
 # ------------------------------------------------------------------------------ quickstart
 
 
-def test_quickstart(driver_kind: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / "quickstart.py")],
+def quickstart(variables: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / "quickstart.py"), *options],
         capture_output=True,
         text=True,
         timeout=60,
-        env=environment(driver_kind),
+        env=variables,
         check=False,
     )
+
+
+def test_quickstart(driver_kind: str) -> None:
+    done = quickstart(environment(driver_kind))
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("driver: ")
@@ -50,22 +54,12 @@ def test_quickstart(driver_kind: str) -> None:
 
 
 def test_quickstart_takes_the_simulator_only_when_asked() -> None:
-    script = [sys.executable, "-W", "error", str(EXAMPLES / "quickstart.py")]
     variables = {**environment("none"), "CUDA_VISIBLE_DEVICES": "-1"}  # no GPU, or none to be seen
-    done = subprocess.run(
-        script, capture_output=True, text=True, timeout=60, env=variables, check=False
-    )
+    done = quickstart(variables)
     assert done.returncode == 1
     assert "AIOSTREAM_SIMULATOR=1" in done.stderr
     assert "Traceback" not in done.stderr
-    done = subprocess.run(
-        [*script, "--simulator"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=variables,
-        check=False,
-    )
+    done = quickstart(variables, "--simulator")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -84,22 +78,32 @@ def server(request: pytest.FixtureRequest, driver_kind: str) -> Iterator[Server]
         yield server
 
 
-def test_the_server_computes_and_ends_cleanly(server: Server) -> None:
-    answer = server.infer()
-    assert (answer.status_code, answer.json()) == (200, {"y": [10.0, 12.0, 14.0]})
-    code, out, err = server.stop()
-    assert (code, err) == (0, "")
-    assert out.startswith("driver: ")
-
-
 def test_each_of_many_requests_at_once_gets_its_own_answer(server: Server) -> None:
+    assert server.client.get("/livez").text == "ok"
     # 32 of 5 ms on the server's eight streams.
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda n: server.infer(milliseconds=5, n=n), range(1, 33)))
     for n, answer in enumerate(answers, start=1):
         assert answer.status_code == 200
         assert answer.json()["y"] == [10.0 + 2 * i for i in range(n)]
-    assert server.stop()[::2] == (0, "")
+    metrics = server.client.get("/metrics")
+    if importlib.util.find_spec("prometheus_client") is None:
+        assert (metrics.status_code, metrics.text) == (501, "pip install prometheus-client")
+    else:
+        lines = metrics.text.splitlines()
+        assert 'aiostream_pool_streams{pool="model",state="idle"} 8.0' in lines
+        assert any(line.startswith("aiostream_wait_seconds_bucket") for line in lines)
+        assert "aiostream_context_lost 0.0" in lines
+    for body in (
+        *("", "[]", '{"x": [1], "y": []}', '{"x": ["a"], "y": [1]}'),
+        '{"x": [1], "y": [1], "milliseconds": -1}',
+    ):
+        answer = server.client.post("/infer", content=body)
+        assert answer.status_code == 400
+        assert "bad request" in answer.json()["error"]
+    code, out, err = server.stop()
+    assert (code, err) == (0, "")
+    assert out.startswith("driver: ")
 
 
 def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Server) -> None:
@@ -152,41 +156,6 @@ def test_server_recovers_from_an_overload(driver_kind: str) -> None:
         assert settle(lambda: server.infer().status_code == 200, 30)
         assert [server.infer(milliseconds=5).status_code for _ in range(20)] == [200] * 20
         assert server.stop()[::2] == (0, "")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        "[]",
-        '{"x": [1], "y": []}',
-        '{"x": ["a"], "y": [1]}',
-        '{"x": [1], "y": [1], "milliseconds": -1}',
-    ],
-)
-def test_nonsense_is_a_bad_request(uvicorn_server: Server, body: str) -> None:
-    answer = uvicorn_server.client.post("/infer", content=body)
-    assert answer.status_code == 400
-    assert "bad request" in answer.json()["error"]
-
-
-@pytest.fixture(scope="module")
-def uvicorn_server(driver_kind: str) -> Iterator[Server]:
-    with serving("uvicorn", driver_kind) as server:
-        yield server
-
-
-def test_health_and_metrics(server: Server) -> None:
-    assert server.client.get("/livez").text == "ok"
-    assert server.infer().status_code == 200
-    answer = server.client.get("/metrics")
-    if importlib.util.find_spec("prometheus_client") is None:
-        assert (answer.status_code, answer.text) == (501, "pip install prometheus-client")
-        return
-    lines = answer.text.splitlines()
-    assert 'aiostream_pool_streams{pool="model",state="idle"} 8.0' in lines
-    assert any(line.startswith("aiostream_wait_seconds_bucket") for line in lines)
-    assert "aiostream_context_lost 0.0" in lines
 
 
 @pytest.mark.parametrize("kind", SERVERS)

@@ -32,20 +32,16 @@ cuStreamWriteValue64 cuStreamBatchMemOp
 """
 
 
-def load_script() -> ModuleType:
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    if not SCRIPT.exists():
+        pytest.skip("the documents are not beside the tests")
     spec = importlib.util.spec_from_file_location("make_reference", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    if not SCRIPT.exists():
-        pytest.skip("the documents are not beside the tests")
-    return load_script()
 
 
 def rows(reference: ModuleType) -> list[Any]:
@@ -110,18 +106,11 @@ def test_groups_name_what_there_is(reference: ModuleType) -> None:
 def test_the_pages_are_not_stale(reference: ModuleType) -> None:
     for path, text in reference.pages().items():
         assert path.read_text() == text, "run python docs/make_reference.py"
+        assert not re.search(r"\btest_\w|`\w+: \w+`", text), "the pages name no tests"
 
 
-def test_the_pages_name_no_tests(reference: ModuleType) -> None:
-    for path in reference.pages():
-        assert not re.search(r"\btest_\w|`\w+: \w+`", path.read_text())
-
-
-def test_constants_are_described_by_their_own_words() -> None:
+def test_constants_are_described_by_their_own_words(reference: ModuleType) -> None:
     """And not by the docstring of their type."""
-    page = Path(__file__).parents[2] / "docs" / "reference.md"
-    if not page.is_file():
-        pytest.skip("the documents are not beside the tests")
-    text = page.read_text()
+    text = reference.REFERENCE.read_text()
     assert "Upper bounds, in seconds" in text
     assert "Built-in" not in text

@@ -65,42 +65,26 @@ def test_that_no_exception_ends():
         except BaseException:
             pass
 
-def test_behind_it():
-    pass
-"""
-
-
-def test_process_of_a_test_that_goes_on_ends_and_shows_where_it_was(tmp_path: Path) -> None:
-    code, _, text = run(tmp_path, HANGS, "-n", "0")
-    assert code == 1
-    assert 'test_it.py", line 12 in test_that_no_exception_ends' in text
-
-
-@pytest.mark.slow
-def test_workers_go_on_without_it(tmp_path: Path) -> None:
-    code, counts, text = run(tmp_path, HANGS, "-n", "1")
-    assert code == 1
-    assert (counts["failed"], counts["passed"]) == (1, 1), text
-    assert "line 12 in test_that_no_exception_ends" in text
-    assert "crashed while running 'test_it.py::test_that_no_exception_ends'" in text
-
-
-def test_late_test_fails_also_if_its_exception_was_lost(tmp_path: Path) -> None:
-    text = """
-import time
-import pytest
-
 @pytest.mark.timeout(0.2)
 def test_late():
     try:
         time.sleep(60)
     except BaseException:
         pass
+
+def test_behind_it():
+    pass
 """
-    code, counts, printed = run(tmp_path, text, "-n", "0")
+
+
+def test_workers_go_on_without_the_process_of_a_test_that_goes_on(tmp_path: Path) -> None:
+    """It shows where it was. A late test fails also if its exception was lost."""
+    code, counts, text = run(tmp_path, HANGS, "-n", "1")
     assert code == 1
-    assert counts["failed"] == 1, printed
-    assert "and may take 0.2 s" in printed
+    assert (counts["failed"], counts["passed"]) == (2, 1), text
+    assert "line 12 in test_that_no_exception_ends" in text
+    assert "crashed while running 'test_it.py::test_that_no_exception_ends'" in text
+    assert "and may take 0.2 s" in text
 
 
 @pytest.mark.slow
@@ -146,12 +130,8 @@ def test_slow():
 """
 
 
-def test_slow_tests_run_if_asked_for(tmp_path: Path) -> None:
+def test_slow_tests_run_if_asked_for_and_parts_have_each_test_once(tmp_path: Path) -> None:
     assert run(tmp_path, SLOW, "-n", "0")[:2] == (0, {"passed": 10, "deselected": 1})
-    assert run(tmp_path, SLOW, "-n", "0", "--run-slow")[:2] == (0, {"passed": 11})
-
-
-def test_parts_have_each_test_once(tmp_path: Path) -> None:
     found: list[str] = []
     for part in (1, 2):
         arguments = ("-n", "0", "--run-slow", f"--part={part}/2", "--collect-only", "-q")
