@@ -90,37 +90,41 @@ def test_an_interrupt_at_any_step_of_the_start(driver_kind: str) -> None:
     assert succeed(driver_kind, script, timeout=300) == "struck\n"
 
 
-def test_an_interrupt_while_a_thread_begins(driver_kind: str) -> None:
+def test_a_thread_that_cannot_begin_or_is_interrupted_meanwhile(driver_kind: str) -> None:
     """`Thread.start` waits until its thread runs, and so does the library: the interrupt comes
     there, and the thread goes on.
     """
     script = (
         SECOND_TRY
         + """
-    def interrupted_at(number):
+    def failing(owner, name, error, number):
         def attempt():
-            original, left = threading.Event.wait, number
-            def wait(event, timeout=None):
+            original, left = getattr(owner, name), number
+            def fail(*args):
                 nonlocal left
                 left -= 1
                 if left == 0:
-                    raise KeyboardInterrupt
-                return original(event, timeout)
-            threading.Event.wait = wait
+                    raise error
+                return original(*args)
+            setattr(owner, name, fail)
             try:
                 internals.start()
             finally:
-                threading.Event.wait = original
+                setattr(owner, name, original)
         return attempt
 
     def ended():  # a thread that has found its work taken ends by itself
         names = [thread.name for thread in threading.enumerate()]
         return len(names) == len(set(names))
 
-    for number in range(1, 5):
-        told = in_child(interrupted_at(number), ended)
-        assert told == ("KeyboardInterrupt", undisturbed[1]), number
-    assert in_child(interrupted_at(5), ended) == undisturbed
+    for owner, name, error, count in (
+        (threading.Event, "wait", KeyboardInterrupt(), 4),
+        (threading.Thread, "start", RuntimeError("can't start new thread"), 2),
+    ):
+        for number in range(1, count + 1):
+            answer = in_child(failing(owner, name, error, number), ended)
+            assert answer == (type(error).__name__, undisturbed[1]), (name, number)
+        assert in_child(failing(owner, name, error, count + 1), ended) == undisturbed, name
     """
     )
     succeed(driver_kind, script)
