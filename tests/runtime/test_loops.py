@@ -79,7 +79,8 @@ def test_a_completion_whose_loop_has_closed_is_dropped_quietly(
     assert settle(lambda: gc.collect() >= 0 and not any(each() for each in watched))
     now = statistics().futures
     assert now.dropped + now.cancelled == before.dropped + before.cancelled + 21
-    assert caplog.records == []
+    said = [record.getMessage() for record in caplog.records]
+    assert not [each for each in said if " took " not in each]  # asyncio's own, if it was slow
     assert capfd.readouterr().err == ""
 
 
