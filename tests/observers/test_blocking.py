@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import gc
 import inspect
 import json
 import os
@@ -30,7 +29,7 @@ import commands
 import internals
 from aiostream import Stream, blocking, metrics, simulator, trace
 from aiostream.testing import check, spin
-from support import PLAIN_LOOPS, new_uvloop, run_on, run_script
+from support import PLAIN_LOOPS, new_uvloop, run_on, run_script, settle
 
 HERE = Path(__file__).name
 
@@ -193,7 +192,7 @@ async def test_variables_of_a_caller_end_with_its_function(kind: Any, native: Pa
             step(stream, Variable())
             # Without the GIL they end when the reader runs again, and also in this thread.
             if not internals.has_gil():
-                gc.collect()
+                assert settle(lambda n=n: len(ended) == n)
             assert ended == [threading.current_thread()] * n
 
 

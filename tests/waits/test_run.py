@@ -35,9 +35,9 @@ from support import (
     Gate,
     Kept,
     held_stream,
+    run_script,
     settle,
     spin,
-    succeed,
 )
 from waiters import until
 
@@ -576,4 +576,6 @@ def test_a_run_that_dies_where_no_call_is_possible_is_leaked(driver_kind: str) -
         asyncio.run(main())
         assert statistics().balanced
     """
-    succeed(driver_kind, script)
+    done = run_script(driver_kind, script)
+    # Python 3.14 says on stderr that the hook met the limit too.
+    assert done.returncode == 0, done.stderr
