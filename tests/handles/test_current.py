@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -236,6 +237,14 @@ async def test_errors_of_fn_and_of_a_library_are_told_as_of_a_with_block(
         with pytest.raises(KeyError, match="mine"):
             await stream.enqueue_async(fn)
         assert mine.__context__ is None
+        try:
+            raise LookupError("the caller handles it")
+        except LookupError:
+            handled = sys.exc_info()
+            with pytest.raises(KeyError, match="mine"):
+                await stream.enqueue_async(fn)
+            is_same = sys.exc_info() == handled
+        assert is_same
     currents.cupy.clear()
 
 

@@ -47,10 +47,12 @@ static int fake_is_capturing(void *stream, int *status) {
 
 static uint64_t delivered[16];
 static int delivered_count;
+static int64_t last_status;
 
 static bool deliver(void *unused, uint64_t ticket, int64_t status, bool complete) {
-    (void)unused, (void)status, (void)complete;
+    (void)unused, (void)complete;
     delivered[delivered_count++] = ticket;
+    last_status = status;
     return true;
 }
 
@@ -105,6 +107,53 @@ static void test_failing_a_point_of_a_queue_that_is_closed_and_opened_again(void
     queue_close(reopened);
 }
 
+static void test_each_use_of_a_slot_has_a_ticket_of_its_own(void) {
+    enum { USES = 100 };
+    struct queue *queue = queue_open();
+    uint64_t tickets[USES];
+    for (int i = 0; i < USES; i++) {
+        tickets[i] = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
+        point_unreserve(tickets[i]);
+        for (int j = 0; j < i; j++)
+            REQUIRE(tickets[j] != tickets[i], "uses %d and %d have one ticket", j, i);
+    }
+    queue_close(queue);
+}
+
+static void test_a_slot_forgets_that_its_last_use_failed(void) {
+    struct queue *queue = queue_open();
+    uint64_t ticket = point_reserve(queue, failing, KIND_HOST_FUNCTION);
+    REQUIRE(point_arm(ticket, STREAM) == 0, "a point was refused");
+    points_fail(failing, 709);
+    function(given);
+    REQUIRE(is_delivered(queue, ticket) && last_status == 709, "a lost context was not told");
+    uint64_t next = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
+    REQUIRE(next % (1u << SLOT_BITS) == ticket % (1u << SLOT_BITS), "not the same slot");
+    REQUIRE(point_arm(next, STREAM) == 0, "a point was refused");
+    function(given);
+    REQUIRE(is_delivered(queue, next) && last_status == STATUS_UNKNOWN,
+            "a healthy context has failed");
+    queue_close(queue);
+}
+
+/* How long a loop takes to look again, as its waits have seen it. */
+static void test_the_lag_of_a_loop_follows_its_turns(void) {
+    const int64_t turn = 4000000;
+    struct queue *queue = queue_open();
+    for (int i = 0; i < 20; i++) queue_note_lag(queue, turn);
+    int64_t lag = queue_lag(queue);
+    REQUIRE(lag > turn * 9 / 10 && lag <= turn, "turns of 4 ms: a lag of %d us", (int)(lag / 1000));
+    for (int i = 0; i < 20; i++) queue_note_lag(queue, 0);
+    REQUIRE(queue_lag(queue) < turn / 10, "the lag stays when the turns are short again");
+    /* ends that have come together were unread for a turn */
+    struct queue_entry ends[3];
+    for (int i = 0; i < 3; i++) queue_push(queue, &ends[i]);
+    while (now_ns() - queue_unread_since(queue) < turn) continue;
+    REQUIRE(queue_take(queue), "no entry");
+    REQUIRE(queue_lag(queue) > turn / 5, "three ends that were unread for 4 ms told no lag");
+    queue_close(queue);
+}
+
 /* A steady wait has the same slot each time. */
 static void test_a_slot_that_was_used_as_often_as_a_ticket_can_say(void) {
     struct queue *queue = queue_open();
@@ -130,6 +179,9 @@ int main(void) {
     failing = context_register(&failing, 1, STREAM, &is_taken);
     healthy = context_register(&healthy, 2, STREAM, &is_taken);
     test_failing_a_point_of_a_queue_that_is_closed_and_opened_again();
+    test_each_use_of_a_slot_has_a_ticket_of_its_own();
     test_a_slot_that_was_used_as_often_as_a_ticket_can_say();
+    test_a_slot_forgets_that_its_last_use_failed();
+    test_the_lag_of_a_loop_follows_its_turns();
     return 0;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import statistics
 import threading
@@ -170,3 +171,29 @@ def test_a_drain_elsewhere_waits_for_what_is_being_enqueued(loop_kind: str) -> N
     run_on(loop_kind, enqueue)
     thread.join()
     assert not missed - at_once, f"{missed - at_once} of {asked}"
+
+
+@pytest.mark.alone
+def test_a_task_alone_has_whole_turns_again() -> None:
+    """After turns that many tasks have shared. On trio each await is a turn."""
+    count = 0
+
+    async def turns() -> None:
+        nonlocal count
+        while True:
+            count += 1
+            await asyncio.sleep(0)
+
+    async def use(stream: Stream, times: int) -> None:
+        for _ in range(times):
+            await stream.synchronize_async()
+
+    async def main() -> None:
+        async with Stream() as stream:
+            await asyncio.gather(*(use(stream, 100) for _ in range(100)))
+            counting = asyncio.ensure_future(turns())
+            await use(stream, 2000)
+            counting.cancel()
+
+    asyncio.run(main())
+    assert count < 200

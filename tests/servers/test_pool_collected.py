@@ -119,3 +119,21 @@ def test_pool_comes_back_from_a_task_whose_loop_was_closed(request_: Any, new_lo
         asyncio.run(use_once(pool))
         assert (pool.lent, pool.idle, raised) == (0, 1, [])
     pool.close()
+
+
+def test_pools_that_have_ended_leave_nothing() -> None:
+    async def use() -> None:
+        async with StreamPool(2) as pool:
+            for _ in range(8):
+                await use_once(pool)
+                await pool.run(int)
+
+    def left() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    asyncio.run(use())
+    before = left()
+    for _ in range(20):
+        asyncio.run(use())
+    assert left() - before < 20

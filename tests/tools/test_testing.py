@@ -120,9 +120,12 @@ async def test_ledger_in_a_coroutine_does_not_wait_for_a_turn_of_the_loop() -> N
                 assert await stream.enqueue_async(lambda stream: [stream]) == [stream]
 
 
-async def test_ledger_in_a_coroutine_waits_for_what_cancelled_waits_have_waited_for() -> None:
+@pytest.mark.parametrize("wait", ["auto", "hostfunc"])
+async def test_ledger_in_a_coroutine_waits_for_what_cancelled_waits_have_waited_for(
+    wait: Any,
+) -> None:
     """The loop has no turn while the block ends."""
-    async with Stream() as stream:
+    async with Stream(wait=wait) as stream:
         for _ in range(8):  # so that the loop's timer has the waits
             await stream.enqueue_async(spin, 0.02)
         with ledger():

@@ -82,17 +82,17 @@ def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wa
         pass
 
     def use(stream: Stream, buffer: object) -> None:
-        spin(stream, 0.004)
+        gate.hold(stream)
 
     async def request() -> weakref.ref[Buffer]:
         for _ in range(8 if known else 0):
-            await stream.enqueue_async(use, None)
+            await stream.enqueue_async(spin, 0.004)
         buffer = Buffer()
         future: asyncio.Future[None]
         if call == "enqueue_async":
             future = stream.enqueue_async(use, buffer)
         else:
-            spin(stream, 0.004)
+            use(stream, None)
             future = asyncio.ensure_future(stream.synchronize_async())
             await asyncio.sleep(0)
         assert future.cancel()
@@ -100,8 +100,9 @@ def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wa
         return weakref.ref(buffer)
 
     stream = Stream(wait=wait)
-    with asyncio.Runner() as runner:
+    with Gate() as gate, asyncio.Runner() as runner:
         buffer = runner.run(request())
+        gate.open()
         assert settle(lambda: buffer() is None)
         assert asyncio.run(drain(5))
         runner.run(asyncio.sleep(0))
