@@ -18,10 +18,20 @@
 
 /* --- points and queues --- */
 
-struct queue *as_queue(int index) {
-    struct queue *queue = queue_at(index);
-    if (!queue) PyErr_Format(PyExc_ValueError, "there is no queue %d", index);
-    return queue;
+int is_found(const void *found, const char *what, PyObject *number) {
+    if (!found && !PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "there is no %s %R", what, number);
+    return found != NULL;
+}
+
+int to_queue(PyObject *number, void *queue) {
+    struct queue *found = *(struct queue **)queue = queue_at((int)PyLong_AsLong(number));
+    return is_found(found, "queue", number);
+}
+
+int to_context(PyObject *number, void *context) {
+    struct context *found = *(struct context **)context = context_at((int)PyLong_AsLong(number));
+    return is_found(found, "context", number);
 }
 
 /* queue_open(owner): appends the number to a list and returns the descriptor. It is one step,
@@ -39,9 +49,9 @@ static PyObject *native_queue_open(PyObject *Py_UNUSED(self), PyObject *owner) {
     return NULL;
 }
 
-static PyObject *native_queue_close(PyObject *Py_UNUSED(self), PyObject *index) {
-    struct queue *queue = as_queue((int)PyLong_AsLong(index));
-    if (!queue) return NULL;
+static PyObject *native_queue_close(PyObject *Py_UNUSED(self), PyObject *number) {
+    struct queue *queue;
+    if (!to_queue(number, &queue)) return NULL;
     /* another thread of the parent may have held a lock at the fork */
     if (is_child()) Py_RETURN_NONE;
     waits_leave_loop(queue);
@@ -49,9 +59,9 @@ static PyObject *native_queue_close(PyObject *Py_UNUSED(self), PyObject *index) 
     Py_RETURN_NONE;
 }
 
-static PyObject *native_queue_wake(PyObject *Py_UNUSED(self), PyObject *index) {
-    struct queue *queue = as_queue((int)PyLong_AsLong(index));
-    if (!queue) return NULL;
+static PyObject *native_queue_wake(PyObject *Py_UNUSED(self), PyObject *number) {
+    struct queue *queue;
+    if (!to_queue(number, &queue)) return NULL;
     queue_wake(queue);
     Py_RETURN_NONE;
 }
@@ -74,12 +84,6 @@ static PyObject *native_context_register(PyObject *Py_UNUSED(self), PyObject *ar
     /* One step, because an interrupt must not make Python destroy a stream that is in use. */
     if (is_taken && PyList_SetSlice(made, 0, PyList_Size(made), NULL) < 0) return NULL;
     return PyLong_FromLong(context_index(context));
-}
-
-struct context *as_context(int index) {
-    struct context *context = context_at(index);
-    if (!context) PyErr_Format(PyExc_ValueError, "there is no context %d", index);
-    return context;
 }
 
 /* --- the ledger --- */

@@ -31,9 +31,15 @@ bool is_child(void);        /* of a fork, in which the driver may not be called 
 bool refuse_in_child(void); /* the same, with an exception set */
 bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
 struct handle *as_handle(PyObject *);
-struct queue *as_queue(int index);
-struct context *as_context(int index);
-struct wait_list *as_wait_list(PyObject *);
+/* What an argument stands for: converters, as "O&" of PyArg_ParseTuple wants them. Each fills in a
+ * pointer to a struct of that name. 0: an exception is set. */
+int to_handle(PyObject *, void *handle);
+int to_queue(PyObject *number, void *queue);
+int to_context(PyObject *number, void *context);
+int to_wait_list(PyObject *, void *wait_list);
+int to_strategy(PyObject *number, void *strategy);
+/* What a converter returns for something that a number has found, or for NULL. */
+int is_found(const void *, const char *what, PyObject *number);
 /* appends the object and releases it; false: with an exception set, or NULL was passed */
 bool append_new(PyObject *list, PyObject *object);
 
@@ -47,6 +53,8 @@ int operate_pinned(struct handle *, handle_operation, void *argument);
 int operate_pinned_as_is(struct handle *, handle_operation, void *argument);
 /* As operate, in the thread's own capture mode. */
 int operate_as_is(struct handle *, handle_operation, void *argument);
+/* As operate, for a caller that has the GIL. */
+int operate_from_python(struct handle *, handle_operation, void *argument);
 
 /* --- completions --- */
 
@@ -61,7 +69,6 @@ void pop_from_python(void);
 bool pin_here(struct handle *);
 void unpin_here(struct handle *);
 struct wait;
-const struct strategy *as_strategy(long number);
 /* A Wait that its task polls. NULL: no memory, and the wait is still the caller's. */
 PyObject *new_wait(struct wait *, struct queue *);
 void disown_wait(PyObject *); /* the wait is the caller's again */

@@ -45,15 +45,14 @@ static int do_arm(struct handle *stream, void *argument) {
 /* arm(handle, context, kind, owner, sync_mode, function, data): enqueues a host function or
  * callback of a user, which belongs to no loop. 0, a driver code, or a refusal. */
 static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *object, *owner;
-    int context_id, kind, sync_mode;
+    struct handle *stream;
+    struct context *context;
+    PyObject *owner;
+    int kind, sync_mode;
     unsigned long long function, data;
-    if (!PyArg_ParseTuple(args, "OiiOiKK", &object, &context_id, &kind, &owner, &sync_mode,
-                          &function, &data))
+    if (!PyArg_ParseTuple(args, "O&O&iOiKK", to_handle, &stream, to_context, &context, &kind,
+                          &owner, &sync_mode, &function, &data))
         return NULL;
-    struct handle *stream = as_handle(object);
-    struct context *context = stream ? as_context(context_id) : NULL;
-    if (!context) return NULL;
     if ((kind == KIND_PYTHON_HOST || kind == KIND_PYTHON_CALLBACK) && refuse_at_exit()) return NULL;
     /* The janitor's queue. On a loop's queue, the objects would be kept until that loop runs again,
      * and this thread need not have a loop at all. */
@@ -77,15 +76,13 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
  * the code when the context fails. It is one step, because a KeyboardInterrupt before the caller
  * has stored the ticket would leave it armed, and its queue could never be used again. */
 static PyObject *native_arm_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
-    int queue_number, context_id;
+    struct queue *queue;
+    struct context *context;
     PyObject *owner, *tickets;
-    if (!PyArg_ParseTuple(args, "iiOO!", &queue_number, &context_id, &owner, &PyList_Type,
-                          &tickets) ||
+    if (!PyArg_ParseTuple(args, "O&O&OO!", to_queue, &queue, to_context, &context, &owner,
+                          &PyList_Type, &tickets) ||
         refuse_in_child())
         return NULL;
-    struct queue *queue = as_queue(queue_number);
-    struct context *context = queue ? as_context(context_id) : NULL;
-    if (!context) return NULL;
     uint64_t ticket = point_reserve_armed(queue, context, KIND_ALARM);
     if (!ticket) return PyErr_NoMemory();
     if (!append_new(tickets, PyLong_FromUnsignedLongLong(ticket))) {
@@ -108,16 +105,16 @@ static int do_watch(struct handle *stream, void *wait) {
 /* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
  * and the owner hears of its end. Whether that was possible. */
 static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *handle, *object, *owner;
-    int queue_number, number, status;
-    if (!PyArg_ParseTuple(args, "OOiiO", &handle, &object, &queue_number, &number, &owner))
-        return NULL;
+    struct handle *stream;
+    struct wait_list *list;
+    struct queue *queue;
+    const struct strategy *strategy;
+    PyObject *owner;
     struct wait *wait;
-    struct wait_list *list = as_wait_list(object);
-    struct handle *stream = list ? as_handle(handle) : NULL;
-    struct queue *queue = stream ? as_queue(queue_number) : NULL;
-    const struct strategy *strategy = queue ? as_strategy(number) : NULL;
-    if (!strategy) return NULL;
+    int status;
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_wait_list, &list, to_queue,
+                          &queue, to_strategy, &strategy, &owner))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = wait_reserve(list, queue, strategy, &wait);
     Py_END_ALLOW_THREADS
@@ -265,11 +262,11 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
 /* drain(queue, orphaned): settles all that has arrived. In a forked child it does nothing: the
  * descriptor is the parent's, and to read it would take a wake-up away from it. */
 static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
-    int index, orphaned;
-    if (!PyArg_ParseTuple(args, "ip", &index, &orphaned)) return NULL;
+    struct draining draining = {0};
+    int orphaned;
+    if (!PyArg_ParseTuple(args, "O&p", to_queue, &draining.queue, &orphaned)) return NULL;
     if (is_child()) Py_RETURN_NONE;
-    struct draining draining = {.queue = as_queue(index), .orphaned = orphaned};
-    if (!draining.queue) return NULL;
+    draining.orphaned = orphaned;
     if (waits_are_due(draining.queue)) {
         Py_BEGIN_ALLOW_THREADS
         int mode = relaxed_enter();

@@ -191,21 +191,17 @@ static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
 static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *args,
                                 Py_ssize_t count) {
     if (count != 10) return PyErr_Format(PyExc_TypeError, "ten arguments are needed");
-    struct handle *stream = as_handle(args[0]);
+    struct handle *stream;
+    struct queue *queue;
     struct reserving reserving = {0};
     PyObject *call = args[5] == Py_None ? NULL : args[5], *order = args[7];
-    if (!stream) return NULL;
-    struct queue *queue = as_queue((int)PyLong_AsLong(args[2]));
-    if (!queue) return NULL;
-    long number = PyLong_AsLong(args[3]);
+    if (!to_handle(args[0], &stream) || !to_queue(args[2], &queue)) return NULL;
     if (PyLong_CheckExact(args[1])) {
-        reserving.context = as_context((int)PyLong_AsLong(args[1]));
-        reserving.kind = (enum point_kind)number;
-        if (!reserving.context) return NULL;
-    } else {
-        reserving.list = as_wait_list(args[1]);
-        reserving.strategy = reserving.list ? as_strategy(number) : NULL;
-        if (!reserving.strategy) return NULL;
+        reserving.kind = (enum point_kind)PyLong_AsLong(args[3]);
+        if (!to_context(args[1], &reserving.context)) return NULL;
+    } else if (!to_wait_list(args[1], &reserving.list) ||
+               !to_strategy(args[3], &reserving.strategy)) {
+        return NULL;
     }
     if (!is_order(order)) return PyErr_Format(PyExc_TypeError, "an Order is needed");
     PyObject *object = PyType_GenericAlloc(completion_type, 0);
@@ -265,14 +261,11 @@ end:
 /* reserve(wait_list, queue, strategy, handle): 0, or a refusal. */
 PyObject *Completion_reserve(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
-    PyObject *list, *handle;
-    int queue_number, number;
-    if (!PyArg_ParseTuple(args, "OiiO", &list, &queue_number, &number, &handle)) return NULL;
-    struct reserving reserving = {.completion = self, .list = as_wait_list(list), .asks = true};
-    struct handle *stream = reserving.list ? as_handle(handle) : NULL;
-    self->queue = stream ? as_queue(queue_number) : NULL;
-    reserving.strategy = self->queue ? as_strategy(number) : NULL;
-    if (!reserving.strategy) return NULL;
+    struct handle *stream;
+    struct reserving reserving = {.completion = self, .asks = true};
+    if (!PyArg_ParseTuple(args, "O&O&O&O&", to_wait_list, &reserving.list, to_queue, &self->queue,
+                          to_strategy, &reserving.strategy, to_handle, &stream))
+        return NULL;
     if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was reserved before");
     if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
     int status = reserve(&reserving, stream);
@@ -283,10 +276,9 @@ PyObject *Completion_reserve(PyObject *object, PyObject *args) {
 /* run(handle, call): as `enqueue`, with a pinned stream, and with the same answers. */
 PyObject *Completion_run(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
-    PyObject *handle, *call;
-    if (!PyArg_ParseTuple(args, "OO", &handle, &call)) return NULL;
-    struct handle *stream = as_handle(handle);
-    if (!stream) return NULL;
+    struct handle *stream;
+    PyObject *call;
+    if (!PyArg_ParseTuple(args, "O&O", to_handle, &stream, &call)) return NULL;
     if (!self->ticket || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
     int refusal = push_from_python(stream);

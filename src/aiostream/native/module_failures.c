@@ -76,10 +76,10 @@ static PyObject *native_exit_disarm(PyObject *Py_UNUSED(self), PyObject *number)
 }
 
 static PyObject *native_health(PyObject *Py_UNUSED(self), PyObject *args) {
-    int index, status, recent = false;
-    if (!PyArg_ParseTuple(args, "i|p", &index, &recent) || refuse_in_child()) return NULL;
-    struct context *context = as_context(index);
-    if (!context) return NULL;
+    struct context *context;
+    int status, recent = false;
+    if (!PyArg_ParseTuple(args, "O&|p", to_context, &context, &recent) || refuse_in_child())
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = recent ? context_recent_health(context) : context_health(context);
     Py_END_ALLOW_THREADS

@@ -32,16 +32,11 @@ static int do_use(struct handle *stream, void *argument) {
 }
 
 static PyObject *use_from_python(PyObject *args, int (*call)(void *, void *)) {
-    PyObject *executable, *stream;
-    if (!PyArg_ParseTuple(args, "OO", &executable, &stream)) return NULL;
-    struct use use = {.executable = as_handle(executable), .call = call};
-    struct handle *stream_handle = use.executable ? as_handle(stream) : NULL;
-    if (!stream_handle) return NULL;
-    int result;
-    Py_BEGIN_ALLOW_THREADS
-    result = operate(stream_handle, do_use, &use);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(result);
+    struct handle *stream;
+    struct use use = {.call = call};
+    if (!PyArg_ParseTuple(args, "O&O&", to_handle, &use.executable, to_handle, &stream))
+        return NULL;
+    return PyLong_FromLong(operate_from_python(stream, do_use, &use));
 }
 
 static PyObject *native_graph_launch(PyObject *Py_UNUSED(self), PyObject *args) {
@@ -71,15 +66,11 @@ static int do_update(struct handle *executable, void *argument) {
 }
 
 static PyObject *native_graph_update(PyObject *Py_UNUSED(self), PyObject *args) {
-    PyObject *executable, *graph;
-    if (!PyArg_ParseTuple(args, "OO", &executable, &graph)) return NULL;
-    struct handle *handle = as_handle(executable);
-    struct update update = {.graph = handle ? as_handle(graph) : NULL};
-    if (!update.graph) return NULL;
-    int result;
-    Py_BEGIN_ALLOW_THREADS
-    result = operate(handle, do_update, &update);
-    Py_END_ALLOW_THREADS
+    struct handle *executable;
+    struct update update = {0};
+    if (!PyArg_ParseTuple(args, "O&O&", to_handle, &executable, to_handle, &update.graph))
+        return NULL;
+    int result = operate_from_python(executable, do_update, &update);
     return Py_BuildValue("iiKK", result, update.said.result,
                          (unsigned long long)(uintptr_t)update.said.node,
                          (unsigned long long)(uintptr_t)update.said.from);

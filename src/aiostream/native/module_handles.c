@@ -289,6 +289,10 @@ struct handle *as_handle(PyObject *object) {
     return refuse_in_child() ? NULL : ((HandleObject *)object)->handle;
 }
 
+int to_handle(PyObject *object, void *handle) {
+    return (*(struct handle **)handle = as_handle(object)) != NULL;
+}
+
 /* --- driver calls on a handle --- */
 
 /* Asks first whether the context is there. Other code may have destroyed or reset it, and the
@@ -326,14 +330,12 @@ int operate(struct handle *handle, handle_operation operation, void *argument) {
     return result;
 }
 
-static PyObject *operate_from_python(PyObject *object, handle_operation operation) {
-    struct handle *handle = as_handle(object);
-    if (!handle) return NULL;
+int operate_from_python(struct handle *handle, handle_operation operation, void *argument) {
     int result;
     Py_BEGIN_ALLOW_THREADS
-    result = operate(handle, operation, NULL);
+    result = operate(handle, operation, argument);
     Py_END_ALLOW_THREADS
-    return PyLong_FromLong(result);
+    return result;
 }
 
 int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
@@ -356,15 +358,18 @@ static int do_event_synchronize(struct handle *handle, void *Py_UNUSED(unused)) 
                                      : driver.event_synchronize(handle_value(handle));
 }
 
-static PyObject *native_stream_query(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_stream_query);
-}
-static PyObject *native_stream_synchronize(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_stream_synchronize);
-}
-static PyObject *native_capture_refusal(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_capture_refusal);
-}
+/* The functions of Python that make one call on one handle, and answer its code. */
+#define OPERATION(name)                                                                            \
+    static PyObject *native_##name(PyObject *Py_UNUSED(self), PyObject *object) {                  \
+        struct handle *handle = as_handle(object);                                                 \
+        return handle ? PyLong_FromLong(operate_from_python(handle, do_##name, NULL)) : NULL;      \
+    }
+OPERATION(stream_query)
+OPERATION(stream_synchronize)
+OPERATION(capture_refusal)
+OPERATION(event_query)
+OPERATION(event_synchronize)
+
 static PyObject *native_gone_refusal(PyObject *Py_UNUSED(self), PyObject *object) {
     struct handle *handle = as_handle(object);
     if (!handle) return NULL;
@@ -373,12 +378,6 @@ static PyObject *native_gone_refusal(PyObject *Py_UNUSED(self), PyObject *object
     result = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(result);
-}
-static PyObject *native_event_query(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_event_query);
-}
-static PyObject *native_event_synchronize(PyObject *Py_UNUSED(self), PyObject *handle) {
-    return operate_from_python(handle, do_event_synchronize);
 }
 
 struct recording {
@@ -419,17 +418,15 @@ static int replace_event(PyObject *operand, struct handle *old, struct handle *f
  * with the flags. It is one step, because with steps of Python in between, another thread's wait
  * could begin after the check, and a KeyboardInterrupt could lose the fresh event. */
 static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) {
-    PyObject *operand, *stream;
+    PyObject *operand;
+    struct handle *stream;
     struct recording recording = {0};
-    if (!PyArg_ParseTuple(args, "OOI", &operand, &stream, &recording.flags)) return NULL;
-    struct handle *stream_handle = as_handle(stream);
-    PyObject *event = stream_handle ? PyObject_GetAttrString(operand, "handle") : NULL;
-    recording.event = event ? as_handle(event) : NULL;
+    if (!PyArg_ParseTuple(args, "OO&I", &operand, to_handle, &stream, &recording.flags))
+        return NULL;
+    PyObject *event = PyObject_GetAttrString(operand, "handle");
     int result = 0, failed = -1;
-    if (recording.event) {
-        Py_BEGIN_ALLOW_THREADS
-        result = operate(stream_handle, do_event_record, &recording);
-        Py_END_ALLOW_THREADS
+    if (event && to_handle(event, &recording.event)) {
+        result = operate_from_python(stream, do_event_record, &recording);
         failed = recording.fresh ? replace_event(operand, recording.event, recording.fresh) : 0;
     }
     Py_XDECREF(event);

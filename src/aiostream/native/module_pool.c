@@ -212,12 +212,7 @@ static PyObject *take(PoolObject *self) {
 
 static bool is_idle(struct handle *handle, bool is_done) {
     if (handle_is_used(handle)) return false;
-    if (is_done) return true;
-    int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = operate(handle, do_stream_query, NULL);
-    Py_END_ALLOW_THREADS
-    return status == CUDA_SUCCESS;
+    return is_done || operate_from_python(handle, do_stream_query, NULL) == CUDA_SUCCESS;
 }
 
 /* False: this way is not open, and nothing has changed but that the Stream may be closed. */
@@ -340,12 +335,11 @@ static PyObject *Pooled_keep(PyObject *self, PyObject *stream) {
 static PyObject *Pool_bind(PyObject *object, PyObject *args) {
     PoolObject *self = (PoolObject *)object;
     PyObject *given[UNSEEN];
-    int queue_number, has_own_release;
-    if (!PyArg_ParseTuple(args, "OOO(OOO)ip", &given[0], &given[1], &given[2], &given[3], &given[4],
-                          &given[5], &queue_number, &has_own_release))
+    struct queue *queue;
+    int has_own_release;
+    if (!PyArg_ParseTuple(args, "OOO(OOO)O&p", &given[0], &given[1], &given[2], &given[3],
+                          &given[4], &given[5], to_queue, &queue, &has_own_release))
         return NULL;
-    struct queue *queue = as_queue(queue_number);
-    if (!queue) return NULL;
     self->queue = queue;
     for (int i = 0; i < UNSEEN; i++) {
         PyObject **field = field_of(object, &pool_members[i]), *old = *field;

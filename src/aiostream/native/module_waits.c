@@ -218,13 +218,9 @@ typedef struct {
 static PyTypeObject *wait_list_type;
 
 static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    int number;
+    struct context *context;
     PyObject *object;
-    if (!PyArg_ParseTuple(args, "iO", &number, &object)) return NULL;
-    struct context *context = as_context(number);
-    if (!context) return NULL;
-    if (!PyObject_TypeCheck(object, history_type))
-        return PyErr_Format(PyExc_TypeError, "a History is needed");
+    if (!PyArg_ParseTuple(args, "O&O!", to_context, &context, history_type, &object)) return NULL;
     WaitListObject *self = (WaitListObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->order = new_order();
@@ -243,10 +239,11 @@ static PyObject *WaitList_label(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-struct wait_list *as_wait_list(PyObject *object) {
-    if (PyObject_TypeCheck(object, wait_list_type)) return ((WaitListObject *)object)->list;
-    PyErr_SetString(PyExc_TypeError, "a WaitList is needed");
-    return NULL;
+int to_wait_list(PyObject *object, void *list) {
+    bool is_one = PyObject_TypeCheck(object, wait_list_type);
+    if (is_one) *(struct wait_list **)list = ((WaitListObject *)object)->list;
+    else PyErr_SetString(PyExc_TypeError, "a WaitList is needed");
+    return is_one;
 }
 
 static void WaitList_dealloc(PyObject *object) {
@@ -263,10 +260,11 @@ static PyObject *from_result(const struct wait_result *result, struct queue *que
     return object;
 }
 
-const struct strategy *as_strategy(long number) {
-    if (number >= 0 && number < strategy_count) return &strategies[number];
-    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "there is no wait strategy %ld", number);
-    return NULL;
+int to_strategy(PyObject *number, void *strategy) {
+    long index = PyLong_AsLong(number);
+    bool exists = index >= 0 && index < strategy_count;
+    *(const struct strategy **)strategy = exists ? &strategies[index] : NULL;
+    return is_found(*(const struct strategy **)strategy, "wait strategy", number);
 }
 
 struct beginning {
@@ -295,11 +293,11 @@ static int do_begin_event(struct handle *event, void *argument) {
 static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     if (count != 3)
         return PyErr_Format(PyExc_TypeError, "a handle, a queue and a strategy are needed");
-    struct handle *handle = as_handle(args[0]);
+    struct handle *handle;
     struct beginning beginning = {.list = ((WaitListObject *)object)->list};
-    beginning.queue = handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
-    beginning.strategy = beginning.queue ? as_strategy(PyLong_AsLong(args[2])) : NULL;
-    if (!beginning.strategy) return NULL;
+    if (!to_handle(args[0], &handle) || !to_queue(args[1], &beginning.queue) ||
+        !to_strategy(args[2], &beginning.strategy))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
     int refusal = handle_is_event(handle) ? operate(handle, do_begin_event, &beginning)
                                           : operate_as_is(handle, do_begin, &beginning);
@@ -334,24 +332,24 @@ static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitLi
 static PyObject *native_spend_turn(PyObject *Py_UNUSED(self), PyObject *const *args,
                                    Py_ssize_t count) {
     if (count != 2) return PyErr_Format(PyExc_TypeError, "a queue and a task are needed");
-    struct queue *queue = as_queue((int)PyLong_AsLong(args[0]));
-    return queue ? PyLong_FromLong(queue_spend_turn(queue, args[1])) : NULL;
+    struct queue *queue;
+    return to_queue(args[0], &queue) ? PyLong_FromLong(queue_spend_turn(queue, args[1])) : NULL;
 }
 
-static PyObject *native_new_turn(PyObject *Py_UNUSED(self), PyObject *index) {
-    struct queue *queue = as_queue((int)PyLong_AsLong(index));
-    if (!queue) return NULL;
+static PyObject *native_new_turn(PyObject *Py_UNUSED(self), PyObject *number) {
+    struct queue *queue;
+    if (!to_queue(number, &queue)) return NULL;
     queue_new_turn(queue);
     Py_RETURN_NONE;
 }
 
 /* wake_by(queue, time): its loop drains it then, or before. A time of the clock, in ns. */
 static PyObject *native_wake_by(PyObject *Py_UNUSED(self), PyObject *args) {
-    int index;
+    struct queue *queue;
     long long time;
-    struct queue *queue = PyArg_ParseTuple(args, "iL", &index, &time) ? as_queue(index) : NULL;
-    if (queue) timer_wake_by(queue_timer(queue), time);
-    return queue ? Py_NewRef(Py_None) : NULL;
+    if (!PyArg_ParseTuple(args, "O&L", to_queue, &queue, &time)) return NULL;
+    timer_wake_by(queue_timer(queue), time);
+    Py_RETURN_NONE;
 }
 
 static PyObject *native_predict(PyObject *Py_UNUSED(self), PyObject *enabled) {

@@ -102,13 +102,13 @@ static int enter(struct handle *handle, const struct wait_list *list) {
  * Python could leave the context current, or free the result while the GPU uses it. */
 static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     WorkObject *self = (WorkObject *)object;
-    struct handle *handle = count == 3 ? as_handle(args[0]) : NULL;
-    struct wait_list *list = handle ? as_wait_list(args[1]) : NULL;
-    if (!list || self->handle) {
-        if (PyErr_Occurred()) return NULL;
+    struct handle *handle;
+    struct wait_list *list;
+    if (count != 3 || self->handle)
         return PyErr_Format(PyExc_TypeError, "begin(handle, wait_list, held), once");
-    }
-    if (refuse_in_child() || PyList_Append(args[2], Py_None) < 0) return NULL;
+    if (!to_handle(args[0], &handle) || !to_wait_list(args[1], &list) ||
+        PyList_Append(args[2], Py_None) < 0)
+        return NULL;
     int status;
     /* The GIL is given up, because a driver may hold a lock while a host function runs. If that is
      * a Python function, it waits for the GIL, and the two threads would wait for each other. */
