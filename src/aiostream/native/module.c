@@ -159,8 +159,10 @@ void free_object(PyObject *object) {
     Py_DECREF(type);
 }
 
-int add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec) {
-    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(spec);
+int add_type(PyObject *module, PyTypeObject **type, const char *name, int size, unsigned flags,
+             PyType_Slot *slots) {
+    PyType_Spec spec = {name, size, 0, Py_TPFLAGS_DEFAULT | flags, slots};
+    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(&spec);
     return *type ? PyModule_AddType(module, *type) : -1;
 }
 

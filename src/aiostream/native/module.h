@@ -80,8 +80,13 @@ void run_host_function(uint64_t ticket, int status);
 PyObject *as_text(const char *);
 /* What a type's tp_dealloc does last. */
 void free_object(PyObject *);
-/* Adds a type that it has made, and makes it if the module is imported first. */
-int add_type(PyObject *module, PyTypeObject **, PyType_Spec *);
+/* Adds a type that it has made, and makes it if the module is imported first. -1: an exception is
+ * set. */
+int add_type(PyObject *module, PyTypeObject **, const char *name, int size, unsigned flags,
+             PyType_Slot *);
+#define ADD_TYPE(module, name, Name, flags)                                                        \
+    add_type(module, &name##_type, "aiostream._native." #Name, sizeof(Name##Object), flags,        \
+             name##_slots)
 /* Adds an object and releases it. NULL: an exception is set. */
 int add_object(PyObject *module, const char *name, PyObject *);
 /* Adds a tuple, in which the place of an item is its number. */

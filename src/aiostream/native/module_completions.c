@@ -441,25 +441,19 @@ static PyType_Slot completion_slots[] = {
     {Py_tp_doc, "A point for which a task waits: its future, and what is kept alive."},
     {0, NULL},
 };
-static PyType_Spec completion_spec = {"aiostream._native.Completion", sizeof(CompletionObject), 0,
-                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-                                      completion_slots};
 
 static PyType_Slot order_slots[] = {
     {Py_tp_doc, "The completions of one stream, in the order of their points."},
     {0, NULL},
 };
-static PyType_Spec order_spec = {"aiostream._native.Order", sizeof(OrderObject), 0,
-                                 Py_TPFLAGS_DEFAULT, order_slots};
 
 PyObject *new_order(void) { return PyType_GenericAlloc(order_type, 0); }
 
+typedef PyObject OwnFutureObject;
 static PyType_Slot own_future_slots[] = {
     {Py_tp_doc, "The base of the library's own futures, whose setters are private."},
     {0, NULL},
 };
-static PyType_Spec own_future_spec = {"aiostream._native.OwnFuture", sizeof(PyObject), 0,
-                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, own_future_slots};
 
 /* set_observer(function): what is called with each future that ends because the GPU has passed its
  * point, or has failed. None: nothing is. */
@@ -497,10 +491,10 @@ static bool make_names(void) {
 }
 
 int add_completion_types(PyObject *module) {
-    if (!make_names()) return -1;
-    if (add_type(module, &completion_type, &completion_spec) < 0 ||
-        add_type(module, &order_type, &order_spec) < 0 ||
-        add_type(module, &own_future_type, &own_future_spec) < 0 ||
+    enum { BASE = Py_TPFLAGS_BASETYPE };
+    if (!make_names() || ADD_TYPE(module, completion, Completion, BASE | Py_TPFLAGS_HAVE_GC) < 0 ||
+        ADD_TYPE(module, order, Order, 0) < 0 ||
+        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 ||
         PyModule_AddFunctions(module, completion_functions) < 0 ||
         PyModule_AddFunctions(module, enqueue_functions) < 0)
         return -1;

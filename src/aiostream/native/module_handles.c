@@ -278,8 +278,6 @@ static PyType_Slot handle_slots[] = {
      "another uses it."},
     {0, NULL},
 };
-static PyType_Spec handle_spec = {"aiostream._native.Handle", sizeof(HandleObject), 0,
-                                  Py_TPFLAGS_DEFAULT, handle_slots};
 
 struct handle *as_handle(PyObject *object) {
     if (!PyObject_TypeCheck(object, handle_type)) {
@@ -467,6 +465,6 @@ static PyMethodDef handle_functions[] = {
 };
 
 int add_handle_type(PyObject *module) {
-    if (add_type(module, &handle_type, &handle_spec) < 0) return -1;
+    if (ADD_TYPE(module, handle, Handle, 0) < 0) return -1;
     return PyModule_AddFunctions(module, handle_functions);
 }

@@ -498,15 +498,6 @@ static PyType_Slot done_slots[] = {
     {Py_tp_clear, Done_clear},        {Py_tp_methods, done_methods},
     {Py_am_await, PyObject_SelfIter}, {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, Done_next},      {0, NULL}};
-enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC };
-static PyType_Spec pooled_spec = {"aiostream._native.Pooled", sizeof(PooledObject), 0, FLAGS,
-                                  pooled_slots};
-static PyType_Spec pool_spec = {"aiostream._native.Pool", sizeof(PoolObject), 0, FLAGS, pool_slots};
-static PyType_Spec lease_spec = {"aiostream._native.Lease", sizeof(LeaseObject), 0, FLAGS,
-                                 lease_slots};
-static PyType_Spec done_spec = {
-    "aiostream._native.Done", sizeof(DoneObject), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, done_slots};
 
 int add_pool_types(PyObject *module) {
     static PyTypeObject *pooled_type, *pool_type;
@@ -520,10 +511,11 @@ int add_pool_types(PyObject *module) {
         unreported_name = PyUnicode_InternFromString("has_unreported");
         failure_name = PyUnicode_InternFromString("latest_failure");
     }
-    return !failure_name || add_type(module, &pooled_type, &pooled_spec) < 0 ||
-                   add_type(module, &pool_type, &pool_spec) < 0 ||
-                   add_type(module, &lease_type, &lease_spec) < 0 ||
-                   add_type(module, &done_type, &done_spec) < 0
-               ? -1
-               : PyModule_AddFunctions(module, pool_functions);
+    enum { FLAGS = Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC };
+    enum { DONE_FLAGS = Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION };
+    if (!failure_name || ADD_TYPE(module, pooled, Pooled, FLAGS) < 0 ||
+        ADD_TYPE(module, pool, Pool, FLAGS) < 0 || ADD_TYPE(module, lease, Lease, FLAGS) < 0 ||
+        ADD_TYPE(module, done, Done, DONE_FLAGS) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, pool_functions);
 }

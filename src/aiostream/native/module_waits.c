@@ -155,8 +155,6 @@ static PyType_Slot wait_slots[] = {
                 "it is dropped."},
     {0, NULL},
 };
-static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, wait_slots};
 
 /* --- History --- */
 
@@ -204,8 +202,6 @@ static PyType_Slot history_slots[] = {
     {Py_tp_doc, "How long waits took: of one stream, of one event, or of the streams of a pool."},
     {0, NULL},
 };
-static PyType_Spec history_spec = {"aiostream._native.History", sizeof(HistoryObject), 0,
-                                   Py_TPFLAGS_DEFAULT, history_slots};
 
 /* --- WaitList --- */
 
@@ -326,8 +322,6 @@ static PyType_Slot wait_list_slots[] = {
     {Py_tp_doc, "The waits on one stream, in its order, or those for one event."},
     {0, NULL},
 };
-static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0,
-                                     Py_TPFLAGS_DEFAULT, wait_list_slots};
 
 static PyObject *native_spend_turn(PyObject *Py_UNUSED(self), PyObject *const *args,
                                    Py_ssize_t count) {
@@ -370,9 +364,8 @@ static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UN
 }
 
 int add_wait_types(PyObject *module) {
-    if (add_type(module, &wait_list_type, &wait_list_spec) < 0 ||
-        add_type(module, &history_type, &history_spec) < 0 ||
-        add_type(module, &wait_type, &wait_spec) < 0)
+    if (ADD_TYPE(module, wait_list, WaitList, 0) < 0 || ADD_TYPE(module, history, History, 0) < 0 ||
+        ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION) < 0)
         return -1;
     return PyModule_AddFunctions(module, wait_functions);
 }

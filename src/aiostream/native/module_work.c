@@ -170,7 +170,5 @@ static PyType_Slot work_slots[] = {
     {Py_tp_doc, "A call on a stream, until its task has seen the end of the work."},
     {0, NULL},
 };
-static PyType_Spec work_spec = {"aiostream._native.Work", sizeof(WorkObject), 0, Py_TPFLAGS_DEFAULT,
-                                work_slots};
 
-int add_work_type(PyObject *module) { return add_type(module, &work_type, &work_spec); }
+int add_work_type(PyObject *module) { return ADD_TYPE(module, work, Work, 0); }
