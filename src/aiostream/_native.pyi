@@ -35,7 +35,6 @@ class Handle:
         value: int,
         context: int,
         owned: bool,
-        needs_context: bool,
         made: list[Any] | None = None,
     ) -> None: ...
     def borrow(self) -> Handle: ...

@@ -102,9 +102,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
             with self._context._pushed():
                 driver.make(made, "cuEventCreate", self._flags)
             value = driver.handle_in(made)
-            handle = _native.Handle(
-                _native.HANDLE_EVENT, value, self._context.handle, True, False, made
-            )
+            handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, made)
             try:
                 self._name = _name_of(value, self._context)
                 # This comes last, because from here on the finalizer of this object destroys the

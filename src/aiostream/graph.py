@@ -91,7 +91,7 @@ class Graph(Transferable, WithBlock):
         # True while a capture that capture.py has noted goes into it. The capture pins the handle.
         self._captured_into = False
         self._handle = handle or _native.Handle(
-            _native.HANDLE_GRAPH, value, context.handle, owned, False, made
+            _native.HANDLE_GRAPH, value, context.handle, owned, made
         )
 
     @classmethod
@@ -335,7 +335,7 @@ class ExecutableGraph(Transferable, WithBlock):
         executable._owned = owned
         executable._name = f"executable graph {value:#x}"
         executable._handle = _native.Handle(
-            _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False, made
+            _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, made
         )
         return executable
 

@@ -413,7 +413,7 @@ int main(int count, char **arguments) {
     for (int i = 0; i < 3; i++) spare[i] = queue_open();
     point_unreserve(point_reserve(spare[0], context, KIND_HOST_FUNCTION)); /* makes the slots */
     for (int i = 0; i < 3; i++) queue_close(spare[i]);
-    handle = handle_new(HANDLE_STREAM, &handle, NULL, true, false);
+    handle = handle_new(HANDLE_STREAM, &handle, NULL, true);
     REQUIRE(waker_open() == 0, "no descriptors");
     make_coroutines();
     int64_t total = 0;

@@ -372,7 +372,7 @@ static void stress_handles(void) {
         pthread_create(&users[i], NULL, handle_user, (void *)(uintptr_t)i);
     for (int generation = 0; generation < GENERATIONS; generation++) {
         the_thing.destroyed = the_thing.users = released_by = 0;
-        the_handle = handle_new(generation % 4, &the_thing, &the_thing, true, false);
+        the_handle = handle_new(generation % 4, &the_thing, &the_thing, true);
         the_child = handle_borrow(the_handle);
         REQUIRE(the_handle && the_child && handle_is_open(the_child), "a new handle is closed");
         pthread_barrier_wait(&barrier);

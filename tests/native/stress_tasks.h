@@ -92,7 +92,7 @@ static struct users_event *open_event(int context) { /* NULL: enough were opened
     void *value;
     while (event_make(contexts[context], USERS_FLAGS, &value)) continue;
     event->context = context;
-    event->handle = keep(handle_new(HANDLE_EVENT, value, contexts[context], true, false));
+    event->handle = keep(handle_new(HANDLE_EVENT, value, contexts[context], true));
     return event;
 }
 

@@ -118,8 +118,7 @@ def new_handle(
     made: list[Any] | None = None,
 ) -> _native.Handle:
     """Makes the native handle of a stream. `made` is the list of `driver.unless_owned`."""
-    # A special stream is a stream of the current context, so each call needs its context current.
-    return _native.Handle(_HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, made)
+    return _native.Handle(_HANDLE_STREAM, value, context._handle, owned, made)
 
 
 def keep_retired(operand: Operand) -> None:

@@ -288,7 +288,7 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
         return capture.graph
     if not capture.lent:
         capture.lent.append(
-            _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False, False)
+            _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False)
         )
     same = capture.lent[0].borrow()
     graph = Graph._from_handle(value, stream.context, owned=False, handle=same)

@@ -40,16 +40,14 @@ struct handle {
     struct handle *parent;
     enum handle_kind kind;
     bool owned;
-    bool hidden;        /* in no count; written before another thread has it */
-    bool needs_context; /* the legacy and per-thread streams belong to the *current* context */
+    bool hidden;                /* in no count; written before another thread has it */
     struct handle *next_let_go; /* see event_wait_let_go; written once, by the last user */
 };
 
 static pthread_mutex_t release_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t unused = PTHREAD_COND_INITIALIZER;
 
-struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned,
-                          bool needs_context) {
+struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
     *handle = (struct handle){.refs = 1,
@@ -57,7 +55,6 @@ struct handle *handle_new(enum handle_kind kind, void *value, void *context, boo
                               .context = context,
                               .kind = kind,
                               .owned = owned,
-                              .needs_context = needs_context,
                               .identity = context ? context_identity(context) : 0};
     if (owned) {
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
@@ -74,7 +71,6 @@ struct handle *handle_borrow(struct handle *parent) {
                               .context = parent->context,
                               .parent = parent,
                               .kind = parent->kind,
-                              .needs_context = parent->needs_context,
                               .identity = parent->identity};
     return handle;
 }
@@ -108,7 +104,10 @@ bool handle_is_gone(const struct handle *handle) {
 }
 
 bool handle_is_event(const struct handle *handle) { return handle->kind == HANDLE_EVENT; }
-bool handle_needs_context(const struct handle *handle) { return handle->needs_context; }
+/* The legacy and per-thread streams, 0 to 2, belong to the *current* context. */
+bool handle_needs_context(const struct handle *handle) {
+    return handle->kind == HANDLE_STREAM && (uintptr_t)handle->value <= 2;
+}
 
 static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy",
                                           "cuGraphExecDestroy"};
@@ -332,7 +331,7 @@ static int renew(const struct handle *event, unsigned flags, struct handle **fre
     if (flags & EVENT_INTERPROCESS) return RESULT_AWAITED;
     int status = event_make(event->context, flags, &value);
     if (status != CUDA_SUCCESS) return status;
-    *fresh = handle_new(HANDLE_EVENT, value, event->context, true, false);
+    *fresh = handle_new(HANDLE_EVENT, value, event->context, true);
     if (*fresh) return CUDA_SUCCESS;
     driver.event_destroy(value);
     return RESULT_NO_MEMORY;

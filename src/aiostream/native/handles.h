@@ -6,8 +6,7 @@
 
 struct handle;
 enum handle_kind { HANDLE_STREAM = 0, HANDLE_EVENT = 1, HANDLE_GRAPH = 2, HANDLE_GRAPH_EXEC = 3 };
-struct handle *handle_new(enum handle_kind, void *value, void *context, bool owned,
-                          bool needs_context);
+struct handle *handle_new(enum handle_kind, void *value, void *context, bool owned);
 /* Another one of the same thing. It owns nothing, and pins the first, which the caller keeps. */
 struct handle *handle_borrow(struct handle *);
 /* It is the library's own, and no longer in the counters. Once, by the thread that made it. */

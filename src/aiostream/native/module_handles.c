@@ -32,16 +32,14 @@ static PyObject *native_drop_abandoned(PyObject *Py_UNUSED(self), PyObject *Py_U
 }
 
 static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    int kind, owned, needs_context;
+    int kind, owned;
     unsigned long long value, context;
     PyObject *made = Py_None;
-    if (!PyArg_ParseTuple(args, "iKKpp|O", &kind, &value, &context, &owned, &needs_context, &made))
-        return NULL;
+    if (!PyArg_ParseTuple(args, "iKKp|O", &kind, &value, &context, &owned, &made)) return NULL;
     HandleObject *self = (HandleObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Py_BEGIN_ALLOW_THREADS /* it asks the driver for the context's id */
-    self->handle = handle_new(kind, (void *)(uintptr_t)value, (void *)(uintptr_t)context, owned,
-                              needs_context);
+    self->handle = handle_new(kind, (void *)(uintptr_t)value, (void *)(uintptr_t)context, owned);
     Py_END_ALLOW_THREADS
     if (!self->handle) {
         Py_DECREF(self);
