@@ -25,39 +25,16 @@ typedef struct {
 } WaitObject;
 
 static PyTypeObject *wait_type;
-static PyMethodDef wait_functions[];
 
 PyObject *new_wait(struct wait *wait, struct queue *queue) {
-    WaitObject *self = PyObject_New(WaitObject, wait_type);
+    WaitObject *self = (WaitObject *)PyType_GenericAlloc(wait_type, 0);
     if (!self) return NULL;
     self->wait = wait;
     self->queue = queue;
-    self->yielded = false;
     return (PyObject *)self;
 }
 
 void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
-
-/* Whether it is over, one way or another. If it is not, or has failed with an exception, result is
- * of no use. It blocks until a time, or not for 0. */
-static bool poll(WaitObject *self, int64_t until, struct wait_result *result) {
-    if (refuse_in_child()) return false;
-    if (!self->wait) {
-        PyErr_SetString(PyExc_ValueError, "the wait is over");
-        return false;
-    }
-    *result = (struct wait_result){.spinning = self->wait};
-    bool over;
-    Py_BEGIN_ALLOW_THREADS
-    failed_forget();
-    int mode = relaxed_enter();
-    over = until ? wait_block(self->wait, until, &result->refusal)
-                 : wait_poll(self->wait, self->queue, result);
-    relaxed_leave(mode);
-    Py_END_ALLOW_THREADS
-    if (over) self->wait = NULL;
-    return over;
-}
 
 /* What begin, poll and await answer, always in the same form. None: the wait is over and has
  * succeeded. A number from FIRST_TICKET on: the ticket of a wait that a timer or the watcher has
@@ -69,27 +46,30 @@ static PyObject *as_answer(const struct wait_result *result) {
     Py_RETURN_NONE;
 }
 
-/* poll(): the answer; the Wait itself if it is not over. */
-static PyObject *Wait_poll(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    struct wait_result result;
-    if (poll((WaitObject *)self, 0, &result)) return as_answer(&result);
-    return PyErr_Occurred() ? NULL : Py_NewRef(self);
+/* The answer; the Wait itself if it is not over. It blocks until a time, or not for 0. */
+static PyObject *poll(PyObject *object, int64_t until) {
+    WaitObject *self = (WaitObject *)object;
+    if (refuse_in_child()) return NULL;
+    if (!self->wait) return PyErr_Format(PyExc_ValueError, "the wait is over");
+    struct wait_result result = {.spinning = self->wait};
+    bool over;
+    Py_BEGIN_ALLOW_THREADS
+    failed_forget();
+    int mode = relaxed_enter();
+    over = until ? wait_block(self->wait, until, &result.refusal)
+                 : wait_poll(self->wait, self->queue, &result);
+    relaxed_leave(mode);
+    Py_END_ALLOW_THREADS
+    if (!over) return Py_NewRef(object);
+    self->wait = NULL;
+    return as_answer(&result);
 }
+
+static PyObject *Wait_poll(PyObject *self, PyObject *Py_UNUSED(unused)) { return poll(self, 0); }
 
 /* block(seconds): the same, once it is over or the time has passed. */
 static PyObject *Wait_block(PyObject *self, PyObject *seconds) {
-    int64_t until = now_ns() + (int64_t)(PyFloat_AsDouble(seconds) * 1e9);
-    struct wait_result result;
-    if (poll((WaitObject *)self, until, &result)) return as_answer(&result);
-    return PyErr_Occurred() ? NULL : Py_NewRef(self);
-}
-
-static PyObject *end_iteration(const struct wait_result *result) {
-    if (!result->ticket && !result->refusal) return NULL;
-    PyObject *value = as_answer(result);
-    if (value) PyErr_SetObject(PyExc_StopIteration, value);
-    Py_XDECREF(value);
-    return NULL;
+    return poll(self, now_ns() + (int64_t)(PyFloat_AsDouble(seconds) * 1e9));
 }
 
 /* The C side of asyncio's file (see `_runtime/loops`): one step of `await wait`. It yields None, as
@@ -98,16 +78,13 @@ static PyObject *end_iteration(const struct wait_result *result) {
  * Wait, because trio would refuse what is yielded here. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
-    struct wait_result result;
-    if (!self->yielded) {
-        self->yielded = true;
-        Py_RETURN_NONE;
-    }
-    if (poll(self, 0, &result)) return end_iteration(&result);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    PyObject *answer = self->yielded ? poll(object, 0) : Py_NewRef(object);
+    self->yielded = true;
+    bool yields = answer == object;
+    if (answer && !yields && answer != Py_None) PyErr_SetObject(PyExc_StopIteration, answer);
+    Py_XDECREF(answer);
+    return yields ? Py_NewRef(Py_None) : NULL;
 }
-
-static PyObject *Wait_await(PyObject *self) { return Py_NewRef(self); }
 
 /* In a forked child it is left alone, because the parent has the watcher that would deal with
  * it. */
@@ -123,10 +100,8 @@ static PyObject *Wait_drop(PyObject *self, PyObject *Py_UNUSED(unused)) {
 }
 
 static void Wait_dealloc(PyObject *object) {
-    PyTypeObject *type = Py_TYPE(object);
     drop((WaitObject *)object);
-    PyObject_Free(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyMemberDef wait_members[] = {
@@ -148,8 +123,8 @@ static PyType_Slot wait_slots[] = {
     {Py_tp_dealloc, Wait_dealloc},
     {Py_tp_methods, wait_methods},
     {Py_tp_members, wait_members},
-    {Py_am_await, Wait_await},
-    {Py_tp_iter, Wait_await},
+    {Py_am_await, PyObject_SelfIter},
+    {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, Wait_next},
     {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies "
                 "it is dropped."},
@@ -249,13 +224,6 @@ static void WaitList_dealloc(PyObject *object) {
     free_object(object);
 }
 
-static PyObject *from_result(const struct wait_result *result, struct queue *queue) {
-    if (!result->spinning) return as_answer(result);
-    PyObject *object = new_wait(result->spinning, queue);
-    if (!object) wait_drop(result->spinning);
-    return object;
-}
-
 int to_strategy(PyObject *number, void *strategy) {
     long index = PyLong_AsLong(number);
     bool exists = index >= 0 && index < strategy_count;
@@ -270,17 +238,11 @@ struct beginning {
     struct wait_result result;
 };
 
-static int do_begin(struct handle *stream, void *argument) {
-    struct beginning *beginning = argument;
-    wait_begin(beginning->list, handle_value(stream), beginning->queue, beginning->strategy,
-               &beginning->result);
-    return 0;
-}
-
-static int do_begin_event(struct handle *event, void *argument) {
-    struct beginning *beginning = argument;
-    wait_begin_event(beginning->list, event, beginning->queue, beginning->strategy,
-                     &beginning->result);
+static int do_begin(struct handle *handle, void *argument) {
+    struct beginning *with = argument;
+    if (handle_is_event(handle))
+        wait_begin_event(with->list, handle, with->queue, with->strategy, &with->result);
+    else wait_begin(with->list, handle_value(handle), with->queue, with->strategy, &with->result);
     return 0;
 }
 
@@ -295,11 +257,14 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
         !to_strategy(args[2], &beginning.strategy))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    int refusal = handle_is_event(handle) ? operate(handle, do_begin_event, &beginning)
-                                          : operate_as_is(handle, do_begin, &beginning);
+    int refusal = (handle_is_event(handle) ? operate : operate_as_is)(handle, do_begin, &beginning);
     if (refusal) beginning.result.refusal = refusal;
     Py_END_ALLOW_THREADS
-    return from_result(&beginning.result, beginning.queue);
+    struct wait *spinning = beginning.result.spinning;
+    if (!spinning) return as_answer(&beginning.result);
+    PyObject *wait = new_wait(spinning, beginning.queue);
+    if (!wait) wait_drop(spinning);
+    return wait;
 }
 
 static PyMethodDef wait_list_methods[] = {
@@ -363,13 +328,6 @@ static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UN
     return Py_BuildValue("Ld", waits_pending(), (double)(now - oldest) / 1e9);
 }
 
-int add_wait_types(PyObject *module) {
-    if (ADD_TYPE(module, wait_list, WaitList, 0) < 0 || ADD_TYPE(module, history, History, 0) < 0 ||
-        ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION) < 0)
-        return -1;
-    return PyModule_AddFunctions(module, wait_functions);
-}
-
 static PyMethodDef wait_functions[] = {
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
      "A wait of a task was ready: TURN_ flags."},
@@ -383,3 +341,10 @@ static PyMethodDef wait_functions[] = {
      "How many waits have a task, also those that the task polls; the age of the oldest."},
     {NULL, NULL, 0, NULL},
 };
+
+int add_wait_types(PyObject *module) {
+    if (ADD_TYPE(module, wait_list, WaitList, 0) < 0 || ADD_TYPE(module, history, History, 0) < 0 ||
+        ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, wait_functions);
+}
