@@ -117,9 +117,7 @@ static PyObject *driver_row(int i) {
 static PyObject *native_bind(PyObject *Py_UNUSED(self), PyObject *addresses) {
     struct driver_calls bound;
     for (size_t i = 0; i < DRIVER_ROWS; i++) {
-        PyObject *key = PyUnicode_FromString(driver_rows[i].name);
-        PyObject *address = key ? PyObject_GetItem(addresses, key) : NULL;
-        Py_XDECREF(key);
+        PyObject *address = PyMapping_GetItemString(addresses, driver_rows[i].name);
         if (!address) return NULL;
         void *pointer = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
         Py_DECREF(address);
