@@ -166,12 +166,6 @@ int add_type(PyObject *module, PyTypeObject **type, const char *name, int size, 
     return *type ? PyModule_AddType(module, *type) : -1;
 }
 
-int add_object(PyObject *module, const char *name, PyObject *object) {
-    int status = PyModule_AddObjectRef(module, name, object);
-    Py_XDECREF(object);
-    return status;
-}
-
 static PyObject *counter_name(int number) {
     static const char *const names[] = {
 #define COUNTER(name) #name,
@@ -188,7 +182,9 @@ int add_tuple(PyObject *module, const char *attribute, PyObject *(*item)(int), i
         PyObject *object = item(i);
         if (!object || PyTuple_SetItem(tuple, i, object) < 0) Py_CLEAR(tuple);
     }
-    return add_object(module, attribute, tuple);
+    int status = PyModule_AddObjectRef(module, attribute, tuple);
+    Py_XDECREF(tuple);
+    return status;
 }
 
 static int module_exec(PyObject *module) {
@@ -223,14 +219,10 @@ static PyModuleDef_Slot module_slots[] = {
 };
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
-    "_native",
-    "The compiled part of aiostream: see native/base.h.",
-    0,
-    functions,
-    module_slots,
-    NULL,
-    NULL,
-    NULL,
+    .m_name = "_native",
+    .m_doc = "The compiled part of aiostream: see native/base.h.",
+    .m_methods = functions,
+    .m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module_definition); }

@@ -87,8 +87,6 @@ int add_type(PyObject *module, PyTypeObject **, const char *name, int size, unsi
 #define ADD_TYPE(module, name, Name, flags)                                                        \
     add_type(module, &name##_type, "aiostream._native." #Name, sizeof(Name##Object), flags,        \
              name##_slots)
-/* Adds an object and releases it. NULL: an exception is set. */
-int add_object(PyObject *module, const char *name, PyObject *);
 /* Adds a tuple, in which the place of an item is its number. */
 int add_tuple(PyObject *module, const char *name, PyObject *(*item)(int), int count);
 /* Each adds types or functions to the module. -1: an exception is set. */

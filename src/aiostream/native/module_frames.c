@@ -87,9 +87,8 @@ int add_frame_functions(PyObject *module) {
     void *found = dlsym(RTLD_DEFAULT, "PyThreadState_GetUnchecked");
     if (!found) found = dlsym(RTLD_DEFAULT, "_PyThreadState_UncheckedGet");
     *(void **)&holder_of_the_gil = found;
-    PyObject *is_thread = PyLong_FromVoidPtr((void *)is_python_thread);
-    if (add_object(module, "IS_PYTHON_THREAD", is_thread) < 0 ||
-        add_object(module, "FRAMES_HERE", PyLong_FromVoidPtr((void *)frames_here)) < 0)
+    if (PyModule_AddIntConstant(module, "IS_PYTHON_THREAD", (long)is_python_thread) < 0 ||
+        PyModule_AddIntConstant(module, "FRAMES_HERE", (long)frames_here) < 0)
         return -1;
     return PyModule_AddFunctions(module, frame_functions);
 }
