@@ -304,21 +304,16 @@ static void dealloc(PyObject *self, const PyMemberDef *members) {
     free_object(self);
 }
 
-static int Pooled_traverse(PyObject *self, visitproc visit, void *arg) {
-    return traverse(self, pooled_members, visit, arg);
-}
-static int Pooled_clear(PyObject *self) { return clear(self, pooled_members); }
-static void Pooled_dealloc(PyObject *self) { dealloc(self, pooled_members); }
-static int Pool_traverse(PyObject *self, visitproc visit, void *arg) {
-    return traverse(self, pool_members, visit, arg);
-}
-static int Pool_clear(PyObject *self) { return clear(self, pool_members); }
-static void Pool_dealloc(PyObject *self) { dealloc(self, pool_members); }
-static int Lease_traverse(PyObject *self, visitproc visit, void *arg) {
-    return traverse(self, lease_members, visit, arg);
-}
-static int Lease_clear(PyObject *self) { return clear(self, lease_members); }
-static void Lease_dealloc(PyObject *self) { dealloc(self, lease_members); }
+#define COLLECTED(Type, members)                                                                   \
+    static int Type##_traverse(PyObject *self, visitproc visit, void *arg) {                       \
+        return traverse(self, members, visit, arg);                                                \
+    }                                                                                              \
+    static int Type##_clear(PyObject *self) { return clear(self, members); }                       \
+    static void Type##_dealloc(PyObject *self) { dealloc(self, members); }
+COLLECTED(Pooled, pooled_members)
+COLLECTED(Pool, pool_members)
+COLLECTED(Lease, lease_members)
+COLLECTED(Done, done_members)
 
 static PyObject *Pooled_lend_again(PyObject *self, PyObject *Py_UNUSED(unused)) {
     PyObject *lent = lend_again((PooledObject *)self);
@@ -393,12 +388,6 @@ static PyObject *Done_throw(PyObject *self, PyObject *args) {
                     PyExceptionInstance_Check(kind) ? kind : value);
     return NULL;
 }
-
-static int Done_traverse(PyObject *self, visitproc visit, void *arg) {
-    return traverse(self, done_members, visit, arg);
-}
-static int Done_clear(PyObject *self) { return clear(self, done_members); }
-static void Done_dealloc(PyObject *self) { dealloc(self, done_members); }
 
 /* --- Lease --- */
 
