@@ -43,13 +43,17 @@ int call_truth(PyObject *object, PyObject *method) {
     return truth;
 }
 
-int call_with_one(PyObject *object, PyObject *method, PyObject *value) {
-    PyObject *answer = PyObject_CallMethodObjArgs(object, method, value, NULL);
+bool is_own_future(PyObject *future) { return PyObject_TypeCheck(future, own_future_type); }
+
+int settle_future(PyObject *future, PyObject *error, PyObject *result) {
+    bool own = is_own_future(future);
+    PyObject *for_error = own ? names.own_set_exception : names.set_exception;
+    PyObject *for_result = own ? names.own_set_result : names.set_result;
+    PyObject *answer = PyObject_CallMethodObjArgs(future, error ? for_error : for_result,
+                                                  error ? error : result, NULL);
     Py_XDECREF(answer);
     return answer ? 0 : -1;
 }
-
-bool is_own_future(PyObject *future) { return PyObject_TypeCheck(future, own_future_type); }
 
 bool is_order(PyObject *object) { return PyObject_TypeCheck(object, order_type); }
 
@@ -132,15 +136,6 @@ int observe(PyObject *future) {
     return failed ? -1 : 0;
 }
 
-/* error: NULL if the point was passed. */
-static int settle_future(CompletionObject *self, PyObject *future, PyObject *error) {
-    bool own = is_own_future(future);
-    if (error)
-        return call_with_one(future, own ? names.own_set_exception : names.set_exception, error);
-    return call_with_one(future, own ? names.own_set_result : names.set_result,
-                         self->result ? self->result : Py_None);
-}
-
 /* Settles the future. error: with which it fails, or NULL. */
 static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
     if (self->state != PENDING) return 0;
@@ -161,11 +156,11 @@ static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
          * it would raise: its loop is closed. */
         outcome = DROPPED;
         if (!done && is_own_future(future)) {
-            PyObject *answer = PyObject_CallMethodObjArgs(future, names.drop, NULL);
+            PyObject *answer = PyObject_CallMethod(future, "_drop", NULL);
             Py_XDECREF(answer);
             if (!answer) goto end;
         }
-    } else if (!done && settle_future(self, future, error) < 0) {
+    } else if (!done && settle_future(future, error, self->result ? self->result : Py_None) < 0) {
         goto end;
     }
     if ((outcome == DONE || outcome == FAILED) && observe(future) < 0) goto end;

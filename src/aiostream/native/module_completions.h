@@ -43,7 +43,8 @@ extern struct names {
 
 /* -1: it has raised */
 int call_truth(PyObject *object, PyObject *method);
-int call_with_one(PyObject *object, PyObject *method, PyObject *value);
+/* Sets a future's exception, or without one its result. -1: it has raised */
+int settle_future(PyObject *future, PyObject *error, PyObject *result);
 bool is_own_future(PyObject *);
 bool is_order(PyObject *);
 /* calls the observer with a future that has ended; -1: it has raised */

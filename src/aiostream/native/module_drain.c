@@ -204,8 +204,7 @@ static bool answer_task(struct draining *draining, PyObject *future, int64_t sta
                                 : Py_NewRef(Py_None);
     if (!answer) return false;
     bool given = true;
-    PyObject *method = is_own_future(future) ? names.own_set_result : names.set_result;
-    if (call_with_one(future, method, answer) < 0 || (!wait && observe(future) < 0)) {
+    if (settle_future(future, NULL, answer) < 0 || (!wait && observe(future) < 0)) {
         PyObject *kind, *value, *traceback;
         PyErr_Fetch(&kind, &value, &traceback);
         given = call_truth(future, names.done) != 0;
@@ -243,12 +242,8 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
             failed = passed ? completion_complete(completion, code, draining->orphaned)
                             : completion_abandon(completion, code, draining->orphaned);
         } else if (passed) {
-            PyObject *number = PyLong_FromLong(code),
-                     *orphaned = draining->orphaned ? Py_True : Py_False;
-            PyObject *answer =
-                number ? PyObject_CallMethodObjArgs(object, names.complete, number, orphaned, NULL)
-                       : NULL;
-            Py_XDECREF(number);
+            PyObject *orphaned = draining->orphaned ? Py_True : Py_False;
+            PyObject *answer = PyObject_CallMethod(object, "complete", "iO", code, orphaned);
             Py_XDECREF(answer);
             failed = answer ? 0 : -1;
         }
