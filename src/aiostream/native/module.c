@@ -187,6 +187,30 @@ int add_tuple(PyObject *module, const char *attribute, PyObject *(*item)(int), i
     return status;
 }
 
+struct names names;
+
+static bool make_names(void) {
+    const struct {
+        PyObject **place;
+        const char *name;
+    } made[] = {
+        {&names.done, "done"},
+        {&names.cancelled, "cancelled"},
+        {&names.set_result, "set_result"},
+        {&names.own_set_result, "_set_result"},
+        {&names.set_exception, "set_exception"},
+        {&names.own_set_exception, "_set_exception"},
+        {&names.point, "point"},
+        {&names.source, "_source"},
+        {&names.has_unreported, "has_unreported"},
+        {&names.latest_failure, "latest_failure"},
+    };
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (!*made[i].place && !(*made[i].place = PyUnicode_InternFromString(made[i].name)))
+            return false;
+    return true;
+}
+
 static int module_exec(PyObject *module) {
     /* The native part knows one interpreter, and so do the driver's threads that call it. Python
      * 3.12 refuses most others by itself. */
@@ -198,7 +222,7 @@ static int module_exec(PyObject *module) {
             "(multiprocessing's 'spawn' method).");
         return -1;
     }
-    if (add_handle_type(module) < 0 || add_completion_types(module) < 0 ||
+    if (!make_names() || add_handle_type(module) < 0 || add_completion_types(module) < 0 ||
         add_wait_types(module) < 0 || add_work_type(module) < 0 || add_pool_types(module) < 0 ||
         add_failure_functions(module) < 0 || add_frame_functions(module) < 0 ||
         add_process_functions(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0 ||

@@ -27,6 +27,12 @@
 #define Py_END_CRITICAL_SECTION() }
 #endif
 
+/* The names of the methods and attributes that native code uses often, made once. */
+extern struct names {
+    PyObject *done, *cancelled, *set_result, *own_set_result, *set_exception, *own_set_exception,
+        *point, *source, *has_unreported, *latest_failure;
+} names;
+
 bool is_child(void);        /* of a fork, in which the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
 bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */

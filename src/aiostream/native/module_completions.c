@@ -31,8 +31,6 @@ static PyTypeObject *order_type, *own_future_type;
  * nothing is observed. It is never released, because another thread may be about to call it. */
 static _Atomic(PyObject *) observer;
 
-struct names names;
-
 /* --- calls of Python --- */
 
 /* -1: it has raised */
@@ -464,30 +462,9 @@ static PyMethodDef completion_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static bool make_names(void) {
-    const struct {
-        PyObject **place;
-        const char *name;
-    } made[] = {
-        {&names.done, "done"},
-        {&names.cancelled, "cancelled"},
-        {&names.set_result, "set_result"},
-        {&names.own_set_result, "_set_result"},
-        {&names.set_exception, "set_exception"},
-        {&names.own_set_exception, "_set_exception"},
-        {&names.drop, "_drop"},
-        {&names.complete, "complete"},
-        {&names.point, "point"},
-    };
-    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
-        if (!*made[i].place && !(*made[i].place = PyUnicode_InternFromString(made[i].name)))
-            return false;
-    return true;
-}
-
 int add_completion_types(PyObject *module) {
     enum { BASE = Py_TPFLAGS_BASETYPE };
-    if (!make_names() || ADD_TYPE(module, completion, Completion, BASE | Py_TPFLAGS_HAVE_GC) < 0 ||
+    if (ADD_TYPE(module, completion, Completion, BASE | Py_TPFLAGS_HAVE_GC) < 0 ||
         ADD_TYPE(module, order, Order, 0) < 0 ||
         ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 ||
         PyModule_AddFunctions(module, completion_functions) < 0 ||

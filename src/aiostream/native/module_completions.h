@@ -35,12 +35,6 @@ typedef struct completion {
 } CompletionObject;
 
 extern PyTypeObject *completion_type;
-/* The names of the methods that native code calls, made once. */
-extern struct names {
-    PyObject *done, *cancelled, *set_result, *own_set_result, *set_exception, *own_set_exception,
-        *drop, *complete, *point;
-} names;
-
 /* -1: it has raised */
 int call_truth(PyObject *object, PyObject *method);
 /* Sets a future's exception, or without one its result. -1: it has raised */

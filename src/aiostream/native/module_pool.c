@@ -61,8 +61,6 @@ typedef struct {
 static PyTypeObject *done_type, *lease_type;
 
 static PyObject *count_references;
-/* names of attributes, made once */
-static PyObject *source_name, *unreported_name, *failure_name;
 
 static bool is_set(const PyObject *object) { return object && object != Py_None; }
 
@@ -116,7 +114,7 @@ static PyObject *lend_again(PooledObject *pooled) {
         PyObject *spare = PyTuple_GetItem(entry, 0), *record = PyTuple_GetItem(entry, 1);
         if ((uint32_t)Py_REFCNT(spare) != 1) continue;
         if (is_bare(spare) && handle_is_open(as_handle(pooled->handle)) &&
-            PyObject_SetAttr(spare, source_name, pooled->stream) == 0 &&
+            PyObject_SetAttr(spare, names.source, pooled->stream) == 0 &&
             handle_reopen(as_handle(PyTuple_GetItem(record, RECORD_HANDLE)))) {
             PyObject *old = pooled->record;
             pooled->record = Py_NewRef(record);
@@ -152,13 +150,13 @@ static bool is_usual(const PoolObject *self) {
     if (self->closed || !self->futures || PyDict_Size(self->futures) ||
         PyObject_Size(self->dropped))
         return false;
-    PyObject *unreported = PyObject_GetAttr(self->busy, unreported_name);
+    PyObject *unreported = PyObject_GetAttr(self->busy, names.has_unreported);
     Py_XDECREF(unreported);
     return unreported == Py_False && !is_child();
 }
 
 static bool is_healthy(const PoolObject *self) {
-    PyObject *latest = PyObject_GetAttr(self->driver, failure_name);
+    PyObject *latest = PyObject_GetAttr(self->driver, names.latest_failure);
     Py_XDECREF(latest);
     return latest && latest == self->healthy_since;
 }
@@ -231,7 +229,7 @@ static bool give(PoolObject *self, PyObject *stream, bool is_done) {
         /* is_usual once more, behind all that may run Python, in this thread or in another. */
         gave = spare && !handle_is_used(handle) && is_idle(as_handle(pooled->handle), is_done) &&
                is_usual(self) && is_at(pooled->lent, stream) &&
-               PyObject_SetAttr(stream, source_name, Py_None) == 0 && keep(pooled, spare) &&
+               PyObject_SetAttr(stream, names.source, Py_None) == 0 && keep(pooled, spare) &&
                PyList_Append(self->idle, (PyObject *)pooled) == 0;
         if (gave) {
             set_loan(pooled, NULL, NULL, NULL);
@@ -494,15 +492,9 @@ int add_pool_types(PyObject *module) {
     if (!count_references && weak)
         count_references = PyObject_GetAttrString(weak, "getweakrefcount");
     Py_XDECREF(weak);
-    if (!count_references) return -1;
-    if (!source_name) {
-        source_name = PyUnicode_InternFromString("_source");
-        unreported_name = PyUnicode_InternFromString("has_unreported");
-        failure_name = PyUnicode_InternFromString("latest_failure");
-    }
     enum { FLAGS = Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC };
     enum { DONE_FLAGS = Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION };
-    if (!failure_name || ADD_TYPE(module, pooled, Pooled, FLAGS) < 0 ||
+    if (!count_references || ADD_TYPE(module, pooled, Pooled, FLAGS) < 0 ||
         ADD_TYPE(module, pool, Pool, FLAGS) < 0 || ADD_TYPE(module, lease, Lease, FLAGS) < 0 ||
         ADD_TYPE(module, done, Done, DONE_FLAGS) < 0)
         return -1;
