@@ -84,6 +84,8 @@ void run_host_function(uint64_t ticket, int status);
 
 /* A stream's name, or a text with one. It may have been cut within a character. */
 PyObject *as_text(const char *);
+/* The function and the flags of a method that gets an array of arguments. */
+#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 /* What a type's tp_dealloc does last. */
 void free_object(PyObject *);
 /* Adds a type that it has made, and makes it if the module is imported first. -1: an exception is

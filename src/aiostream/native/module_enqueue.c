@@ -303,7 +303,7 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
 }
 
 PyMethodDef enqueue_functions[] = {
-    {"enqueue", (PyCFunction)(void (*)(void))native_enqueue, METH_FASTCALL,
+    {"enqueue", FAST(native_enqueue),
      "Enqueues work and a point behind it, at which a future settles."},
     {"call_with", native_call_with, METH_VARARGS, "Calls with a stream current in torch or cupy."},
     {"leak", native_leak, METH_O, "Keeps an object for the life of the process: counted."},

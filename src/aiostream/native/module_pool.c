@@ -454,8 +454,7 @@ static PyMethodDef pool_methods[] = {
 };
 static PyMethodDef lease_methods[] = {
     {"__aenter__", Lease_enter, METH_NOARGS, "Waits until a stream is free."},
-    {"__aexit__", (PyCFunction)(void (*)(void))Lease_leave, METH_FASTCALL,
-     "Gives the stream back."},
+    {"__aexit__", FAST(Lease_leave), "Gives the stream back."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -466,8 +465,7 @@ static PyMethodDef done_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMethodDef pool_functions[] = {
-    {"new_lease", (PyCFunction)(void (*)(void))native_new_lease, METH_FASTCALL,
-     "Makes a Lease of a pool."},
+    {"new_lease", FAST(native_new_lease), "Makes a Lease of a pool."},
     {NULL, NULL, 0, NULL},
 };
 

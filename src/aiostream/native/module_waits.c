@@ -268,7 +268,7 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
 }
 
 static PyMethodDef wait_list_methods[] = {
-    {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
+    {"begin", FAST(WaitList_begin),
      "Begins a wait for a stream's present end, or an event's present record."},
     {"label", WaitList_label, METH_VARARGS,
      "What operators call the stream, and the seconds after which it is stalled; 0: never."},
@@ -329,8 +329,7 @@ static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UN
 }
 
 static PyMethodDef wait_functions[] = {
-    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
-     "A wait of a task was ready: TURN_ flags."},
+    {"spend_turn", FAST(native_spend_turn), "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_O, "A new turn of the queue's loop has begun."},
     {"wake_by", native_wake_by, METH_VARARGS, "Has the queue's loop drain it at a time."},
     {"predict", native_predict, METH_O,

@@ -146,8 +146,7 @@ static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
 }
 
 static PyMethodDef work_methods[] = {
-    {"begin", (PyCFunction)(void (*)(void))Work_begin, METH_FASTCALL,
-     "Makes the call in the context of a stream: 0, or a refusal."},
+    {"begin", FAST(Work_begin), "Makes the call in the context of a stream: 0, or a refusal."},
     {"end", Work_end, METH_NOARGS, "Lets go of the stream: what the call has returned."},
     {NULL, NULL, 0, NULL},
 };
