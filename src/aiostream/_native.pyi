@@ -103,10 +103,7 @@ class Pool:
     _closed: bool
     def _bind(
         self,
-        futures: dict[Any, None],
-        driver: object,
-        observers: dict[Any, None],
-        asks_asyncio: tuple[Any, Any, Any],
+        uses: tuple[dict[Any, None], object, dict[Any, None], Any, Any, Any],
         queue: int,
         has_own_release: bool,
         /,

@@ -153,7 +153,7 @@ class PoolCore(_native.Pool):
         self._bridge = weakref.ref(bridge, partial(_end_alarms_for, weakref.ref(self)))
         asks = loops.asks_asyncio(bridge)
         own = type(self).release is not type(self)._release
-        self._bind(self._waiters.futures, driver, observers, asks, bridge.queue, own)
+        self._bind((self._waiters.futures, driver, observers, *asks), bridge.queue, own)
         self._looking = None
         for pooled in self._pooled:
             pooled.handed_to = None

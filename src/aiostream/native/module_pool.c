@@ -32,17 +32,21 @@ enum { MOST_SPARES = 2 };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *idle; /* a list if all streams are of one device, and the last is the next */
-    PyObject *lent, *dropped, *busy, *futures;
-    PyObject *loop; /* a weak reference to the loop of asyncio that uses the pool, or None */
+    PyObject *bound; /* a tuple, see FUTURES; or NULL */
+    PyObject *idle;  /* a list if all streams are of one device, and the last is the next */
+    PyObject *lent, *dropped, *busy;
     PyObject *healthy_since;
-    PyObject *driver, *observers, *running_loop, *current_task; /* of Python, constant */
     int at_once;         /* how many loans took no turn, modulo TURNS_AFTER; or -1 */
     uint64_t drains;     /* of the loop, when that was counted last */
     struct queue *queue; /* of the loop */
     char closed;
     char has_own_release; /* a subclass has another `release`, and each return is to call it */
 } PoolObject;
+
+/* What `_bind` gets: the futures of the tasks that wait, of Python the driver, the observers and
+ * two functions of asyncio, and a weak reference to the loop of asyncio that uses the pool, or
+ * None. */
+enum { FUTURES, DRIVER, OBSERVERS, LOOP, RUNNING_LOOP, CURRENT_TASK };
 
 typedef struct {
     PyObject_HEAD
@@ -145,9 +149,13 @@ static void set_loan(PooledObject *pooled, PyObject *lent, PyObject *alarm, PyOb
     set_field(pooled, &pooled->holder, holder);
 }
 
+static PyObject *bound(const PoolObject *self, int what) {
+    return PyTuple_GetItem(self->bound, what);
+}
+
 /* Whether the pool has nothing else to do at a use. */
 static bool is_usual(const PoolObject *self) {
-    if (self->closed || !self->futures || PyDict_Size(self->futures) ||
+    if (self->closed || !self->bound || PyDict_Size(bound(self, FUTURES)) ||
         PyObject_Size(self->dropped))
         return false;
     PyObject *unreported = PyObject_GetAttr(self->busy, names.has_unreported);
@@ -156,16 +164,18 @@ static bool is_usual(const PoolObject *self) {
 }
 
 static bool is_healthy(const PoolObject *self) {
-    PyObject *latest = PyObject_GetAttr(self->driver, names.latest_failure);
+    PyObject *latest = PyObject_GetAttr(bound(self, DRIVER), names.latest_failure);
     Py_XDECREF(latest);
     return latest && latest == self->healthy_since;
 }
 
 /* The task of asyncio that runs here, if its loop uses the pool. */
 static PyObject *task_here(const PoolObject *self) {
-    PyObject *loop = is_set(self->loop) ? PyObject_CallNoArgs(self->running_loop) : NULL;
-    bool is_ours = loop && is_at(self->loop, loop);
-    PyObject *task = is_ours ? PyObject_CallFunctionObjArgs(self->current_task, loop, NULL) : NULL;
+    PyObject *ours = self->bound ? bound(self, LOOP) : NULL;
+    PyObject *loop = is_set(ours) ? PyObject_CallNoArgs(bound(self, RUNNING_LOOP)) : NULL;
+    PyObject *task = loop && is_at(ours, loop)
+                         ? PyObject_CallFunctionObjArgs(bound(self, CURRENT_TASK), loop, NULL)
+                         : NULL;
     Py_XDECREF(loop);
     if (is_set(task)) return task;
     Py_XDECREF(task);
@@ -189,7 +199,7 @@ static PyObject *take(PoolObject *self) {
     Py_XDECREF(task);
     Py_ssize_t free = holder && PyList_Check(self->idle) ? PyList_Size(self->idle) : 0;
     PyObject *lent = NULL;
-    if (free && is_usual(self) && !PyDict_Size(self->observers) && is_healthy(self) &&
+    if (free && is_usual(self) && !PyDict_Size(bound(self, OBSERVERS)) && is_healthy(self) &&
         may_take_at_once(self)) {
         PooledObject *pooled = (PooledObject *)PyList_GetItem(self->idle, free - 1);
         lent = lend_again(pooled);
@@ -252,16 +262,10 @@ static PyMemberDef pooled_members[] = {
     FIELD(PooledObject, alarm),  FIELD(PooledObject, holder), FIELD(PooledObject, record),
     FIELD(PooledObject, spares), {NULL, 0, 0, 0, NULL},
 };
-/* The first ones are set by `_bind`, and Python does not see them, because a subclass of users
- * might have attributes of these names. */
-enum { UNSEEN = 6 };
+/* Python does not see the first one, which `_bind` sets, because a subclass of users might have an
+ * attribute of this name. */
 static PyMemberDef pool_members[] = {
-    HIDDEN(PoolObject, futures),
-    HIDDEN(PoolObject, driver),
-    HIDDEN(PoolObject, observers),
-    HIDDEN(PoolObject, loop),
-    HIDDEN(PoolObject, running_loop),
-    HIDDEN(PoolObject, current_task),
+    HIDDEN(PoolObject, bound),
     HIDDEN(PoolObject, idle),
     HIDDEN(PoolObject, lent),
     HIDDEN(PoolObject, dropped),
@@ -302,6 +306,7 @@ static void dealloc(PyObject *self, const PyMemberDef *members) {
     free_object(self);
 }
 
+/* What the collector calls for a type with such members. */
 #define COLLECTED(Type, members)                                                                   \
     static int Type##_traverse(PyObject *self, visitproc visit, void *arg) {                       \
         return traverse(self, members, visit, arg);                                                \
@@ -327,18 +332,15 @@ static PyObject *Pooled_keep(PyObject *self, PyObject *stream) {
 
 static PyObject *Pool_bind(PyObject *object, PyObject *args) {
     PoolObject *self = (PoolObject *)object;
-    PyObject *given[UNSEEN];
+    PyObject *given;
     struct queue *queue;
     int has_own_release;
-    if (!PyArg_ParseTuple(args, "OOO(OOO)O&p", &given[0], &given[1], &given[2], &given[3],
-                          &given[4], &given[5], to_queue, &queue, &has_own_release))
+    if (!PyArg_ParseTuple(args, "O!O&p", &PyTuple_Type, &given, to_queue, &queue, &has_own_release))
         return NULL;
     self->queue = queue;
-    for (int i = 0; i < UNSEEN; i++) {
-        PyObject **field = field_of(object, &pool_members[i]), *old = *field;
-        *field = Py_NewRef(given[i]);
-        Py_XDECREF(old);
-    }
+    PyObject *former = self->bound;
+    self->bound = Py_NewRef(given);
+    Py_XDECREF(former);
     self->has_own_release = (char)has_own_release;
     Py_RETURN_NONE;
 }
@@ -475,7 +477,7 @@ static PyMethodDef pool_functions[] = {
         Py_tp_methods, name##_methods                                                              \
     }
 static PyType_Slot pooled_slots[] = {SLOTS(Pooled, pooled, pooled_members), {0, NULL}};
-static PyType_Slot pool_slots[] = {SLOTS(Pool, pool, pool_members + UNSEEN), {0, NULL}};
+static PyType_Slot pool_slots[] = {SLOTS(Pool, pool, pool_members + 1), {0, NULL}};
 static PyType_Slot lease_slots[] = {
     SLOTS(Lease, lease, lease_members), {Py_am_await, Lease_await}, {0, NULL}};
 static PyType_Slot done_slots[] = {
