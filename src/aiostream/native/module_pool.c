@@ -402,10 +402,11 @@ static PyObject *native_new_lease(PyObject *Py_UNUSED(module), PyObject *const *
     return lease;
 }
 
-/* The first await of it, if a stream is free. NULL: it is not, or this is not the first. */
-static PyObject *await_at_once(LeaseObject *self, bool keeps) {
-    if (is_set(self->acquiring) || !is_set(self->pool)) return NULL;
-    PyObject *lent = take((PoolObject *)self->pool);
+/* What is awaited: of the first await it is over, if a stream is free. */
+static PyObject *await_lease(PyObject *object, bool keeps) {
+    LeaseObject *self = (LeaseObject *)object;
+    bool is_first = !is_set(self->acquiring) && is_set(self->pool);
+    PyObject *lent = is_first ? take((PoolObject *)self->pool) : NULL;
     PyObject *done = lent ? new_done(lent) : NULL;
     PyErr_Clear();
     if (done) {
@@ -414,21 +415,15 @@ static PyObject *await_at_once(LeaseObject *self, bool keeps) {
     }
     if (done && keeps) {
         Py_XDECREF(self->lent);
-        self->lent = lent;
-    } else {
-        Py_XDECREF(lent);
+        self->lent = Py_NewRef(lent);
     }
-    return done;
+    Py_XDECREF(lent);
+    return done ? done : PyObject_CallMethod(object, keeps ? "_enter" : "_await", NULL);
 }
 
-static PyObject *Lease_await(PyObject *self) {
-    PyObject *done = await_at_once((LeaseObject *)self, false);
-    return done ? done : PyObject_CallMethod(self, "_await", NULL);
-}
-
+static PyObject *Lease_await(PyObject *self) { return await_lease(self, false); }
 static PyObject *Lease_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    PyObject *done = await_at_once((LeaseObject *)self, true);
-    return done ? done : PyObject_CallMethod(self, "_enter", NULL);
+    return await_lease(self, true);
 }
 
 static PyObject *Lease_leave(PyObject *object, PyObject *const *args, Py_ssize_t count) {
