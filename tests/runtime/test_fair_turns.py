@@ -67,6 +67,38 @@ async def test_a_timeout_ends_a_loop_of_awaits_that_are_over(
         assert scope.cancelled_caught
 
 
+class OwnRelease(StreamPool):
+    def release(self, stream: Stream) -> None:
+        super().release(stream)
+
+
+async def lend_in_a_block(pool: StreamPool) -> None:
+    async with pool.stream():
+        pass
+
+
+async def acquire_and_release(pool: StreamPool) -> None:
+    pool.release(await pool.acquire())
+
+
+async def leave_work(pool: StreamPool) -> None:
+    async with pool.stream() as stream:
+        spin(stream, 1e-6)
+
+
+@pytest.mark.parametrize("kind", [StreamPool, OwnRelease])
+@pytest.mark.parametrize("use", [lend_in_a_block, acquire_and_release, leave_work])
+async def test_a_timeout_ends_a_loop_of_loans_that_take_no_turn(
+    kind: type[StreamPool], use: Callable[[StreamPool], Awaitable[None]]
+) -> None:
+    async with kind(4) as pool:
+        end = time.monotonic() + PATIENCE
+        with anyio.move_on_after(0.05) as scope:
+            while time.monotonic() < end:
+                await use(pool)
+        assert scope.cancelled_caught
+
+
 @pytest.mark.alone
 async def test_tasks_that_use_free_streams_share_a_turn() -> None:
     """Once the turn's time is over, each task does one step more, and not sixteen."""

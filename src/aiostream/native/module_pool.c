@@ -23,6 +23,7 @@ typedef struct {
     PyObject *lent, *alarm, *holder; /* of the loan: see Pooled */
     PyObject *record; /* a tuple, see RECORD_HANDLE, of the Stream that was lent last */
     PyObject *spares; /* a list of Streams that were given back, each a tuple with its record */
+    uint64_t drains;  /* of the loop, when it was lent last in one step */
 } PooledObject;
 
 /* What a record has: its Handle, two weak references, and its id. */
@@ -36,8 +37,7 @@ typedef struct {
     PyObject *idle;  /* a list if all streams are of one device, and the last is the next */
     PyObject *lent, *dropped, *busy;
     PyObject *healthy_since;
-    int at_once;         /* how many loans took no turn, modulo TURNS_AFTER; or -1 */
-    uint64_t drains;     /* of the loop, when that was counted last */
+    int at_once;         /* how many loans took no turn of the loop, modulo TURNS_AFTER; or -1 */
     struct queue *queue; /* of the loop */
     char closed;
     char has_own_release; /* a subclass has another `release`, and each return is to call it */
@@ -182,12 +182,8 @@ static PyObject *task_here(const PoolObject *self) {
     return NULL;
 }
 
-/* Whether a task may get a stream without an await. What a drain brings needs a turn of the loop.
- */
-static bool may_take_at_once(PoolObject *self) {
-    uint64_t drains = queue_drains(self->queue);
-    if (drains != self->drains && self->at_once > 0) self->at_once = 0;
-    self->drains = drains;
+/* Whether a task may get a stream without an await. */
+static bool may_take_at_once(const PoolObject *self) {
     return self->at_once >= 0 && self->at_once + 1 < TURNS_AFTER;
 }
 
@@ -210,7 +206,7 @@ static PyObject *take(PoolObject *self) {
             set_loan(pooled, recorded(pooled, RECORD_LENT), recorded(pooled, RECORD_ALARM),
                      Py_NewRef(holder));
             PyList_SetSlice(self->idle, free - 1, free, NULL);
-            self->at_once++;
+            pooled->drains = queue_drains(self->queue);
         }
     }
     Py_XDECREF(holder);
@@ -229,6 +225,9 @@ static bool give(PoolObject *self, PyObject *stream, bool is_done) {
     PooledObject *pooled =
         key && self->lent ? (PooledObject *)PyDict_GetItem(self->lent, key) : NULL;
     bool gave = false;
+    /* Without a drain since, the loop had no turn. A task that goes on so keeps it for itself. */
+    bool had_turn = !self->queue || !pooled || pooled->drains != queue_drains(self->queue);
+    if (!had_turn && may_take_at_once(self)) self->at_once++;
     if (pooled && is_at(pooled->lent, stream) && PyList_Check(self->idle) && is_usual(self)) {
         Py_INCREF((PyObject *)pooled);
         PyObject *spare = new_spare(pooled, stream);
