@@ -233,6 +233,9 @@ static bool is_counted(const struct slot *slot) { return slot->kind != KIND_ALAR
 static bool in_graph(const struct slot *slot) {
     return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN;
 }
+static bool in_stream(const struct slot *slot) {
+    return is_counted(slot) && !in_graph(slot) && slot->kind != KIND_POLLED;
+}
 
 /* Changes the flags of the slot of `ticket`: it clears `clear` and sets `set`. It fails and returns
  * false if the slot has another generation, if any flag of `unless` is set, or if a flag of `when`
@@ -313,40 +316,29 @@ void point_fire(uint64_t ticket, int64_t status) {
 
 static uint64_t ticket_of(void *data) { return (uint64_t)(uintptr_t)data; }
 
-static void on_host_function(void *data) { point_fire(ticket_of(data), STATUS_UNKNOWN); }
-
-static void on_callback(void *stream, int status, void *data) {
-    (void)stream;
-    point_fire(ticket_of(data), failure_noted(status, "cuStreamAddCallback"));
+/* Calls the user's function of the point, if it has one. */
+static void call_user(uint64_t ticket, int status) {
+    struct slot *slot = slot_at(ticket);
+    int kind = slot->kind; /* of this ticket, if it awaits its firing after that */
+    if (kind == KIND_HOST_FUNCTION || kind == KIND_CALLBACK || !point_awaits_firing(ticket)) return;
+    if (kind == KIND_FOREIGN) slot->foreign(slot->foreign_data);
+    else dispatch_to_python(ticket, status);
 }
 
-/* In a graph, at each launch. The ticket stays armed. */
-static void on_graph_host_function(void *data) {
-    uint64_t ticket = ticket_of(data);
-    if (point_awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
-}
-
-static void on_python_host_function(void *data) {
-    on_graph_host_function(data);
+static void on_host_function(void *data) {
+    call_user(ticket_of(data), CUDA_SUCCESS);
     point_fire(ticket_of(data), STATUS_UNKNOWN);
 }
 
-static void on_python_callback(void *stream, int status, void *data) {
+static void on_callback(void *stream, int status, void *data) {
     (void)stream;
     failure_noted(status, "cuStreamAddCallback");
-    uint64_t ticket = ticket_of(data);
-    if (point_awaits_firing(ticket)) dispatch_to_python(ticket, status);
-    point_fire(ticket, status);
+    call_user(ticket_of(data), status);
+    point_fire(ticket_of(data), status);
 }
 
-static void on_foreign(void *data) {
-    uint64_t ticket = ticket_of(data);
-    if (point_awaits_firing(ticket)) {
-        struct slot *slot = slot_at(ticket);
-        slot->foreign(slot->foreign_data);
-    }
-    point_fire(ticket, STATUS_UNKNOWN);
-}
+/* In a graph, at each launch. The ticket stays armed. */
+static void on_graph_host_function(void *data) { call_user(ticket_of(data), CUDA_SUCCESS); }
 
 /* The user object's destructor. No graph can call the function any more. The driver calls this on a
  * thread of its choice. */
@@ -354,30 +346,19 @@ static void on_graph_released(void *data) { point_fire(ticket_of(data), CUDA_SUC
 
 /* --- arming --- */
 
-static int launch(const struct slot *slot, void *stream, host_function function, void *data) {
+static int enqueue(struct slot *slot, uint64_t ticket, void *stream) {
+    void *data = (void *)(uintptr_t)ticket;
+    if (slot->kind == KIND_CALLBACK || slot->kind == KIND_PYTHON_CALLBACK)
+        return driver.stream_add_callback(stream, on_callback, data, 0);
+    host_function function = on_host_function;
+    if (slot->kind == KIND_GRAPH_PYTHON) function = on_graph_host_function;
+    if (slot->kind == KIND_GRAPH_FOREIGN) {
+        function = slot->foreign;
+        data = slot->foreign_data;
+    }
     if (slot->sync_mode >= 0)
         return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
     return driver.launch_host_func(stream, function, data);
-}
-
-static int enqueue(struct slot *slot, uint64_t ticket, void *stream) {
-    void *data = (void *)(uintptr_t)ticket;
-    switch (slot->kind) {
-    case KIND_CALLBACK:
-        return driver.stream_add_callback(stream, on_callback, data, 0);
-    case KIND_PYTHON_CALLBACK:
-        return driver.stream_add_callback(stream, on_python_callback, data, 0);
-    case KIND_PYTHON_HOST:
-        return launch(slot, stream, on_python_host_function, data);
-    case KIND_FOREIGN:
-        return launch(slot, stream, on_foreign, data);
-    case KIND_GRAPH_PYTHON:
-        return launch(slot, stream, on_graph_host_function, data);
-    case KIND_GRAPH_FOREIGN:
-        return launch(slot, stream, slot->foreign, slot->foreign_data);
-    default:
-        return launch(slot, stream, on_host_function, data);
-    }
 }
 
 /* The driver refused, so nothing will ever fire. The watcher may have failed the point in the
@@ -387,15 +368,12 @@ static void disarm(struct slot *slot, uint64_t ticket) {
     int before;
     struct queue *queue = slot->queue;
     struct context *context = slot->context;
-    bool queued =
-        transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
-    if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) {
-        /* The slot was queued between the two transitions. From now on only this thread and the
-         * consumer move it. */
+    bool queued;
+    for (;;) { /* as in fire(), the slot may be moved between the two attempts */
         queued =
             transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
-        /* it has fired after all */
-        if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) return;
+        if (queued || transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) break;
+        if (!point_awaits_firing(ticket)) return; /* it has fired after all */
     }
     atomic_fetch_sub(&counters[POINTS_ARMED], 1);
     if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
@@ -407,13 +385,11 @@ static void disarm(struct slot *slot, uint64_t ticket) {
 
 static void arm(struct slot *slot, uint64_t ticket) {
     if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_ARMED], 1);
+    if (!in_graph(slot)) context_add_pending(slot->context);
     transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
 }
 
-void point_arm_polled(uint64_t ticket) {
-    context_add_pending(point_context(ticket));
-    arm(slot_at(ticket), ticket);
-}
+void point_arm_polled(uint64_t ticket) { arm(slot_at(ticket), ticket); }
 
 /* From now on a firing does nothing, and what the ticket keeps alive is leaked. */
 static int quarantine(struct slot *slot, uint64_t ticket) {
@@ -482,22 +458,17 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     return quarantine(slot, ticket);
 }
 
-static bool may_be_captured(const struct slot *slot) {
-    return slot->kind == KIND_PYTHON_HOST || slot->kind == KIND_FOREIGN;
-}
-
 /* Call this without the GIL, under RELAXED. After any answer but 0 and RESULT_QUARANTINED the
  * ticket is gone, or is about to be. */
 int point_arm(uint64_t ticket, void *stream) {
     struct slot *slot = slot_at(ticket);
     int refusal = capture_refusal(stream);
-    if (refusal == RESULT_CAPTURING && may_be_captured(slot))
-        return point_capture(slot, ticket, stream);
+    bool may_be_captured = slot->kind == KIND_PYTHON_HOST || slot->kind == KIND_FOREIGN;
+    if (refusal == RESULT_CAPTURING && may_be_captured) return point_capture(slot, ticket, stream);
     if (refusal) {
         point_unreserve(ticket);
         return refusal;
     }
-    context_add_pending(slot->context);
     arm(slot, ticket);
     int status = enqueue(slot, ticket, stream);
     if (status != CUDA_SUCCESS) {
@@ -535,8 +506,7 @@ static bool consume(struct slot *slot, emit_function emit, void *argument) {
     uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
     int before = word & 0xff;
     if (before & FIRED) {
-        int64_t status =
-            before & FAILED && slot->fail_status ? slot->fail_status : slot->fire_status;
+        int64_t status = before & FAILED ? slot->fail_status : slot->fire_status;
         if (!emit(argument, ticket, status, true)) return false;
         consumer_release(slot);
         return true;
@@ -576,15 +546,11 @@ void points_fail(struct context *context, int status) {
         uint64_t word = atomic_load(&slot->word);
         if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context)
             continue;
-        /* no task waits for it, and its destructor still comes */
-        if (in_graph(slot)) continue;
-        /* the driver has no ticket of it, so the watcher fires it with the status */
-        if (slot->kind == KIND_POLLED) continue;
         uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
-        if (!is_counted(slot)) {
-            fire(ticket, status);
-            continue;
-        }
+        if (slot->kind == KIND_ALARM) fire(ticket, status);
+        /* In a graph no task waits for it, and its destructor still comes. Of a polled one the
+         * driver has no ticket, so the watcher fires it with the status. */
+        if (!in_stream(slot)) continue;
         atomic_store(&slot->fail_status, status);
         if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED,
                         &before))
@@ -600,10 +566,6 @@ void points_fail(struct context *context, int status) {
         queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
         queue_unref(queue);
     }
-}
-
-static bool in_stream(const struct slot *slot) {
-    return is_counted(slot) && !in_graph(slot) && slot->kind != KIND_POLLED;
 }
 
 static int64_t count_pending(bool (*is_meant)(const struct slot *)) {
