@@ -35,7 +35,8 @@ struct shared_history {
 };
 
 struct wait_list {
-    _Atomic int64_t refs;    /* the owner's, and one for each wait that was on it last */
+    /* the owner's, the watcher's while it is active, and one for each wait that was on it last */
+    _Atomic int64_t refs;
     _Atomic int waiting;     /* waits that are not known to be over */
     _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
     struct context *context; /* these two are constant */
@@ -52,8 +53,8 @@ struct wait_list {
     /* a wait that the watcher lists has changed hands; set by its task, cleared by the watcher */
     _Atomic bool revisit;
     /* Used by the watcher alone: */
-    struct wait *first, *last;         /* in the order of their records */
-    struct wait_list *next, *previous; /* among the lists with waits */
+    struct wait *first, *last; /* in the order of their records */
+    struct wait_list *next;    /* among the lists with waits */
     bool active;
     int64_t next_poll, looked; /* the next look and the last */
     bool exact;                /* an end is expected then */

@@ -37,22 +37,25 @@ static void insert(struct wait_list *list, struct wait *wait) {
     if (!wait->next) list->last = wait;
 }
 
+/* While a list is active, the watcher has a reference to it. */
 static void activate(struct wait_list *list) {
+    atomic_fetch_add(&list->refs, 1);
     list->active = true;
-    list->previous = NULL;
     list->next = active;
-    if (active) active->previous = list;
     active = list;
     list->next_poll = NEVER;
     atomic_fetch_add(&active_count, 1);
 }
 
-static void deactivate(struct wait_list *list) {
-    if (list->previous) list->previous->next = list->next;
-    else active = list->next;
-    if (list->next) list->next->previous = list->previous;
+/* The link to the next active list. A list without a wait is taken out here. */
+static struct wait_list **following(struct wait_list **link) {
+    struct wait_list *list = *link;
+    if (list->first) return &list->next;
+    *link = list->next;
     list->active = false;
     atomic_fetch_sub(&active_count, 1);
+    wait_list_unref(list);
+    return link;
 }
 
 /* The watcher no longer lists a wait, whose link is out of the list already. The wait belongs to
@@ -107,8 +110,9 @@ static void note_start(struct wait *wait) {
 
 /* Polls the oldest event of a list, and the next ones as long as they are complete. A later event
  * can only be complete if it was recorded after the oldest incomplete one, unless the two records
- * overlapped in time. The list's clock shows that. */
-static int poll_list(struct wait_list *list, int64_t now) {
+ * overlapped in time. The list's clock shows that. With a failure none is polled, and all end with
+ * that. Returns the number of polls. */
+static int poll_list(struct wait_list *list, int64_t now, int failure) {
     struct wait **link = &list->first, *wait, *kept = NULL;
     uint64_t fence = UINT64_MAX;
     int polls = 0;
@@ -121,9 +125,9 @@ static int poll_list(struct wait_list *list, int64_t now) {
         }
         if (wait->opened > fence) break;
         int64_t before = polls ? now_ns() : now;
-        int status = CUDA_NOT_READY;
+        int status = failure ? failure : CUDA_NOT_READY;
         int64_t *pending_in = wait->users_event ? event_pending_in(wait->users_event) : NULL;
-        if (!pending_in || *pending_in != now) {
+        if (!failure && (!pending_in || *pending_in != now)) {
             status = wait_query(wait);
             polls++;
             if (pending_in && status == CUDA_NOT_READY) *pending_in = now;
@@ -153,11 +157,15 @@ static int poll_list(struct wait_list *list, int64_t now) {
 
 /* --- what comes next --- */
 
-/* True if any wait still has a task. A dropped wait stays listed until its event is complete. */
-static bool is_wanted(const struct wait_list *list) {
+/* The youngest wait that still has a task, or NULL. A dropped wait stays listed until its event is
+ * complete. */
+static const struct wait *latest_wanted(const struct wait_list *list) {
+    const struct wait *latest = list->last;
+    if (latest->ticket) return latest;
+    latest = NULL;
     for (const struct wait *wait = list->first; wait; wait = wait->next)
-        if (wait->ticket) return true;
-    return false;
+        if (wait->ticket) latest = wait;
+    return latest;
 }
 
 static void take_first_off(struct wait_list *list) {
@@ -168,11 +176,8 @@ static void take_first_off(struct wait_list *list) {
 /* A wait that began just now may be over as soon as an old one before it. So the bound holds for
  * the youngest wait with a task too, from the last look at it or at an older one. */
 static int64_t bound_by_latest(const struct wait_list *list, int64_t time) {
-    const struct wait *latest = list->last;
-    if (!latest->ticket)
-        for (const struct wait *wait = list->first; wait; wait = wait->next)
-            if (wait->ticket) latest = wait;
-    if (!latest->ticket) return time;
+    const struct wait *latest = latest_wanted(list);
+    if (!latest) return time;
     int64_t own = atomic_load(&latest->polled), looked = own > list->looked ? own : list->looked,
             age = looked > latest->began ? looked - latest->began : 0,
             bound = latest->began + policy_latest_look(age, active_count);
@@ -208,7 +213,7 @@ static int64_t schedule(struct wait_list *list, int64_t looked) {
             unlist_to_timer(wait);
             continue;
         }
-        if (!is_wanted(list)) return start + policy_unwanted(age);
+        if (!latest_wanted(list)) return start + policy_unwanted(age);
         list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
         /* A dropped wait has no task to hand it back to, and a future never had one. */
         load.task_allowed = wait->ticket && !wait->future;
@@ -254,23 +259,18 @@ static void take_new_waits(void) {
     while ((wait = oldest)) {
         oldest = wait->next;
         struct wait_list *list = wait->list;
-        /* the wait may be the list's last user, and may be over by now */
-        atomic_fetch_add(&list->refs, 1);
         if (!list->active) activate(list);
         insert(list, wait);
         schedule_new(list);
-        if (!list->first) deactivate(list);
-        wait_list_unref(list);
     }
 }
 
 /* --- the pass --- */
 
 static int poll_due(struct wait_list *list, int64_t now) {
-    int polls = 0;
     if (atomic_exchange(&list->revisit, false)) schedule_new(list);
     if (list->next_poll > now + TOGETHER_NS) return 0;
-    polls = poll_list(list, now);
+    int polls = poll_list(list, now, CUDA_SUCCESS);
     list->looked = now;
     list->next_poll = schedule(list, now);
     return polls;
@@ -283,21 +283,16 @@ int64_t waits_poll(int64_t now) {
     int64_t next[2] = {NEVER, NEVER}, latest = NEVER;
     int64_t loop_lag = NEVER;
     int polls = 0;
-    for (struct wait_list *list = active, *following; list; list = following) {
-        following = list->next;
-        atomic_fetch_add(&list->refs, 1); /* its last wait may be its last user */
+    for (struct wait_list **link = &active; *link; link = following(link)) {
+        struct wait_list *list = *link;
         polls += poll_due(list, now);
-        if (!list->first) {
-            deactivate(list);
-        } else {
-            if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
-            /* A pass before the list's own look would find nothing to do, and the next would come
-             * at once. */
-            int64_t bound = list->latest > list->next_poll ? list->latest : list->next_poll;
-            if (bound < latest) latest = bound;
-            if (list->loop_lag < loop_lag) loop_lag = list->loop_lag;
-        }
-        wait_list_unref(list);
+        if (!list->first) continue;
+        if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
+        /* A pass before the list's own look would find nothing to do, and the next would come at
+         * once. */
+        int64_t bound = list->latest > list->next_poll ? list->latest : list->next_poll;
+        if (bound < latest) latest = bound;
+        if (list->loop_lag < loop_lag) loop_lag = list->loop_lag;
     }
     if (polls) atomic_fetch_add(&counters[EVENT_POLLS], polls);
     if (active) atomic_fetch_add(&counters[EVENT_PASSES], 1);
@@ -311,31 +306,8 @@ int64_t waits_poll(int64_t now) {
 
 /* The context has failed, and with it all waits in it. The driver answers so to the tasks that poll
  * theirs. */
-static void fail_list(struct wait_list *list, int status) {
-    struct wait **link = &list->first, *wait, *kept = NULL;
-    while ((wait = *link)) {
-        int holder = atomic_load(&wait->holder);
-        bool with_task = holder == HELD_BY_TASK_LISTED || holder == OVER_LISTED;
-        if (!with_task && !claim(wait, holder)) { /* the timer has just become due */
-            kept = wait;
-            link = &wait->next;
-            continue;
-        }
-        *link = wait->next;
-        if (with_task) unlist(wait);
-        else settle(wait, status);
-    }
-    list->last = kept;
-}
-
 void waits_fail(struct context *context, int status) {
     take_new_waits();
-    for (struct wait_list *list = active, *following; list; list = following) {
-        following = list->next;
-        if (list->context != context) continue;
-        atomic_fetch_add(&list->refs, 1);
-        fail_list(list, status);
-        if (!list->first) deactivate(list);
-        wait_list_unref(list);
-    }
+    for (struct wait_list **link = &active; *link; link = following(link))
+        if ((*link)->context == context) poll_list(*link, now_ns(), status);
 }
