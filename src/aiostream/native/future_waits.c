@@ -32,15 +32,12 @@ uint64_t wait_ticket(const struct wait *wait) { return wait->ticket; }
 
 void wait_unreserve(struct wait *wait) {
     if (wait->ticket) point_unreserve(wait->ticket);
-    wait_not_pending(wait);
-    wait_release(wait);
+    wait_end(wait);
 }
 
 void wait_fire_unrecorded(struct wait *wait, int status) {
     point_arm_polled(wait->ticket);
-    wait_not_pending(wait);
-    point_fire(wait->ticket, status);
-    wait_release(wait);
+    wait_fire(wait, status);
 }
 
 bool wait_is_over_at_once(struct wait *wait, void *stream) {
@@ -112,7 +109,7 @@ static bool poll_on(struct wait *wait, struct queue *queue) {
     uint64_t ticket;
     switch (wait_look(wait, queue, &status)) {
     case LOOK_OVER:
-        wait_end_in_loop(wait, status);
+        wait_fire(wait, status);
         return false;
     case LOOK_EXPIRED:
         return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;

@@ -148,15 +148,22 @@ int wait_record(struct wait *wait, void *stream) {
 }
 
 void wait_release(struct wait *wait) {
-    wait_note_over(wait);
+    atomic_fetch_sub(&wait->list->waiting, 1);
+    if (wait->users_event) event_wait_end(wait->users_event);
     int expected = HELD_BY_TASK_LISTED;
     if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED)) wait_recycle(wait);
 }
 
-/* The wait ends while its task holds it. */
-static void end_by_task(struct wait *wait) {
+void wait_end(struct wait *wait) {
     wait_not_pending(wait);
     wait_release(wait);
+}
+
+/* It is recycled before its task may go on, and look for what is pending. */
+void wait_fire(struct wait *wait, int status) {
+    uint64_t ticket = wait->ticket;
+    wait_end(wait);
+    point_fire(ticket, status);
 }
 
 static bool is_over(int status, struct wait_result *result) {
@@ -174,7 +181,7 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
     result->refusal = wait_start(list, queue, strategy, NULL, &wait);
     if (result->refusal) return;
     result->refusal = wait_record(wait, stream);
-    if (result->refusal) end_by_task(wait);
+    if (result->refusal) wait_end(wait);
     else go_on(wait, result, now_ns());
 }
 
@@ -226,7 +233,7 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
     *result = (struct wait_result){0};
     switch (wait_look(wait, queue, &result->refusal)) {
     case LOOK_OVER:
-        end_by_task(wait);
+        wait_end(wait);
         return true;
     case LOOK_EXPIRED:
         result->refusal = 0;
@@ -255,7 +262,7 @@ bool wait_block(struct wait *wait, int64_t until, int *status) {
     }
     prctl(PR_SET_TIMERSLACK, (unsigned long)slack);
     if (*status == CUDA_NOT_READY) return false;
-    end_by_task(wait);
+    wait_end(wait);
     return true;
 }
 
@@ -274,12 +281,6 @@ void wait_drop(struct wait *wait) {
 
 /* --- the loop's timer --- */
 
-void wait_end_in_loop(struct wait *wait, int status) {
-    wait_not_pending(wait);
-    point_fire(wait->ticket, status);
-    wait_release(wait);
-}
-
 /* Hands it back: its task polls it from now on, or the loop if it is a future's. */
 static void hand_back(struct wait *wait) {
     if (wait->future) wait_poll_future(wait);
@@ -291,7 +292,7 @@ static void look_at(struct wait *wait, struct queue *queue) {
     int status;
     uint64_t ticket;
     wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
-    if (wait_look(wait, queue, &status) == LOOK_OVER) wait_end_in_loop(wait, status);
+    if (wait_look(wait, queue, &status) == LOOK_OVER) wait_fire(wait, status);
     else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK) hand_back(wait);
 }
 

@@ -143,8 +143,6 @@ int wait_start(struct wait_list *, struct queue *, const struct strategy *,
                struct handle *users_event, struct wait **);
 /* Its event is complete, or will never be used again, and the watcher does not list it. */
 void wait_recycle(struct wait *);
-/* its list, and a user's event, hear that it is over */
-void wait_note_over(const struct wait *);
 void wait_push_new(struct wait *);
 /* notes for its list that work behind it began no earlier than it was last pending */
 void wait_note_end(struct wait *, int64_t seen);
@@ -158,9 +156,10 @@ enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
 /* Polls a wait that its task or loop holds. Pending; pending, and the time for polling is over; or
  * over, with *status. */
 enum wait_look wait_look(struct wait *, struct queue *, int *status);
-/* it is over, in its loop's thread: fires its ticket */
-void wait_end_in_loop(struct wait *, int status);
-void wait_release(struct wait *); /* its task or loop needs it no more */
+/* Its holder needs it no more. Its list, and a user's event, hear that. */
+void wait_release(struct wait *);
+void wait_end(struct wait *);              /* the same, and it is no longer pending */
+void wait_fire(struct wait *, int status); /* the same, and fires its ticket */
 void wait_leave_to_watcher(struct wait *);
 /* Whether the stream has something to wait for: CUDA_NOT_READY, or another answer. */
 int wait_ask(struct wait_list *, void *stream);

@@ -236,11 +236,6 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     return CUDA_SUCCESS;
 }
 
-void wait_note_over(const struct wait *wait) {
-    atomic_fetch_sub(&wait->list->waiting, 1);
-    if (wait->users_event) event_wait_end(wait->users_event);
-}
-
 void wait_recycle(struct wait *wait) {
     struct handle *users_event = wait->users_event;
     struct forecast *forecast = wait->forecast;

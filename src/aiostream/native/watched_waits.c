@@ -76,15 +76,6 @@ static void unlist_to_timer(struct wait *wait) {
 
 /* --- ends --- */
 
-/* The wait is over, or has failed, and the watcher owns it. */
-static void settle(struct wait *wait, int status) {
-    uint64_t ticket = wait->ticket;
-    wait_note_over(wait);
-    if (ticket) wait_not_pending(wait);
-    wait_recycle(wait); /* before its task may go on, and look for what is pending */
-    if (ticket) point_fire(ticket, status);
-}
-
 static bool is_timers(struct timer_entry *entry, uint64_t wait) {
     return (uintptr_t)entry == wait &&
            atomic_load(&((struct wait *)entry)->holder) == HELD_BY_TIMER;
@@ -149,7 +140,8 @@ static int poll_list(struct wait_list *list, int64_t now, int failure) {
         }
         wait_note_end(wait, seen);
         *link = wait->next;
-        settle(wait, status);
+        if (wait->ticket) wait_fire(wait, status);
+        else wait_release(wait);
     }
     if (!wait) list->last = kept;
     return polls;
