@@ -93,11 +93,14 @@ uint64_t context_identity(void *context) {
     return driver.ctx_get_id(context, &identity) == CUDA_SUCCESS ? identity : 0;
 }
 
+bool says_gone(int status) {
+    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
+           status == CUDA_CONTEXT_IS_DESTROYED;
+}
+
 bool context_is_gone(void *context, uint64_t identity) {
     uint64_t now = 0;
     if (!context || !identity) return false;
     int status = driver.ctx_get_id(context, &now);
-    if (status == CUDA_SUCCESS) return now != identity;
-    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
-           status == CUDA_CONTEXT_IS_DESTROYED;
+    return status == CUDA_SUCCESS ? now != identity : says_gone(status);
 }

@@ -54,6 +54,8 @@ enum { STATUS_UNKNOWN = 1 << 20 };
 
 /* The id of a context. Unlike a handle, an id is never used again. 0: the driver does not say. */
 uint64_t context_identity(void *context);
+/* Whether the driver says so of a handle whose context was destroyed. */
+bool says_gone(int status);
 /* Whether the context that had this id has been destroyed or reset. If so, do not touch what lived
  * in it: on an H200 (driver 580.159) the process crashes if one of its streams is queried or
  * destroyed, or if it is made current. cuCtxGetId alone answers safely. */
@@ -81,6 +83,14 @@ enum counter {
 extern _Atomic int64_t counters[COUNTERS];
 
 int64_t now_ns(void); /* CLOCK_MONOTONIC */
+static const int64_t NEVER = INT64_MAX;
+/* The power of two of a length in ns, for what is learnt by it. */
+enum { LENGTH_BUCKETS = 40 };
+static inline int bucket_of(int64_t length) {
+    int bucket = 0;
+    while (length > 1 && bucket < LENGTH_BUCKETS - 1) length >>= 1, bucket++;
+    return bucket;
+}
 
 /* An operation of several driver calls notes which of them has failed, because the error is named
  * after another one. Each thread has its own note. An operation forgets the old note when it

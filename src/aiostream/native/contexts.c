@@ -35,17 +35,13 @@ static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER; /* for context_
 
 static _Atomic int64_t pending_total;
 
-static struct context *find(uint64_t identity) { /* context_lock held */
-    for (int i = 0; identity && i < context_count; i++)
-        if (contexts[i].identity == identity) return &contexts[i];
-    return NULL;
-}
-
 struct context *context_register(void *handle, uint64_t identity, void *private_stream,
                                  bool *is_taken) {
     pthread_mutex_lock(&context_lock);
-    struct context *context = find(identity);
+    struct context *context = NULL;
     int number = context_count;
+    for (int i = 0; identity && i < number; i++)
+        if (contexts[i].identity == identity) context = &contexts[i];
     *is_taken = !context && number < MAX_CONTEXTS;
     if (*is_taken) {
         context = &contexts[number];
@@ -85,12 +81,6 @@ static bool says_nothing(int status) {
            (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST);
 }
 
-/* The private stream was destroyed with its context, and must not be queried again. */
-static bool says_gone(int status) {
-    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
-           status == CUDA_CONTEXT_IS_DESTROYED;
-}
-
 /* A lost context gives the same answer again. Any other error may pass, such as a driver that is
  * out of memory for a moment, and must not fail what waits in the context. */
 static bool may_pass(int status) {
@@ -118,7 +108,8 @@ int context_health(struct context *context) {
     if (status == CUDA_SUCCESS) {
         atomic_store(&context->healthy_at, before);
     } else if (says_gone(status)) {
-        /* Whatever the driver calls it: the context may end while its stream is queried. */
+        /* Whatever the driver calls it: the context may end while its stream is queried. The stream
+         * was destroyed with it, and must not be queried again. */
         status = CUDA_CONTEXT_IS_DESTROYED;
         atomic_store(&context->gone, status);
         failure_note(status, "cuStreamQuery");

@@ -22,7 +22,7 @@
 
 #include <string.h>
 
-static const int64_t US = 1000, MS = 1000000, NEVER = INT64_MAX;
+static const int64_t US = 1000, MS = 1000000;
 
 /* All in ns. The name in brackets is that of the benchmark goal that a constant serves (`python -m
  * benchmarks goals`). */
@@ -134,12 +134,6 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t clamp(int64_t value, int64_t low, int64_t high) {
     return value < low ? low : value > high ? high : value;
-}
-
-static int bucket_of(int64_t length) {
-    int bucket = 0;
-    while (length > 1 && bucket < LEAD_BUCKETS - 1) length >>= 1, bucket++;
-    return bucket;
 }
 
 static bool is_near(int64_t a, int64_t b) {

@@ -13,7 +13,6 @@ enum {
     /* windows of a prediction; what ends later is left to the plain schedule */
     MAX_WINDOWS = 4,
     MAX_ZONES = 2,
-    LEAD_BUCKETS = 40, /* powers of two of a length in ns */
 };
 
 /* Where ends have been. The windows of a prediction are in order and do not overlap. */
@@ -56,7 +55,7 @@ struct history {
     int since_true;      /* waits since a true length was learnt */
     uint16_t unexpected; /* a bit for each of the latest waits: it ended in no window */
     /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
-    int32_t leads[LEAD_BUCKETS];
+    int32_t leads[LENGTH_BUCKETS];
     struct prediction prediction; /* of the next wait */
     /* Of Python functions: when the wait began that is asked closely, when it is asked next, and
      * how many such waits were in vain. */

@@ -13,7 +13,6 @@
 
 /* the watcher spends a shorter pause awake, because falling asleep takes as long */
 static const int64_t SHORTEST_SLEEP_NS = 12000;
-static const int64_t NEVER = INT64_MAX;
 
 static _Atomic bool parked; /* written by the watcher; read by each thread that arms a point */
 /* When the watcher will wake; 0 while it is awake. The watcher writes it. Others only make it
@@ -65,13 +64,7 @@ void waker_set_parked(bool value) { atomic_store(&parked, value); }
 
 /* How much too long sleeps were, by the power of two of their length, because a processor that has
  * idled for long wakes slowly. Used by the watcher alone. */
-static struct { int64_t mean, deviation; } lateness[40];
-
-static int bucket_of(int64_t delay) {
-    int bucket = 0;
-    while (delay > 1 && bucket < 39) delay >>= 1, bucket++;
-    return bucket;
-}
+static struct { int64_t mean, deviation; } lateness[LENGTH_BUCKETS];
 
 static void learn_lateness(int64_t delay, int64_t late) {
     int bucket = bucket_of(delay);

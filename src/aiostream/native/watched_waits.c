@@ -16,7 +16,6 @@
 
 #include "waker.h"
 
-static const int64_t NEVER = INT64_MAX;
 static const int64_t TOGETHER_NS = 3000; /* what is due so soon is polled in this pass */
 
 static struct wait_list *active; /* the lists with waits; used by the watcher alone */

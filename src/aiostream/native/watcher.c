@@ -29,7 +29,6 @@ enum { IDLE_PASSES_BEFORE_PARKING = 4 };
 static const int64_t HEALTH_PERIOD_NS = 15000000;
 /* of contexts with nothing pending, if a listener wants to know; P19 promises a second */
 static const int64_t IDLE_HEALTH_PERIOD_NS = 900000000;
-static const int64_t NEVER = INT64_MAX;
 
 /* for watcher_start and watcher_stop alone */
 static pthread_mutex_t watcher_lock = PTHREAD_MUTEX_INITIALIZER;
