@@ -207,7 +207,7 @@ static void stress_points(struct queue *orphans, double seconds, uint64_t seed, 
     for (int i = 0; i < LOOPS; i++) pthread_join(loops[i].thread, NULL);
     stop_failing = true;
     pthread_join(failing_thread, NULL);
-    if (real_watcher) watcher_stop();
+    if (real_watcher) watcher_stop(ANY_PATIENCE_S);
     for (int i = 0; i < GPUS; i++) {
         pthread_mutex_lock(&mailboxes[i].lock);
         mailboxes[i].closed = true;

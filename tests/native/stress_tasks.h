@@ -456,7 +456,7 @@ static void fail_and_recover(int context) {
         queue_drain(queue, emit_canary, &failure);
     }
     REQUIRE(failure == ERROR_FAILED, "the canary died of %lld", (long long)failure);
-    watcher_stop();
+    watcher_stop(ANY_PATIENCE_S);
     recover(context);
     REQUIRE(watcher_start() == 0, "the watcher did not start again");
     point_fire(canary, STATUS_UNKNOWN);

@@ -458,7 +458,7 @@ static void late_watcher(void) {
         struct queue *queue = queue_open(); /* which knows of no lag of its loop */
         teach(history, 6 * MILLISECOND);
         REQUIRE(record_event(event, regular) == 0, "a record was refused");
-        watcher_stop();
+        watcher_stop(ANY_PATIENCE_S);
         uint64_t ticket = spin_out(begin_for_event(event, history, queue, WAIT_AUTO), queue);
         /* by its timer */
         for (int64_t end = now_ns() + 10 * MILLISECOND; ticket && now_ns() < end;)
@@ -637,6 +637,6 @@ int main(int count, char **arguments) {
     atomic_store(&stop_moving, true);
     pthread_join(gpu, NULL);
     require_peace();
-    watcher_stop();
+    watcher_stop(ANY_PATIENCE_S);
     return 0;
 }

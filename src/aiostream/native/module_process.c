@@ -130,7 +130,7 @@ static PyObject *native_bind(PyObject *Py_UNUSED(self), PyObject *addresses) {
 
 /* Python's own end is over, or C's. No thread of the library may call the driver while it is torn
  * down. */
-static void end_watcher(void) { watcher_stop_within(EXIT_PATIENCE_NS); }
+static void end_watcher(void) { watcher_stop(EXIT_PATIENCE_S); }
 
 static PyObject *native_watcher_start(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     static bool ends; /* the lock of _runtime/process.py is held */
@@ -149,7 +149,7 @@ static PyObject *native_watcher_start(PyObject *Py_UNUSED(self), PyObject *Py_UN
 static PyObject *native_watcher_stop(PyObject *Py_UNUSED(self), PyObject *fails_pending) {
     bool ran;
     Py_BEGIN_ALLOW_THREADS
-    ran = watcher_stop();
+    ran = watcher_stop(ANY_PATIENCE_S);
     if (ran && fails_pending == Py_True) watcher_fail_lost();
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(ran);

@@ -138,38 +138,24 @@ int watcher_start(void) {
     return error;
 }
 
-/* False: the thread had not ended by then. */
-static bool join(const struct timespec *deadline) {
-    return (deadline ? pthread_timedjoin_np(thread, NULL, deadline) : pthread_join(thread, NULL)) ==
-           0;
-}
-
-static bool stop_by(const struct timespec *deadline) {
+bool watcher_stop(int patience_s) {
+    /* in a forked child there is no such thread, and the lock may be held without an end */
+    if (process != getpid()) return false;
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += patience_s;
     pthread_mutex_lock(&watcher_lock);
     bool ran = running;
     if (running) {
         stopping = true;
         waker_wake();
-        stopping = running = !join(deadline);
+        stopping = running = pthread_timedjoin_np(thread, NULL, &deadline) != 0;
     }
     pthread_mutex_unlock(&watcher_lock);
     return ran;
 }
 
-bool watcher_stop(void) { return stop_by(NULL); }
-
 void watcher_fail_lost(void) {
     waits_drop_work();
     read_health(true);
-}
-
-void watcher_stop_within(int64_t patience_ns) {
-    /* in a forked child there is no such thread, and the lock may be held without an end */
-    if (process != getpid()) return;
-    struct timespec deadline;
-    clock_gettime(CLOCK_REALTIME, &deadline);
-    deadline.tv_sec += patience_ns / 1000000000;
-    deadline.tv_nsec += patience_ns % 1000000000;
-    if (deadline.tv_nsec >= 1000000000) deadline.tv_sec++, deadline.tv_nsec -= 1000000000;
-    stop_by(&deadline);
 }
