@@ -64,14 +64,12 @@ struct handle *handle_new(enum handle_kind kind, void *value, void *context, boo
 }
 
 struct handle *handle_borrow(struct handle *parent) {
-    struct handle *handle = calloc(1, sizeof *handle);
+    /* without the context, of which handle_new would ask the driver the identity */
+    struct handle *handle = handle_new(parent->kind, parent->value, NULL, false);
     if (!handle) return NULL;
-    *handle = (struct handle){.refs = 1,
-                              .value = parent->value,
-                              .context = parent->context,
-                              .parent = parent,
-                              .kind = parent->kind,
-                              .identity = parent->identity};
+    handle->context = parent->context;
+    handle->identity = parent->identity;
+    handle->parent = parent;
     return handle;
 }
 
