@@ -148,8 +148,9 @@ static int64_t lead_of(const struct history *history, int64_t length) {
     return clamp(lead, LEAD_LEAST_NS, length < MS ? length / 2 : length / 8);
 }
 
-static bool is_narrow(int64_t first, int64_t last) {
-    return last - first <= NARROW_NS + first / NARROW_SHARE;
+/* The latest is number 1. */
+static int64_t latest_length(const struct history *history, int i) {
+    return history->lengths[(history->next - i + HISTORY_LENGTHS) % HISTORY_LENGTHS];
 }
 
 /* If the latest members of a cluster agree closely, they are the window, so that work that drifts
@@ -159,13 +160,13 @@ static struct window window_of(const struct history *history, int64_t low, int64
     struct window window = {.first = high, .last = low};
     int found = 0;
     for (int i = 1; i <= history->count && found < RECENT; i++) {
-        int64_t length = history->lengths[(history->next - i + HISTORY_LENGTHS) % HISTORY_LENGTHS];
+        int64_t length = latest_length(history, i);
         if (length < low || length > high) continue;
         window.first = least(window.first, length);
         window.last = greatest(window.last, length);
         found++;
     }
-    window.narrow = is_narrow(window.first, window.last);
+    window.narrow = window.last - window.first <= NARROW_NS + window.first / NARROW_SHARE;
     if (!window.narrow) {
         window.first = low - (high - low) / MARGIN_SHARE;
         window.last = high + (high - low) / MARGIN_SHARE;
@@ -199,11 +200,9 @@ static void predict(struct history *history) {
         window.narrow &= members * LIKELY_SHARE >= longer;
         prediction->windows[prediction->count++] = window;
     }
-    int short_ones = 0;
+    prediction->short_likely = false;
     for (int i = 1; i <= history->count && i <= RECENT; i++)
-        short_ones +=
-            history->lengths[(history->next - i + HISTORY_LENGTHS) % HISTORY_LENGTHS] < SHORT_NS;
-    prediction->short_likely = history->count == 0 || short_ones > 0;
+        prediction->short_likely |= latest_length(history, i) < SHORT_NS;
 }
 
 struct prediction history_predict(const struct history *history) {
@@ -244,16 +243,13 @@ static bool is_expected(const struct prediction *prediction, int64_t not_before,
     return false;
 }
 
-static bool is_in(const struct zone *zone, int64_t not_before, int64_t seen) {
-    return zone->to && seen >= zone->from && not_before <= zone->to;
-}
-
 /* Counts the zones that this wait has passed in vain, and clears the zone in which it has ended. */
 static void leave_zones(struct history *history, int64_t not_before, int64_t seen) {
     for (int i = 0; i < MAX_ZONES; i++) {
         struct zone *zone = &history->prediction.zones[i];
         bool passed = zone->to && not_before > zone->to;
-        if (is_in(zone, not_before, seen) || (passed && ++zone->tries >= ZONE_TRIES)) zone->to = 0;
+        bool ended_in = not_before <= zone->to && seen >= zone->from;
+        if (ended_in || (passed && ++zone->tries >= ZONE_TRIES)) zone->to = 0;
     }
 }
 
@@ -597,9 +593,7 @@ const int strategy_count = sizeof strategies / sizeof *strategies;
 bool policy_poll_on(const struct prediction *prediction, int64_t age, int polls,
                     const struct load *load) {
     if (polls < 2) return true;
-    const struct window *window =
-        next_window(prediction, age - SPIN_MAX_LOOP_TURNS * load->loop_lag_ns);
-    if (!window) return false;
     int64_t turns = SPIN_MAX_LOOP_TURNS * load->loop_lag_ns;
-    return window->first - age < turns && age - window->last < turns;
+    const struct window *window = next_window(prediction, age - turns);
+    return window && window->first - age < turns && age - window->last < turns;
 }
