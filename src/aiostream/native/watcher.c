@@ -89,24 +89,21 @@ static void *watch(void *unused) {
         int64_t next = waits_poll(now);
         /* the wait of a task that polls it does not wake the watcher */
         bool limited = waits_limited();
-        if (limited || contexts_pending() > 0 || next != NEVER) {
+        bool busy = limited || contexts_pending() > 0 || next != NEVER;
+        bool all = failures_expected() && now >= next_idle_health;
+        if (all || (busy && now >= next_health)) {
+            read_health(all);
+            if (limited) look_for_stalls(now);
+            next_health = now + HEALTH_PERIOD_NS;
+            if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
+        }
+        if (busy) {
             idle_passes = 0;
-            if (now >= next_health) {
-                bool all = failures_expected() && now >= next_idle_health;
-                read_health(all);
-                if (limited) look_for_stalls(now);
-                next_health = now + HEALTH_PERIOD_NS;
-                if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
-            }
             sleep_until(next < next_health ? next : next_health, must_wake);
         } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
             sleep_until(now + HEALTH_PERIOD_NS, must_wake);
         } else {
             sleeps_for_good = !failures_expected();
-            if (!sleeps_for_good && now >= next_idle_health) {
-                read_health(true);
-                next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
-            }
             waker_set_parked(true);
             if (contexts_pending() == 0 && !waits_limited())
                 sleep_until(sleeps_for_good ? NEVER : next_idle_health, must_leave_park);
