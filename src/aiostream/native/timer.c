@@ -51,6 +51,11 @@ static void set(struct timer *timer, int64_t time) { /* lock held */
     atomic_store(&timer->set_for, time);
 }
 
+static void set_by(struct timer *timer, int64_t time) { /* lock held */
+    int64_t set_for = atomic_load(&timer->set_for);
+    if (!set_for || time < set_for) set(timer, time);
+}
+
 void timer_open(struct timer *timer) {
     pthread_mutex_lock(&timer->lock);
     timer->closed = false;
@@ -74,19 +79,15 @@ bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int
     if (taken) {
         entry->time = time;
         insert(timer, entry);
-        int64_t set_for = atomic_load(&timer->set_for);
-        if (!set_for || time < set_for) set(timer, time);
+        set_by(timer, time);
     }
     pthread_mutex_unlock(&timer->lock);
     return taken;
 }
 
 void timer_wake_by(struct timer *timer, int64_t time) {
-    int64_t set_for = atomic_load(&timer->set_for);
-    if (set_for && set_for <= time) return;
     pthread_mutex_lock(&timer->lock);
-    set_for = atomic_load(&timer->set_for);
-    if (!timer->closed && (!set_for || time < set_for)) set(timer, time);
+    if (!timer->closed) set_by(timer, time);
     pthread_mutex_unlock(&timer->lock);
 }
 
