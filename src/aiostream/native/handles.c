@@ -117,8 +117,7 @@ static int call_destructor(struct handle *handle) {
 }
 
 static int destroy(struct handle *handle, bool shared) {
-    if (!handle->owned) return CUDA_SUCCESS;
-    if (shared) {
+    if (!handle->owned || shared) {
         count_end(handle, HANDLES_RETIRED);
         return CUDA_SUCCESS;
     }
