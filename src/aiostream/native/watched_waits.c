@@ -67,12 +67,6 @@ static void unlist(struct wait *wait) {
     else wait_push_new(wait);
 }
 
-/* A wait whose timer comes before the next guard look. The watcher need not list it. */
-static void unlist_to_timer(struct wait *wait) {
-    int holder = HELD_BY_TIMER;
-    if (!atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) unlist(wait);
-}
-
 /* --- ends --- */
 
 static bool is_timers(struct timer_entry *entry, uint64_t wait) {
@@ -195,17 +189,17 @@ static int64_t schedule(struct wait_list *list, int64_t looked) {
                 age = seen > start ? seen - start : 0;
         struct load load = wait_load(wait);
         list->loop_lag = load.loop_lag_ns;
+        if (!latest_wanted(list)) return start + policy_unwanted(age);
+        list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
         if (holder == HELD_BY_TIMER) {
-            list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
             int64_t guard = policy_guard(&wait->forecast->prediction, age,
                                          wait->timer_entry.time - start, &load);
             if (guard != NEVER) return bound_by_latest(list, start + guard);
+            /* The timer comes before the next guard look, so the watcher need not list it. */
             take_first_off(list);
-            unlist_to_timer(wait);
+            if (!atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) unlist(wait);
             continue;
         }
-        if (!latest_wanted(list)) return start + policy_unwanted(age);
-        list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
         /* A dropped wait has no task to hand it back to, and a future never had one. */
         load.task_allowed = wait->ticket && !wait->future;
         load.waits = 1; /* only the loop's thread uses its timer */
