@@ -55,7 +55,7 @@ int wait_record_future(struct wait *wait, void *stream) {
     if (status != CUDA_SUCCESS) return status;
     uint64_t ticket = wait->ticket;
     point_arm_polled(ticket);
-    if (wait_polls_on(wait, now, &ticket) == STAGE_TASK) wait_poll_future(wait);
+    if (wait_polls_on(wait, now, &ticket) == STAGE_TASK) wait_hand_back(wait, 0);
     return CUDA_SUCCESS;
 }
 
@@ -95,11 +95,7 @@ bool wait_drop_future(struct wait *wait, uint64_t ticket) {
 /* --- polling by the loop --- */
 
 void wait_poll_future(struct wait *wait) {
-    struct polled_waits *polled = queue_polled_waits(wait->queue);
-    wait->first_poll_due = true;
-    wait->first_poll = 0;
-    wait->polls = 0;
-    append(polled, wait);
+    append(queue_polled_waits(wait->queue), wait);
     drain_again(wait->queue);
 }
 

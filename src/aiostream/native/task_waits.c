@@ -281,10 +281,19 @@ void wait_drop(struct wait *wait) {
 
 /* --- the loop's timer --- */
 
-/* Hands it back: its task polls it from now on, or the loop if it is a future's. */
-static void hand_back(struct wait *wait) {
-    if (wait->future) wait_poll_future(wait);
-    else wait_fire_hand_back(wait, wait->woken_for);
+void wait_hand_back(struct wait *wait, int64_t length) {
+    uint64_t ticket = wait->ticket;
+    wait->first_poll_due = true;
+    wait->first_poll = 0;
+    wait->polls = 0;
+    wait->woken_for = length;
+    if (wait->future) {
+        wait_poll_future(wait);
+        return;
+    }
+    wait->handed_back = ticket;
+    wait->ticket = 0;
+    point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
 }
 
 /* One native look in a wide window. */
@@ -293,7 +302,8 @@ static void look_at(struct wait *wait, struct queue *queue) {
     uint64_t ticket;
     wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
     if (wait_look(wait, queue, &status) == LOOK_OVER) wait_fire(wait, status);
-    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK) hand_back(wait);
+    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK)
+        wait_hand_back(wait, wait->woken_for);
 }
 
 void waits_run_due(struct queue *queue) {
@@ -310,7 +320,7 @@ void waits_run_due(struct queue *queue) {
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
         looks += wait->look_at_due;
         if (wait->look_at_due) look_at(wait, queue);
-        else hand_back(wait);
+        else wait_hand_back(wait, wait->woken_for);
     }
     if (!looks) return;
     atomic_fetch_add(&counters[EVENT_POLLS], looks);

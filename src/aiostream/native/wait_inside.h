@@ -168,7 +168,8 @@ int wait_record(struct wait *, void *stream);
 /* the watcher has those that the loop polls from now on */
 void waits_leave_futures(struct queue *);
 void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
-/* fires its ticket with STATUS_HANDED_BACK */
-void wait_fire_hand_back(struct wait *, int64_t length);
+/* Its task polls it from now on, and gets it as STATUS_HANDED_BACK, or the loop if it is a
+ * future's. It is woken for an end at that length, or 0. */
+void wait_hand_back(struct wait *, int64_t length);
 
 #endif

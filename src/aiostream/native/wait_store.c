@@ -374,14 +374,3 @@ void wait_push_new(struct wait *wait) {
     do wait->next = head;
     while (!atomic_compare_exchange_weak(&new_waits, &head, wait));
 }
-
-void wait_fire_hand_back(struct wait *wait, int64_t length) {
-    uint64_t ticket = wait->ticket;
-    wait->handed_back = ticket;
-    wait->ticket = 0;
-    wait->first_poll_due = true;
-    wait->first_poll = 0;
-    wait->polls = 0;
-    wait->woken_for = length;
-    point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
-}

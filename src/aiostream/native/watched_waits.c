@@ -221,7 +221,7 @@ static int64_t schedule(struct wait_list *list, int64_t looked) {
         wait->poll_until = plan.until == NEVER ? NEVER : start + plan.until;
         atomic_fetch_add(&counters[WAITS_HANDED_BACK], 1);
         atomic_store(&wait->holder, HELD_BY_TASK);
-        wait_fire_hand_back(wait, plan.length);
+        wait_hand_back(wait, plan.length);
     }
     return NEVER;
 }
