@@ -64,9 +64,6 @@ static int place_of(int code) {
 }
 
 bool failure_is_fatal(int code) { return place_of(code) >= 0; }
-bool failure_is_of_process(int code) {
-    return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0;
-}
 
 /* --- the end --- */
 
@@ -119,6 +116,8 @@ static void end_process(const char *what, bool stacks) {
 }
 
 static void end_for_code(int place) {
+    /* which says that one context was destroyed */
+    if (fatal_codes[place].code == CUDA_CONTEXT_IS_DESTROYED) return;
     char what[160];
     snprintf(what, sizeof what, "%s reported %s (%d): the CUDA context is lost", calls[place],
              fatal_codes[place].name, fatal_codes[place].code);
@@ -133,7 +132,7 @@ int exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
         ending = (struct ending){getpid(), status, signal, grace_ns, stalled, number};
     }
     for (int i = 0; fatal_codes[i].code; i++)
-        if (calls[i][0] && failure_is_of_process(fatal_codes[i].code)) end_for_code(i);
+        if (calls[i][0]) end_for_code(i);
     pthread_mutex_unlock(&failure_lock);
     return number;
 }
@@ -157,7 +156,7 @@ void failure_note(int code, const char *call) {
     bool first = !calls[place][0];
     if (first) snprintf(calls[place], sizeof calls[place], "%s", call);
     if (first) unreported |= 1u << place;
-    if (failure_is_of_process(code)) end_for_code(place);
+    end_for_code(place);
     pthread_mutex_unlock(&failure_lock);
     if (first) failures_call_listener();
 }

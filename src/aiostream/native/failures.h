@@ -37,8 +37,6 @@ static inline int failure_noted(int code, const char *call) { /* returns the cod
     return code;
 }
 bool failure_is_fatal(int code);
-/* fatal, but not 709, which says that one context was destroyed */
-bool failure_is_of_process(int code);
 /* The next code that the process has met for the first time, and the call that answered it. 0:
  * none. One thread calls this. */
 int failure_take(const char **call);
