@@ -20,8 +20,6 @@
  */
 #include "policy.h"
 
-#include <string.h>
-
 static const int64_t US = 1000, MS = 1000000;
 
 /* All in ns. The name in brackets is that of the benchmark goal that a constant serves (`python -m
@@ -217,18 +215,13 @@ struct prediction history_predict(const struct history *history) {
 
 static void remember(struct history *history, int64_t length) {
     int64_t *sorted = history->sorted;
-    int count = history->count;
-    if (count == HISTORY_LENGTHS) { /* the oldest goes */
-        int64_t oldest = history->lengths[history->next];
-        int at = 0;
-        while (sorted[at] != oldest) at++;
-        memmove(&sorted[at], &sorted[at + 1], (size_t)(count - at - 1) * sizeof *sorted);
-        count--;
-    }
-    int at = count;
-    while (at > 0 && sorted[at - 1] > length) sorted[at] = sorted[at - 1], at--;
+    int at = history->count;
+    if (at < HISTORY_LENGTHS) history->count++;
+    else /* in the place of the oldest */
+        while (sorted[--at] != history->lengths[history->next]) continue;
+    for (; at > 0 && sorted[at - 1] > length; at--) sorted[at] = sorted[at - 1];
+    for (; at + 1 < history->count && sorted[at + 1] < length; at++) sorted[at] = sorted[at + 1];
     sorted[at] = length;
-    history->count = count + 1;
     history->lengths[history->next] = length;
     history->next = (history->next + 1) % HISTORY_LENGTHS;
     predict(history);
@@ -394,17 +387,11 @@ static bool is_loop_window(const struct prediction *prediction, const struct win
 /* When the watcher polls next, before or in the window, or where no end is expected. */
 static inline int64_t watch_at(const struct prediction *prediction, const struct window *window,
                                int64_t age, const struct load *load) {
-    int64_t at;
-    if (!window) {
-        at = age + plain_interval(prediction, age, load);
-    } else if (age < window->first) {
-        /* No end is expected here, so only the guard looks are due. */
-        bool plainly = prediction->dense || prediction->irregular;
-        at = plainly ? least(age + plain_interval(prediction, age, load), window->first)
-                     : window->first;
-    } else {
-        at = age + step_of(window);
-    }
+    /* Before a window no end is expected, so only the guard looks are due. */
+    int64_t at = window ? window->first : NEVER;
+    if (window && age >= at) at = age + step_of(window);
+    else if (!window || prediction->dense || prediction->irregular)
+        at = least(at, age + plain_interval(prediction, age, load));
     at = least(at, zone_look(prediction, age));
     at = least(at, policy_latest_look(age, load->lists));
     /* P16 holds for loops that are not busy */
