@@ -21,7 +21,6 @@ from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.operand import Operand
 from aiostream._runtime import process, stuck
-from aiostream._waits import waiting
 from aiostream.enums import HostFunctionSync
 
 # The one class that ctypes has for all function pointers.
@@ -70,51 +69,29 @@ class HostFunction:
         process.release_in_thread(held)
 
 
-def _arm(
+def _launch(
     stream: Operand,
     kind: int,
-    point: HostFunction,
-    sync_mode: int,
-    function: int = 0,
+    function: Any,
+    arguments: tuple[Any, ...],
+    sync_mode: int = -1,
+    address: int = 0,
     data: int = 0,
 ) -> None:
+    # The point keeps a function pointer and its data object alive. The driver has only addresses.
+    takes_status = kind == _native.KIND_PYTHON_CALLBACK
+    point = HostFunction(function, arguments, takes_status, stream.name)
     context_id = stream.context._ensure_monitored()
-    answer = _native.arm(stream.handle, context_id, kind, point, sync_mode, function, data)
-    driver.raise_for(answer, waiting.CALLS[kind], stream.name)
+    answer = _native.arm(stream.handle, context_id, kind, point, sync_mode, address, data)
+    call = "cuStreamAddCallback" if takes_status else "cuLaunchHostFunc"
+    driver.raise_for(answer, call, stream.name)
 
 
-def _launch_python(
-    stream: Operand,
-    function: Callable[..., object],
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    kind: int,
-    sync_mode: int = -1,
-) -> None:
-    name = "add_callback" if kind == _native.KIND_PYTHON_CALLBACK else "launch_host_func"
+def _plain(name: str, function: Callable[..., object], keywords: dict[str, Any]) -> Any:
     checks.plain_function(
         function, name, "pass a function that starts it, for example with loop.call_soon_threadsafe"
     )
-    if keywords:
-        function = partial(function, **keywords)
-    takes_status = kind == _native.KIND_PYTHON_CALLBACK
-    _arm(stream, kind, HostFunction(function, arguments, takes_status, stream.name), sync_mode)
-
-
-def _launch_foreign(
-    stream: Operand, function: Any, arguments: tuple[Any, ...], sync_mode: int
-) -> None:
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    if not address:
-        raise ValueError("the ctypes function pointer is NULL")
-    if len(arguments) > 1:
-        raise TypeError(
-            "a native host function takes one argument, the address of its data: void f(void *data)"
-        )
-    data = _address_of(arguments[0]) if arguments else 0
-    # The point keeps the function pointer and the data object alive. The driver has only addresses.
-    point = HostFunction(function, arguments, False, stream.name)
-    _arm(stream, _native.KIND_FOREIGN, point, sync_mode, address, data)
+    return partial(function, **keywords) if keywords else function
 
 
 def _address_of(data: Any) -> int:
@@ -122,12 +99,10 @@ def _address_of(data: Any) -> int:
         return 0
     if checks.is_integer(data):
         return checks.address(int(data))
-    if isinstance(
-        data, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
-    ) and not isinstance(data, (ctypes.c_void_p, ctypes.c_char_p)):
-        return ctypes.addressof(data)
     if isinstance(data, (ctypes.c_void_p, ctypes.c_char_p, ctypes._Pointer)):
         return ctypes.cast(data, ctypes.c_void_p).value or 0
+    if isinstance(data, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)):
+        return ctypes.addressof(data)
     raise TypeError(
         "the data of a native host function is an address or a ctypes object, not "
         f"{type(data).__name__}"
@@ -199,13 +174,23 @@ class HostFunctionMethods:
             mode = int(checks.member(HostFunctionSync, sync_mode, "sync_mode"))
             driver.require("cuLaunchHostFunc_v2", operand.name)
         if not isinstance(fn, _FunctionPointer):
-            _launch_python(operand, fn, args, kwargs, _native.KIND_PYTHON_HOST, mode)
-        elif kwargs:
+            fn = _plain("launch_host_func", fn, kwargs)
+            _launch(operand, _native.KIND_PYTHON_HOST, fn, args, mode)
+            return
+        if kwargs:
             raise TypeError(
                 "a native host function takes no keyword arguments: pass the address of its data"
             )
-        else:
-            _launch_foreign(operand, fn, args, mode)
+        address = ctypes.cast(fn, ctypes.c_void_p).value
+        if not address:
+            raise ValueError("the ctypes function pointer is NULL")
+        if len(args) > 1:
+            raise TypeError(
+                "a native host function takes one argument, the address of its data: "
+                "void f(void *data)"
+            )
+        data = _address_of(args[0]) if args else 0
+        _launch(operand, _native.KIND_FOREIGN, fn, args, mode, address, data)
 
     def add_callback(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
         """Enqueues `fn(error, *args, **kwargs)` as a callback (`cuStreamAddCallback`).
@@ -213,4 +198,5 @@ class HostFunctionMethods:
         The driver calls it after a failure too. `error` is `None` or a `CudaError`. In all else it
         is as `launch_host_func`, except that a stream that captures refuses it.
         """
-        _launch_python(self._operand, fn, args, kwargs, _native.KIND_PYTHON_CALLBACK)
+        fn = _plain("add_callback", fn, kwargs)
+        _launch(self._operand, _native.KIND_PYTHON_CALLBACK, fn, args)
