@@ -278,9 +278,7 @@ STEPS_WITH_LOCKS = START_STEPS | {
     )
 }
 """The code that makes what there is once in a process, a context or a loop."""
-QUEUE_STEPS = {
-    function.__code__ for function in (loops.Bridge.__init__, waiting.complete, waiting._complete)
-}
+QUEUE_STEPS = {function.__code__ for function in (loops.Bridge.__init__, waiting.complete)}
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
 ALARM_STEPS = {

@@ -95,7 +95,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         )
         waits = _native.WaitList(self._context._ensure_monitored(), _native.History())
         self._timing = timing
-        self._mode = waiting.mode_of(waiting.default_wait())
+        self._mode = waiting.MODES[waiting.default_wait()]
         # Those that other code or the node of a graph has stay valid until the event is closed.
         self._given: set[_native.Handle] = set()  # any thread, single operations
         with driver.unless_owned("cuEventDestroy") as made:

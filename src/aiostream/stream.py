@@ -25,7 +25,7 @@ from aiostream._waits import waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
-from aiostream.errors import StreamCaptureError, StreamClosedError, closed
+from aiostream.errors import StreamCaptureError, StreamClosedError
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.hostfunc import HostFunctionMethods
@@ -107,7 +107,7 @@ class Stream(
 
     # A pool looks at `__dict__`, and from then on all that lies there is read four times as slowly.
     __slots__ = ("_constants", "_context", "_handle", "_label", "_mode",
-                 "_name", "_operand", "_owned", "_source", "_wait")  # fmt: skip
+                 "_name", "_operand", "_owned", "_source")  # fmt: skip
 
     _instead = "to_borrowed() gives a second object on the same stream"
     _or_else = ". To make it the current stream for a block, write `with stream.as_current():`"
@@ -160,8 +160,7 @@ class Stream(
         self._constants = {}
         self._source = source
         self._name = operand.name_of(value, context, self._label)
-        self._wait = wait if wait is not None else waiting.default_wait()
-        self._mode = waiting.mode_of(self._wait)
+        self._mode = waiting.MODES[wait or waiting.default_wait()]
         # Counted as open from here on. No other thread can use it before this object is complete.
         handle = handle or operand.new_handle(value, context, owned, made)
         try:
@@ -228,8 +227,7 @@ class Stream(
             borrowed = cls._from_handle(value, context_of(value), owned=False, source=stream)
         # No other thread has the new object yet, so the two need not be changed in one step.
         if wait is not None:
-            borrowed._wait = waiting.strategy(wait)
-            borrowed._mode = waiting.mode_of(borrowed._wait)
+            borrowed._mode = waiting.MODES[waiting.strategy(wait)]
         if name is not None:
             borrowed._label = checks.label(name)
             called = operand.name_of(borrowed._handle.value, borrowed._context, name)
@@ -309,7 +307,6 @@ class Stream(
         borrowed._source = self
         borrowed._name, borrowed._label = self._name, self._label
         borrowed._handle = handle = self._handle.borrow()
-        borrowed._wait = self._wait
         borrowed._mode = self._mode
         own = self._operand
         borrowed._operand = Operand(
@@ -343,7 +340,7 @@ class Stream(
     @property
     def wait_strategy(self) -> WaitStrategy:
         """How `synchronize_async` waits on it."""
-        return self._wait
+        return WaitStrategy(_native.WAIT_STRATEGIES[self._mode])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):

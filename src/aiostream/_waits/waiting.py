@@ -23,7 +23,7 @@ from aiostream import _native
 from aiostream._base import checks, driver, hints
 from aiostream._handles.operand import Operand, in_libraries, order_of, wait_list_of
 from aiostream._runtime import loops, process
-from aiostream._runtime.completion import Completion, SettledFuture
+from aiostream._runtime.completion import Completion
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
 from aiostream.enums import WaitLike, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
@@ -35,22 +35,16 @@ __all__ = ["default_wait", "set_default_wait"]
 _SLICE = 0.025
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
-# The number of each strategy in native code. In a wait, numbers are compared faster than members.
-_MODES = {WaitStrategy(name): number for number, name in enumerate(_native.WAIT_STRATEGIES)}
-BY_HOST_FUNCTION = _MODES[WaitStrategy.HOSTFUNC]
+# The number of each strategy in native code. Streams look it up once, because a lookup in each wait
+# would take longer than all else.
+MODES = {WaitStrategy(name): number for number, name in enumerate(_native.WAIT_STRATEGIES)}
+BY_HOST_FUNCTION = MODES[WaitStrategy.HOSTFUNC]
 _HOST_FUNCTION = _native.KIND_HOST_FUNCTION
 # For what no loop's thread may poll.
-BY_WATCHER = _MODES[WaitStrategy.EVENT]
+BY_WATCHER = MODES[WaitStrategy.EVENT]
 _VARIABLE = "AIOSTREAM_WAIT"
 _default: WaitStrategy | None = None  # any thread; one assignment
 
-CALLS = {
-    _native.KIND_HOST_FUNCTION: "cuLaunchHostFunc",
-    _native.KIND_CALLBACK: "cuStreamAddCallback",
-    _native.KIND_PYTHON_HOST: "cuLaunchHostFunc",
-    _native.KIND_PYTHON_CALLBACK: "cuStreamAddCallback",
-    _native.KIND_FOREIGN: "cuLaunchHostFunc",
-}
 LEFT_CAPTURING = (
     "The function has left the stream capturing, so its work cannot be awaited. End the capture "
     "in the function"
@@ -108,19 +102,11 @@ _current_bridge = loops.current_bridge
 _yield_turn = loops.yield_turn
 
 
-def mode_of(wait: WaitStrategy) -> int:
-    """Returns native code's number of a strategy.
-
-    Streams look it up once, because a lookup in each wait would take longer than all else.
-    """
-    return _MODES[wait]
-
-
 def mode_for(stream: Any) -> int:
     """Returns the mode of any stream. Another library's stream has the default one."""
     # cuda.core's streams may have an attribute of that name one day, hence the check of its type.
     chosen = getattr(stream, "wait_strategy", None)
-    return mode_of(chosen if isinstance(chosen, WaitStrategy) else default_wait())
+    return MODES[chosen if isinstance(chosen, WaitStrategy) else default_wait()]
 
 
 class Awaitable(Protocol):
@@ -264,8 +250,12 @@ def synchronize(awaited: Awaitable, limit: float | None) -> None:
     driver.raise_for(answer or 0, "cuEventQuery", operand.name)
 
 
-def require_ready(operand: Operand) -> None:
+def require_ready(operand: Operand, recent: bool = False) -> None:
     """Raises, before work is enqueued, what would refuse a wait behind that work.
+
+    Args:
+        operand: The stream.
+        recent: Use the health of the last millisecond, which costs no driver call.
 
     Raises:
         RuntimeError: No loop runs here.
@@ -274,21 +264,6 @@ def require_ready(operand: Operand) -> None:
         ContextFailedError: The context has failed.
     """
     _current_bridge()
-    require_healthy(operand, recent=False)
-
-
-def require_healthy(operand: Operand, recent: bool) -> None:
-    """Raises what `require_ready` does, for a caller that has a loop.
-
-    Args:
-        operand: The stream.
-        recent: Use the answer of the last millisecond, which costs no driver call.
-
-    Raises:
-        StreamClosedError: The stream is closed.
-        StreamCaptureError: The stream is capturing.
-        ContextFailedError: The context has failed.
-    """
     health = _native.health(operand.context._ensure_monitored(), recent)
     driver.raise_for(health, "cuStreamQuery", operand.name)
     captured = _native.capture_refusal(operand.handle)
@@ -297,7 +272,7 @@ def require_healthy(operand: Operand, recent: bool) -> None:
 
 def enqueue(
     operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any = None
-) -> SettledFuture:
+) -> Any:
     """Calls `call`, which enqueues work on a stream, and returns a future of its result.
 
     Everything that can be refused is reserved before `call` runs. `keepalive` lives until the GPU
@@ -310,17 +285,15 @@ def enqueue(
         StreamCaptureError: The stream is capturing, or `call` has left it capturing.
         CudaError: The driver refused, or the context has failed.
     """
+    if mode == BY_HOST_FUNCTION:
+        return complete(operand, _HOST_FUNCTION, call, keepalive).future
     bridge = _current_bridge()
     shared = operand.shared
     try:
-        if mode == BY_HOST_FUNCTION:
-            future = bridge.new_future()
-            _complete(operand, bridge, future, _HOST_FUNCTION, call, keepalive)
-            return future
         wait_list = operand.wait_list
         if wait_list is None:
             # This comes first, because to find the list would ask a capturing stream for its id.
-            require_healthy(operand, recent=True)
+            require_ready(operand, recent=True)
             wait_list = wait_list_of(operand)
         future = bridge.new_polled_future()
         if observers:
@@ -348,47 +321,48 @@ def enqueue(
         del bridge
 
 
-def complete(operand: Operand, kind: int = _HOST_FUNCTION) -> Completion:
-    """Enqueues a host function at the stream's current end, or a callback, which brings a status.
+def complete(
+    operand: Operand,
+    kind: int = _HOST_FUNCTION,
+    call: Callable[[], Any] | None = None,
+    keepalive: Any = None,
+) -> Completion:
+    """Enqueues a host function at the stream's end, or a callback, which brings a status.
+
+    Args:
+        operand: The stream.
+        kind: The native number of one of the two.
+        call: As for `enqueue`, if there is work to enqueue before.
+        keepalive: As for `enqueue`.
 
     Raises:
         RuntimeError: No loop runs here.
         StreamClosedError: The stream is closed.
-        StreamCaptureError: The stream is capturing.
+        StreamCaptureError: The stream is capturing, or `call` has left it capturing.
         CudaError: The driver refused.
     """
     bridge = _current_bridge()
     try:
-        return _complete(operand, bridge, bridge.new_future(), kind)
+        future = bridge.new_future()
+        if observers:
+            future_made(future)
+        answer = _native.enqueue(
+            operand.handle,
+            operand.context._ensure_monitored(),
+            bridge.queue,
+            kind,
+            future,
+            in_libraries(operand, call) if call is not None else None,
+            keepalive,
+            order_of(operand),
+            operand.name,
+            False,
+        )
     finally:
         del bridge  # as in `enqueue`
-
-
-def _complete(
-    operand: Operand,
-    bridge: loops.Bridge,
-    future: SettledFuture,
-    kind: int,
-    call: Callable[[], Any] | None = None,
-    keepalive: Any = None,
-) -> Completion:
-    if observers:
-        future_made(future)
-    answer = _native.enqueue(
-        operand.handle,
-        operand.context._ensure_monitored(),
-        bridge.queue,
-        kind,
-        future,
-        in_libraries(operand, call) if call is not None else None,
-        keepalive,
-        order_of(operand),
-        operand.name,
-        False,
-    )
-    del bridge  # as in `enqueue`
     if not isinstance(answer, Completion):
-        _refuse(answer, operand, CALLS[kind], CALLS[kind], call is not None)
+        name = "cuLaunchHostFunc" if kind == _HOST_FUNCTION else "cuStreamAddCallback"
+        _refuse(answer, operand, name, name, call is not None)
     return answer
 
 
