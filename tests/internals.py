@@ -525,7 +525,8 @@ def arrive(completion: _native.Completion) -> None:
 
 def fail_future(future: Any, error: BaseException) -> None:
     """Settles a future of the library with an exception."""
-    _completion.set_exception(future, error)
+    own = isinstance(future, _native.OwnFuture)
+    (future._set_exception if own else future.set_exception)(error)
 
 
 def settle_future(future: Any, result: Any) -> None:

@@ -109,7 +109,7 @@ def test_run_that_has_crashed_is_given_up(driver_kind: str) -> None:
     import trio
 
     class Crashed:
-        def run_sync_soon(self, function: Any) -> None:
+        def run_sync_soon(self, function: Any, **options: Any) -> None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     async def main() -> None:

@@ -8,57 +8,19 @@ stream, because the GPU may use what it keeps alive until then.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 from aiostream import _native
-from aiostream._base import checks
 
 Completion = _native.Completion
 
 
-class SettledFuture(Protocol):
-    """What `Completion` needs of a loop's future."""
-
-    def done(self) -> bool: ...
-    def cancelled(self) -> bool: ...
-    def cancel(self) -> bool: ...
-
-
-class OwnFuture(_native.OwnFuture, checks.NotCopied):
-    """A future of the library, for loops that have none.
-
-    asyncio's futures have public setters. These have private ones, because only the library may
-    settle them. Native code calls these methods too.
-    """
-
-    def _set_result(self, result: Any) -> None:
-        raise NotImplementedError
-
-    def _set_exception(self, exception: BaseException) -> None:
-        raise NotImplementedError
-
-    def _drop(self) -> None:
-        """Cancels it, because its loop has ended.
-
-        Threads: the janitor's.
-        """
-        raise NotImplementedError
-
-
 def set_result(future: Any, result: Any) -> None:
     """Settles a loop's future with a result."""
-    if isinstance(future, OwnFuture):
+    if isinstance(future, _native.OwnFuture):
         future._set_result(result)
     else:
         future.set_result(result)
-
-
-def set_exception(future: Any, exception: BaseException) -> None:
-    """Settles a loop's future with an exception."""
-    if isinstance(future, OwnFuture):
-        future._set_exception(exception)
-    else:
-        future.set_exception(exception)
 
 
 def described(point: Completion | None) -> str:

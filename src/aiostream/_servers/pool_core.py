@@ -102,9 +102,11 @@ class PoolCore(_native.Pool):
             del bridge
             # What was dropped before the alarms stood there has raised no alarm.
             self._notice_dropped()
-            pooled: Pooled = await future
+            pooled: Pooled | BaseException = await future
             # It is still there only after a KeyboardInterrupt. No task waits for it any more.
             self._waiters.futures.pop(future, None)
+            if isinstance(pooled, BaseException):
+                raise pooled
             # From here on only this frame knows the pooled stream. If the task is interrupted
             # before it is lent, `_find_lost` sees that the pooled stream is in no list.
             pooled.handed_to = None
@@ -117,8 +119,6 @@ class PoolCore(_native.Pool):
                 if handed.handed_to is future:  # it was this task's turn, but it is cancelled
                     handed.handed_to = None
                     self._put_back(handed)
-            if future.done() and not future.cancelled():
-                future.exception()  # or the loop would report an error that no task has read
             raise
         finally:
             # The last task that waited. The watcher would otherwise read the contexts' health every

@@ -92,7 +92,6 @@ class Pooled(_native.Pooled):
             and not loops.is_dead(future)
             and future.done()
             and not future.cancelled()
-            and not future.exception()
             and future.result() is self
         )
 

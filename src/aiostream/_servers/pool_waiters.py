@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiostream import _native
 from aiostream._handles.operand import Operand
 from aiostream._runtime import loops
-from aiostream._runtime.completion import set_exception, set_result
+from aiostream._runtime.completion import set_result
 from aiostream._servers.pool_streams import Pooled
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Waiters:
         # and its new future must not be cleared with the old ones.
         self.futures.clear()
         for future in waiting:
-            set_exception(future, error())
+            set_result(future, error())  # `_in_turn` raises it
 
     # -------------------------------------------------------------------------------------- alarms
 

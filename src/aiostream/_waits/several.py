@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from aiostream._base import checks
 from aiostream._runtime import loops
-from aiostream._runtime.completion import SettledFuture, set_result
+from aiostream._runtime.completion import set_result
 from aiostream._waits import waiting
 
 __all__ = ["as_completed", "wait"]
@@ -83,7 +83,7 @@ async def wait(
             future.add_done_callback(ended)
         with time_limit(anyio.move_on_after, seconds):
             await waiting.checkpoint()
-            await enough  # type: ignore[misc]  # both kinds of it can be awaited
+            await enough
     finally:
         # A future that goes on would keep this frame, and so all the other futures.
         for future in unfinished:
@@ -179,7 +179,7 @@ class _Ended(Generic[F]):
 
     def __init__(self) -> None:
         self.futures: deque[F] = deque()
-        self.waiter: SettledFuture | None = None  # of the task that waits for the next
+        self.waiter: Any = None  # of the task that waits for the next
 
     def __call__(self, future: F) -> None:
         # The append first, because the task that wakes up takes what is there.
@@ -251,7 +251,7 @@ class _AsCompleted(checks.NotCopied, AsyncIterator[F]):
         left = self._deadline - anyio.current_time()
         try:
             with time_limit(anyio.fail_after, left):
-                await waiter  # type: ignore[misc]  # both kinds of it can be awaited
+                await waiter
         finally:
             # A task that left must not be woken: the next step makes a waiter of its own.
             self._ended.waiter = None

@@ -270,9 +270,7 @@ def require_ready(operand: Operand, recent: bool = False) -> None:
     driver.raise_for(captured, "cuStreamIsCapturing", operand.name)
 
 
-def enqueue(
-    operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any = None
-) -> Any:
+def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any = None) -> Any:
     """Calls `call`, which enqueues work on a stream, and returns a future of its result.
 
     Everything that can be refused is reserved before `call` runs. `keepalive` lives until the GPU

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiostream import _native
-from aiostream._runtime.completion import SettledFuture
 
 
 class Bridge:
@@ -88,11 +87,11 @@ class Bridge:
         """
         return False
 
-    def new_future(self) -> SettledFuture:
-        """Makes a future of this bridge's loop."""
+    def new_future(self) -> Any:
+        """Makes a future of this bridge's loop: asyncio's, or an `_native.OwnFuture`."""
         raise NotImplementedError
 
-    def new_queued_future(self, queue: dict[Any, None]) -> SettledFuture:
+    def new_queued_future(self, queue: dict[Any, None]) -> Any:
         """Makes a future that leaves `queue` as soon as it is cancelled, before its task runs.
 
         The caller puts it there. On trio only the task can take it out, because trio cancels a task
@@ -100,7 +99,7 @@ class Bridge:
         """
         return self.new_future()
 
-    def new_polled_future(self) -> SettledFuture:
+    def new_polled_future(self) -> Any:
         """Makes a future whose `cancel` reaches its point, which native code sets."""
         raise NotImplementedError
 

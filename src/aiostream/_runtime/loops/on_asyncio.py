@@ -12,7 +12,7 @@ from typing import Any
 from aiostream import _native
 from aiostream._base import checks
 from aiostream._runtime import completion, process
-from aiostream._runtime.completion import Completion, SettledFuture
+from aiostream._runtime.completion import Completion
 from aiostream._runtime.loops.bridge import Bridge
 from aiostream._runtime.loops.readerless import readerless
 from aiostream._runtime.observing import is_observed, observed_await, observers
@@ -143,18 +143,18 @@ class AsyncioBridge(Bridge):
                     raise
         return bool(flags & _native.TURN_YIELD)
 
-    def new_future(self) -> SettledFuture:
+    def new_future(self) -> asyncio.Future[Any]:
         """Makes a future with `loop.create_future()`."""
         loop = self.loop()
         return (loop if loop is not None else self._open_loop()).create_future()
 
-    def new_queued_future(self, queue: dict[Any, None]) -> SettledFuture:
+    def new_queued_future(self, queue: dict[Any, None]) -> asyncio.Future[Any]:
         """Makes a `QueuedFuture`."""
         future = QueuedFuture(loop=self._open_loop())
         future.queue = queue
         return future
 
-    def new_polled_future(self) -> SettledFuture:
+    def new_polled_future(self) -> asyncio.Future[Any]:
         """Makes an `AsyncioFuture`."""
         loop = self.loop()
         made = ObservedFuture if observers else AsyncioFuture

@@ -17,9 +17,9 @@ from types import ModuleType, TracebackType
 from typing import Any, cast
 
 from aiostream import _native
-from aiostream._base import turns
+from aiostream._base import checks, turns
 from aiostream._runtime import completion, process
-from aiostream._runtime.completion import Completion, OwnFuture, SettledFuture
+from aiostream._runtime.completion import Completion
 from aiostream._runtime.loops.bridge import Bridge
 from aiostream._runtime.loops.readerless import readerless
 from aiostream._runtime.observing import is_observed, observed_await, observers
@@ -136,13 +136,11 @@ class TrioBridge(Bridge):
         self._drains = 0  # an interrupt may have left it, and no drain runs in a finalizer
         super().__del__(is_finalizing)
 
-    def new_future(self) -> SettledFuture:
+    def new_future(self) -> TrioFuture:
         """Makes a `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
 
-    def new_polled_future(self) -> SettledFuture:
-        """Makes a `TrioFuture`."""
-        return TrioFuture(self._trio, self._token)
+    new_polled_future = new_future
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls a function later from a system task. Returns `False` if the run is ending."""
@@ -159,16 +157,15 @@ class TrioBridge(Bridge):
 
     def is_gone(self) -> bool:
         """Asks for something else. A run does all that it has accepted, unless it crashes."""
-        try:
-            self._token.run_sync_soon(_nothing, idempotent=True)  # at most one at a time
-        except (self._trio.RunFinishedError, OSError):
-            return True
-        return False
+        return not self._calls(_nothing)
 
     def schedule_drain(self) -> bool:
         """Calls `run_sync_soon`, which trio serves until its very end."""
+        return self._calls(self.drain)
+
+    def _calls(self, function: Callable[[], None]) -> bool:
         try:
-            self._token.run_sync_soon(self.drain)
+            self._token.run_sync_soon(function, idempotent=True)  # at most once at a time
         except (self._trio.RunFinishedError, OSError):
             # OSError: the run has crashed, and its own descriptor is closed.
             return False
@@ -201,7 +198,7 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
         _native.queue_wake(bridge.queue)
 
 
-class TrioFuture(OwnFuture):
+class TrioFuture(_native.OwnFuture, checks.NotCopied):
     """asyncio's future for trio. It settles once, and any task of its run can await it.
 
     Cancellation: if an `await` is cancelled, only that await ends. The future goes on for the other
@@ -222,8 +219,7 @@ class TrioFuture(OwnFuture):
         self._result: Any = None
         self._exception: BaseException | None = None
         self._traceback: TracebackType | None = None  # the exception's, when it was set
-        self._raised = False  # whether the exception object itself was raised
-        self._message: Any = None  # of the cancellation
+        self._message: tuple[Any, ...] = ()  # of the cancellation; none or one
         self._waiting: dict[Any, None] = {}  # trio's tasks, in the order in which they came
         self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context]] = []
 
@@ -252,7 +248,7 @@ class TrioFuture(OwnFuture):
         """
         if self.done():
             return False
-        self._message = msg
+        self._message = () if msg is None else (msg,)
         self._settle("cancelled")
         if self.point is not None:
             self.point.cancel()
@@ -278,7 +274,7 @@ class TrioFuture(OwnFuture):
         # The janitor calls this. The run has ended, and its tasks with it. So no task waits, and
         # callbacks are not called, because only the run's thread may call them.
         if not self.done():
-            self._message = "the run of trio to which the future belonged has ended"
+            self._message = ("the run of trio to which the future belonged has ended",)
             self._state = "cancelled"
 
     def result(self) -> Any:
@@ -302,9 +298,8 @@ class TrioFuture(OwnFuture):
 
     def _own(self, exception: BaseException) -> BaseException:
         # Two tasks that raise one object would add their frames to each other's traceback.
-        if self._raised and isinstance(exception, (CudaError, StreamClosedError)):
-            return copy.copy(exception).with_traceback(self._traceback)
-        self._raised = True
+        if isinstance(exception, (CudaError, StreamClosedError)):
+            exception = copy.copy(exception)
         # An exception of another kind may not be copyable. At least its traceback does not grow.
         return exception.with_traceback(self._traceback)
 
@@ -318,9 +313,7 @@ class TrioFuture(OwnFuture):
         if self._state == "pending":
             raise concurrent.futures.InvalidStateError("the future is still pending")
         if self._state == "cancelled":
-            raise concurrent.futures.CancelledError(
-                *([] if self._message is None else [self._message])
-            )
+            raise concurrent.futures.CancelledError(*self._message)
         self._retrieved = True
         return self._exception
 
