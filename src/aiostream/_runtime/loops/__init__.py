@@ -30,19 +30,7 @@ from typing import Any, Protocol
 
 from aiostream._base import turns
 from aiostream._runtime.loops import on_asyncio, on_trio
-from aiostream._runtime.loops.bridge import Bridge
-
-__all__ = [
-    "Bridge",
-    "asks_asyncio",
-    "checkpoint",
-    "current_bridge",
-    "is_dead",
-    "is_elsewhere",
-    "task_name",
-    "tasks",
-    "yield_turn",
-]
+from aiostream._runtime.loops.bridge import Bridge as Bridge
 
 
 class LoopKind(Protocol):
