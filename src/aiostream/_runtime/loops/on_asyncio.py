@@ -27,18 +27,16 @@ class _Latest(threading.local):
 _running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
 
-# It is held while one of the two dicts changes, because loops may start in several threads at once,
-# and a WeakKeyDictionary is written in Python. It is reentrant, because a signal handler may come
-# here in the thread that holds it.
+# It is held while the dict changes, because loops may start in several threads at once, and a
+# WeakKeyDictionary is written in Python. It is reentrant, because a signal handler may come here in
+# the thread that holds it.
 _lock = threading.RLock()
-# Weak values, because the loop's selector holds the bridge and drops it when the loop is closed. A
-# strong value would keep the queue open until the loop object dies, and nothing would read what
-# arrives until then.
-_reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
-_reader_bridges = weakref.WeakKeyDictionary()
-# Strong values, because these loops have no reader that would hold the bridge.
-_dispatched_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
-_dispatched_bridges = weakref.WeakKeyDictionary()
+# Each value returns the bridge. It is a weak reference, because the loop's selector holds the
+# bridge and drops it when the loop is closed. A strong one would keep the queue open until the loop
+# object dies, and nothing would read what arrives until then. It is a strong one for a loop that
+# has no reader that would hold the bridge.
+_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Callable[[], AsyncioBridge | None]]
+_bridges = weakref.WeakKeyDictionary()
 latest = _Latest()
 
 
@@ -58,9 +56,8 @@ async def checkpoint() -> None:
 
 def tasks() -> list[asyncio.Task[Any]]:
     """Returns the tasks of each loop that has a bridge. Without the GIL, of this thread's loop."""
-    # The references are copied in one step each. An iteration could meet a loop that dies.
-    known = [*_reader_bridges.keyrefs(), *_dispatched_bridges.keyrefs()]
-    loops = [loop for reference in known if (loop := reference()) is not None]
+    # The references are copied in one step. An iteration could meet a loop that dies.
+    loops = [loop for reference in _bridges.keyrefs() if (loop := reference()) is not None]
     if not checks.has_gil():  # what another thread runs may not be looked at there
         loops = [loop for loop in loops if loop is _running_loop()]
     return [task for loop in loops for task in asyncio.all_tasks(loop)]
@@ -86,13 +83,13 @@ def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
 
 
 def _known_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge | None:
-    reference = _reader_bridges.get(loop)
-    return reference() if reference is not None else _dispatched_bridges.get(loop)
+    return _bridges.get(loop, lambda: None)()
 
 
 def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     process.start()
     bridge = AsyncioBridge(loop)
+    reads = True
     try:
         # It runs in an empty context, because the loop would keep the context of the first task.
         # What that task's variables hold would then live as long as the loop.
@@ -101,11 +98,9 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
         # This comes before the bridge is in the dict. A KeyboardInterrupt in between would
         # otherwise leave a bridge there that no thread reads, and its waits would hang.
         readerless().add(bridge)
-        with _lock:
-            _dispatched_bridges[loop] = bridge
-    else:
-        with _lock:
-            _reader_bridges[loop] = weakref.ref(bridge)
+        reads = False
+    with _lock:
+        _bridges[loop] = weakref.ref(bridge) if reads else lambda: bridge
     return bridge
 
 
@@ -117,8 +112,9 @@ class AsyncioBridge(Bridge):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         # Weak, because the loop's selector holds the bridge. A strong reference would be a cycle,
-        # and a loop that is dropped would live until the garbage collector runs.
-        self.loop = weakref.ref(loop)
+        # and a loop that is dropped would live until the garbage collector runs. While the loop
+        # runs it is never None.
+        self.loop: Callable[[], Any] = weakref.ref(loop)
 
     @staticmethod
     def until_over(wait: _native.Wait) -> _native.Wait:
@@ -134,37 +130,26 @@ class AsyncioBridge(Bridge):
         """
         flags = _native.spend_turn(self.queue, _current_task())
         if flags & _native.TURN_BEGAN:
-            loop = self.loop()
-            if loop is not None:
-                try:
-                    loop.call_soon(_native.new_turn, self.queue)
-                except BaseException:  # else the turn would never end, and each wait would yield
-                    _native.new_turn(self.queue)
-                    raise
+            try:
+                self.loop().call_soon(_native.new_turn, self.queue)
+            except BaseException:  # else the turn would never end, and each wait would yield
+                _native.new_turn(self.queue)
+                raise
         return bool(flags & _native.TURN_YIELD)
 
-    def new_future(self) -> asyncio.Future[Any]:
+    def new_future(self) -> Any:
         """Makes a future with `loop.create_future()`."""
-        loop = self.loop()
-        return (loop if loop is not None else self._open_loop()).create_future()
+        return self.loop().create_future()
 
     def new_queued_future(self, queue: dict[Any, None]) -> asyncio.Future[Any]:
         """Makes a `QueuedFuture`."""
-        future = QueuedFuture(loop=self._open_loop())
+        future = QueuedFuture(loop=self.loop())
         future.queue = queue
         return future
 
     def new_polled_future(self) -> asyncio.Future[Any]:
         """Makes an `AsyncioFuture`."""
-        loop = self.loop()
-        made = ObservedFuture if observers else AsyncioFuture
-        return made(loop=loop if loop is not None else self._open_loop())
-
-    def _open_loop(self) -> asyncio.AbstractEventLoop:
-        loop = self.loop()
-        if loop is None:
-            raise RuntimeError("the event loop is gone: make this call in a running loop")
-        return loop
+        return (ObservedFuture if observers else AsyncioFuture)(loop=self.loop())
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls `loop.call_later`. Returns `False` if the loop is gone or closed."""
