@@ -24,7 +24,7 @@ from aiostream._observers import blocked, trace_files
 from aiostream._runtime import completion as _completion
 from aiostream._runtime import loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
-from aiostream._runtime.loops import on_asyncio, on_trio, readerless
+from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
 from aiostream._runtime.process import run_in_releaser as run_in_releaser
 from aiostream._servers import pool_waiters
@@ -272,7 +272,7 @@ STEPS_WITH_LOCKS = START_STEPS | {
         driver._load,
         on_asyncio._new_bridge,
         on_trio.current_bridge,
-        readerless.readerless,
+        process.serve_in_janitor,
         Context.from_handle.__func__,  # type: ignore[attr-defined]
         Context._ensure_monitored,
     )
@@ -477,7 +477,7 @@ def is_drain(callback: Any) -> bool:
 
 def readerless_descriptors() -> set[int]:
     """Returns the loops' descriptors that the janitor watches, by what the kernel says."""
-    with open(f"/proc/self/fdinfo/{readerless.readerless()._epoll.fileno()}") as info:
+    with open(f"/proc/self/fdinfo/{process._epoll.fileno()}") as info:
         return {int(line.split()[1]) for line in info if line.startswith("tfd:")}
 
 

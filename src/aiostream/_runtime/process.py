@@ -122,9 +122,10 @@ def survive(error: BaseException, name: str) -> None:
 # Any thread appends, finalizers too, and the janitor removes. A deque, because its operations are
 # atomic and take no lock that the thread under a finalizer could hold.
 _tasks: deque[Callable[[], Any]] = deque()
-# Descriptor -> what the janitor calls when it is readable: its own, and those of
-# `serve_in_janitor`. Any thread adds, by one dict operation. No entry is removed.
-_served: dict[int, Callable[[], bool]] = {}
+# Descriptor -> what the janitor calls when it is readable. Any thread adds and the janitor removes,
+# under _lock, because this and the epoll change together.
+_served: dict[int, Callable[[bool], bool]] = {}
+_epoll: Any = None  # a `select.epoll`; written once, by the start
 
 
 def _clean() -> None:
@@ -132,27 +133,21 @@ def _clean() -> None:
     # the end of a call.
     _native.queue_wake(ORPHANS)
     stuck.end()
-    poll = select.poll()
-    known: set[int] = set()
-    soon = set(_served)  # those to call again after a pause, also if nothing arrives
+    arrived = set(_served.copy())  # what the epoll has said is lost then, and it says nothing twice
+    soon: set[int] = set()  # those to call again after a pause, also if nothing arrives
     while True:
-        # A list, because another thread may add an entry during the iteration, and Python refuses
-        # to iterate over a dict that changes.
-        for descriptor in list(_served):
-            if descriptor not in known:
-                poll.register(descriptor, select.POLLIN)
-                known.add(descriptor)
-        ready = {descriptor for descriptor, _ in poll.poll(_PAUSE * 1000 if soon else None)}
-        for descriptor in ready | soon:
+        for descriptor in arrived | soon:
+            serve = _served.get(descriptor)
             stuck.begin("janitor")
             try:
-                again = _served[descriptor]()
+                again = serve is not None and serve(descriptor in arrived)
             finally:
                 stuck.end()
             (soon.add if again else soon.discard)(descriptor)
+        arrived = {descriptor for descriptor, _ in _epoll.poll(_PAUSE if soon else None)}
 
 
-def _serve_orphans() -> bool:
+def _serve_orphans(_: bool) -> bool:
     _native.drain(ORPHANS, True)
     driver.report_failures()
     if (stall := _native.stall(True)) is not None:
@@ -214,16 +209,39 @@ def run_in_janitor(task: Callable[[], Any]) -> None:
         _native.queue_wake(ORPHANS)
 
 
-def serve_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
-    """Has the janitor call `function` whenever a descriptor is readable. It must not block.
+def serve_in_janitor(descriptor: int, function: Callable[[bool], bool], edge: int = 0) -> None:
+    """Has the janitor call `function(True)` when a descriptor is readable. It must not block.
 
-    While `function` returns true, the janitor calls it every 50 ms too.
+    While it returns true, the janitor calls `function(False)` every 50 ms too. It replaces an
+    earlier function.
+
+    Args:
+        descriptor: A file descriptor.
+        function: What to call.
+        edge: `EPOLLET` if another thread reads the descriptor, and may come late. The level would
+            keep the janitor spinning until then.
 
     Threads: any.
     """
-    _served[descriptor] = function
-    # The janitor sleeps in a poll that does not know the descriptor yet.
-    _native.queue_wake(ORPHANS)
+    with _lock:
+        _served[descriptor] = function
+        try:
+            _epoll.register(descriptor, select.EPOLLIN | edge)
+        except FileExistsError:  # of an earlier function
+            _epoll.modify(descriptor, select.EPOLLIN | edge)
+
+
+def stop_serving(descriptor: int, function: Callable[[bool], bool]) -> None:
+    """Ends `serve_in_janitor`, unless another function was passed since.
+
+    Threads: the janitor's.
+    """
+    with _lock:
+        # To unregister the descriptor of another function would make its loop hang.
+        if _served.get(descriptor) == function:
+            del _served[descriptor]
+            with contextlib.suppress(OSError):
+                _epoll.unregister(descriptor)
 
 
 # -------------------------------------------------------------------------------- the listeners
@@ -374,7 +392,7 @@ def start() -> None:
         RuntimeError: This is a forked child, or Python has no thread left.
         ValueError: An environment variable of the library makes no sense.
     """
-    global _started
+    global _started, _epoll
     # This takes no lock, because each use of the library comes here, and a flag that is late only
     # costs the steps before the lock.
     if _started and not _native.is_forked():
@@ -390,7 +408,8 @@ def start() -> None:
         # Each of these steps can be repeated, because an interrupt or an error may come after any
         # of them, and the next call then does all of them again.
         _native.bind(addresses)
-        _served[_native.open_orphans()] = _serve_orphans
+        _epoll = _epoll or select.epoll()
+        serve_in_janitor(_native.open_orphans(), _serve_orphans)
         _native.watcher_start()
         _start_serving("janitor", _clean)
         _start_serving("releaser", _release)

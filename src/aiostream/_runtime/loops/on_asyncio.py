@@ -14,7 +14,7 @@ from aiostream._base import checks
 from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion
 from aiostream._runtime.loops.bridge import Bridge
-from aiostream._runtime.loops.readerless import readerless
+from aiostream._runtime.loops.readerless import read_for
 from aiostream._runtime.observing import is_observed, observed_await, observers
 
 
@@ -97,7 +97,7 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     except NotImplementedError:
         # This comes before the bridge is in the dict. A KeyboardInterrupt in between would
         # otherwise leave a bridge there that no thread reads, and its waits would hang.
-        readerless().add(bridge)
+        read_for(bridge)
         reads = False
     with _lock:
         _bridges[loop] = weakref.ref(bridge) if reads else lambda: bridge

@@ -21,7 +21,7 @@ from aiostream._base import checks, turns
 from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion
 from aiostream._runtime.loops.bridge import Bridge
-from aiostream._runtime.loops.readerless import readerless
+from aiostream._runtime.loops.readerless import read_for
 from aiostream._runtime.observing import is_observed, observed_await, observers
 from aiostream.errors import CudaError, StreamClosedError
 
@@ -81,9 +81,6 @@ class TrioBridge(Bridge):
     """The bridge of one run of trio, which holds it in a run variable."""
 
     def __init__(self, trio: ModuleType) -> None:
-        # The run's end needs `Readerless`. It is made now, because at the run's end an error
-        # could be raised to no caller.
-        readerless()
         self._lock = threading.RLock()  # guards the next two; reentrant, for signal handlers
         self._drains = 0  # under way; written by the run's thread
         self._closes = False  # written once, by the janitor
@@ -97,7 +94,7 @@ class TrioBridge(Bridge):
         try:
             trio.lowlevel.spawn_system_task(_serve_trio, trio, weakref.ref(self), name="aiostream")
         except RuntimeError:  # the run is ending and takes no more system tasks
-            readerless().add(self)
+            read_for(self)
 
     def current_task(self) -> Any:
         """Returns the task that runs now, or `None` in a callback."""
@@ -192,8 +189,8 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
     finally:
         # The janitor serves the bridge from now on, because trio cancels system tasks before it
         # runs the finalizers of asynchronous generators, and those may still wait.
-        readerless().add(bridge)
-        # What arrived between the last drain and `add` has written the descriptor already. The
+        read_for(bridge)
+        # What arrived between the last drain and `read_for` has written the descriptor already. The
         # janitor's epoll is edge-triggered and would not see it without this.
         _native.queue_wake(bridge.queue)
 
