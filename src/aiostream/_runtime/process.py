@@ -151,13 +151,13 @@ def _serve_orphans(_: bool) -> bool:
     _native.drain(ORPHANS, True)
     driver.report_failures()
     if (stall := _native.stall(True)) is not None:
-        run_in_releaser(partial(log_error, "%s", stall[0]))
+        run_in_releaser(partial(log, "%s", stall[0]))
         for listener in list(stall_listeners.values()):
             call_in_order(partial(listener, StalledError(*stall)))
     _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:
         error = driver.error(*refusal)
-        log_error("a handle leaked, because the driver did not destroy it: %s", error)
+        log("a handle leaked, because the driver did not destroy it: %s", error)
         where = "the last user of a closed handle, which the driver did not destroy"
         _native.write_unraisable(error, where)
     # This comes after the drain, because the drain reads the descriptor, and a task that is
@@ -181,15 +181,11 @@ def _report_from(where: object, function: Callable[[], Any]) -> None:
         _native.write_unraisable(error, where)
 
 
-def log_error(message: str, *values: object) -> None:
+def log(message: str, *values: object, level: int = logging.ERROR) -> None:
     """Logs what an operator must know, if the application has configured logging.
 
     Without a handler, Python would print it to stderr, where the program's own output may be.
     """
-    _log(logging.ERROR, message, *values)
-
-
-def _log(level: int, message: str, *values: object) -> None:
     logger = logging.getLogger("aiostream")
     if logger.hasHandlers():
         logger.log(level, message, *values)
@@ -311,11 +307,7 @@ def _release() -> None:
         _save(False)
         if time.monotonic() >= stuck.look_at:
             _report_from("aiostream's releaser", _say_what_is_stuck)
-        # The destructors run here, before the next `get` blocks. Not where the list dies, because
-        # without the GIL that may be the thread that has made it.
-        if isinstance(held, list):
-            held.clear()
-        elif held:  # from `run_in_releaser`
+        if held is not None:
             _report_from(held, held)
         del held
 
@@ -331,7 +323,7 @@ def limit_stalls(seconds: float) -> None:
 
 def _say_what_is_stuck() -> None:
     for message in stuck.look():
-        _log(logging.WARNING, "%s", message)
+        log("%s", message, level=logging.WARNING)
 
 
 def _save(all_of_it: bool) -> None:
@@ -365,8 +357,9 @@ def release_in_thread(held: list[Any]) -> None:
 
     Threads: any, also in a finalizer.
     """
-    if _started and not _native.is_forked():
-        _to_release.put(held)
+    # The destructors run in its `clear`. Not where the list dies, because without the GIL that may
+    # be the thread that has made it.
+    run_in_releaser(held.clear)
 
 
 def run_in_releaser(task: Callable[[], Any]) -> None:

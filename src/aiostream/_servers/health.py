@@ -127,7 +127,7 @@ def _noticed(error: ContextFailedError) -> None:
 
 def _log_lost_context(error: ContextFailedError) -> None:
     leaked = statistics.statistics().points.leaked
-    process.log_error("%s (%d points leaked so far)", error, leaked)
+    process.log("%s (%d points leaked so far)", error, leaked)
 
 
 def notice_failures() -> None:
