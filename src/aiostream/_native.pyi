@@ -1,6 +1,6 @@
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 KIND_HOST_FUNCTION: int
 KIND_CALLBACK: int
@@ -78,7 +78,7 @@ class Pooled:
     lent: weakref.ref[Any] | None
     alarm: weakref.ref[Any] | None
     holder: weakref.ref[Any] | None
-    record: tuple[Any, ...]
+    record: tuple[Any, Any, Any, int]
     spares: list[tuple[Any, tuple[Any, ...]]]
     def lend_again(self) -> Any: ...
     def keep(self, stream: Any, /) -> None: ...
@@ -113,7 +113,9 @@ class Lease:
     async def __aenter__(self) -> Any: ...
     async def __aexit__(self, *error: object) -> None: ...
 
-def new_lease(pool: Pool, kind: type[Lease], /) -> Any: ...
+_Lease = TypeVar("_Lease", bound=Lease)
+
+def new_lease(pool: Pool, kind: type[_Lease], /) -> _Lease: ...
 
 class Done: ...
 

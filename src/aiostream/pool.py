@@ -17,7 +17,7 @@ from aiostream._servers.pool_streams import Pooled, require_distinct
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike
-from aiostream.errors import CudaError, PoolFullError, StreamClosedError
+from aiostream.errors import PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
 __all__ = ["StreamPool"]
@@ -212,8 +212,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...         print(pool.lent, pool.idle)
             1 1
         """
-        lending: _Lending = _new_lease(self, _Lending)
-        return lending
+        return _new_lease(self, _Lending)
 
     async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Does `Stream.run(fn, *args, **kwargs)` on the next free stream. It is a whole request.
@@ -273,8 +272,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
         """
-        lending: _Lending = _new_lease(self, _Lending)
-        return lending
+        return _new_lease(self, _Lending)
 
     async def _acquire(self) -> Stream:
         # A `Lease` comes here only if it cannot take a stream in one step (module_pool.c).
@@ -489,8 +487,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
                 with contextlib.suppress(StreamClosedError):
                     await pooled.stream.synchronize_async()
         except BaseException:
-            with contextlib.suppress(CudaError):  # the first error says what went wrong
-                self.close()
+            self._close_quietly()  # the first error says what went wrong
             raise
         self.close()
 

@@ -23,9 +23,7 @@ from aiostream.stream import Stream
 
 _NOT_READY = 600
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
-# Seconds until the pool looks again at streams that no event reports: if tasks wait for a stream,
-# and if only the pool's numbers wait for a thread to end.
-_LOOK_FOR_TASKS, _LOOK_FOR_NUMBERS = 0.005, 0.05
+_AGAIN = 0.005  # seconds until the pool looks again at streams that no event reports
 
 
 class PoolCore(_native.Pool):
@@ -57,9 +55,7 @@ class PoolCore(_native.Pool):
         self._dropped: deque[weakref.ref[Stream]] = deque()
         self._waiters = Waiters(self._dropped)
         self._at_once = 0  # how often a stream was free at once, modulo TURNS_AFTER
-        # Stands for the look that the loop will do, or None; and whether it is one for tasks.
-        self._looking: object = None
-        self._looks_for_tasks = False
+        self._will_look = False  # the loop will look again
         # A cancelled enqueue_in_thread has left a thread on a stream that came back.
         self._thread_left = False
         # `driver.latest_failure` at the time when this pool's contexts were known to be healthy.
@@ -72,8 +68,8 @@ class PoolCore(_native.Pool):
     def _set_pooled(self, all_pooled: list[Pooled]) -> None:
         self._pooled = all_pooled
         self._size = len(all_pooled)
-        # A stream of each device, by which the pool knows the contexts.
-        self._places = list({pooled.device: pooled.stream for pooled in all_pooled}.values())
+        # A stream of each device, by its number. The pool knows the contexts by these.
+        self._places = {pooled.device: pooled.stream for pooled in all_pooled}
 
     # ------------------------------------------------------------------------------------------ use
 
@@ -98,7 +94,8 @@ class PoolCore(_native.Pool):
             is_first = not self._waiters.futures
             self._waiters.futures[future] = None
             if is_first:
-                self._waiters.arm_alarms(self, bridge, [place._operand for place in self._places])
+                operands = [each._operand for each in self._places.values()]
+                self._waiters.arm_alarms(self, bridge, operands)
             del bridge
             # What was dropped before the alarms stood there has raised no alarm.
             self._notice_dropped()
@@ -154,7 +151,7 @@ class PoolCore(_native.Pool):
         asks = loops.asks_asyncio(bridge)
         own = type(self).release is not type(self)._release
         self._bind((self._waiters.futures, driver, observers, *asks), bridge.queue, own)
-        self._looking = None
+        self._will_look = False
         for pooled in self._pooled:
             pooled.handed_to = None
         self._busy.report_none()  # the answers of their events go to the former loop
@@ -274,19 +271,13 @@ class PoolCore(_native.Pool):
         Else the next `acquire` looks. A thread ends soon, and then the pool's numbers would be
         wrong until that call.
         """
-        tasks_wait = bool(self._waiters.futures)
-        # A task must not wait for a look that is on its way for the numbers.
-        on_its_way = self._looking is not None and (self._looks_for_tasks or not tasks_wait)
-        if on_its_way or not self._busy.has_unreported or not (tasks_wait or self._thread_left):
+        counts = self._waiters.futures or self._thread_left
+        if self._will_look or not self._busy.has_unreported or not counts:
             return
         bridge = self._open_bridge()
-        if bridge is None or self._bridge is None:
-            return
-        token = object()
-        look = partial(_look_again_for, weakref.ref(self), self._bridge, token)
-        seconds = _LOOK_FOR_TASKS if tasks_wait else _LOOK_FOR_NUMBERS
-        if bridge.call_later(seconds, look):
-            self._looking, self._looks_for_tasks = token, tasks_wait
+        if bridge is not None and self._bridge is not None:
+            look = partial(_look_again_for, weakref.ref(self), self._bridge)
+            self._will_look = bridge.call_later(_AGAIN, look)
 
     def _open_bridge(self) -> loops.Bridge | None:
         """The bridge of the loop that used the pool last, unless that loop is gone."""
@@ -308,7 +299,8 @@ class PoolCore(_native.Pool):
 
     def _health(self) -> int:
         """0, or the code of a context of the pool that has failed."""
-        return next((code for each in self._places if (code := each.context.health())), 0)
+        codes = (each.context.health() for each in self._places.values())
+        return next(filter(None, codes), 0)
 
     def _fail(self, code: int) -> None:
         """A context has failed. The tasks that wait get the error at once."""
@@ -317,12 +309,10 @@ class PoolCore(_native.Pool):
         self._waiters.fail_all(lambda: self._error(code))
 
     def _error(self, code: int) -> CudaError:
-        numbers = dict.fromkeys(str(pooled.device) for pooled in self._pooled)
+        # A lost context no longer knows its device.
+        numbers = {str(number): each.context for number, each in self._places.items()}
         where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
-        # Both are in the order of the pooled streams. A lost context no longer knows its device.
-        lost = [
-            number for number, each in zip(numbers, self._places, strict=False) if _is_lost(each)
-        ]
+        lost = [number for number, context in numbers.items() if context.health()]
         if 0 < len(lost) < len(numbers):  # a reset concerns one device, and a fault concerns all
             where += f", whose device {', '.join(lost)} is lost"
         pool = f"a pool{self._called} of {self._size} streams on {where}"
@@ -425,13 +415,6 @@ class PoolCore(_native.Pool):
             waiters.end_alarms()
 
 
-def _is_lost(stream: Stream) -> bool:
-    try:
-        return stream.context.health() != 0
-    except CudaError:  # the first use of the context, and it is lost already
-        return True
-
-
 # The defaults bind what is called, because at the interpreter's end the module's names may be gone.
 def _end_dropped(
     stream: Stream,
@@ -455,14 +438,11 @@ def _end_alarms_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.
         pool._waiters.end_alarms()
 
 
-def _look_again_for(
-    reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.Bridge], token: object
-) -> None:
+def _look_again_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.Bridge]) -> None:
     pool = reference()
-    # Otherwise another loop uses the pool now, perhaps in another thread. Or a look for tasks has
-    # replaced this one.
-    if pool is not None and pool._bridge is bridge and pool._looking is token:
-        pool._looking = None
+    # Otherwise another loop uses the pool now, perhaps in another thread.
+    if pool is not None and pool._bridge is bridge:
+        pool._will_look = False
         if not pool._closed:
             pool._look_again()
             pool._look_again_soon()

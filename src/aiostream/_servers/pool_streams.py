@@ -64,8 +64,7 @@ class Pooled(_native.Pooled):
     @property
     def key(self) -> int:
         """The id of the object that was lent last."""
-        key: int = self.record[3]
-        return key
+        return self.record[3]
 
     def end_loan(self) -> None:
         """From now on no task holds the stream."""
