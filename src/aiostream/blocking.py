@@ -199,10 +199,9 @@ def _count(call: BlockingCall) -> bool:
     key = call.call, call.place
     if key not in _places and len(_places) >= _MOST_PLACES:
         key = call.call, _ELSEWHERE
-    before = _places.get(key)
-    calls, seconds = (before.calls, before.seconds) if before is not None else (0, 0.0)
-    _places[key] = Place(*key, calls + 1, seconds + call.seconds, call)
-    return before is None
+    before = _places.get(key) or Place(*key, 0, 0.0, call)
+    _places[key] = Place(*key, before.calls + 1, before.seconds + call.seconds, call)
+    return before.calls == 0
 
 
 def _warn(call: BlockingCall) -> None:

@@ -18,7 +18,6 @@ from aiostream._handles.owned import WithBlock
 from aiostream._runtime import process
 from aiostream._waits import waiting
 from aiostream.device import Context, Device, DeviceLike
-from aiostream.errors import StreamClosedError
 from aiostream.futures import CompletionFuture
 
 if TYPE_CHECKING:
@@ -179,12 +178,11 @@ class Event(WithBlock, waiting.AwaitedBlock):
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
             raise errors.closed(self._name)
         if code == _INVALID_HANDLE and operand.context != self._context:
-            raise driver.error(
-                code,
-                "cuEventRecord",
-                operand.name,
-                f"The event lives on {self._context._place()}: {_ELSEWHERE}",
+            hint = (
+                f"The event lives on {self._context._place()}: an event is recorded on streams of "
+                "its own context, and streams of every context may wait for it"
             )
+            raise driver.error(code, "cuEventRecord", operand.name, hint)
         driver.raise_for(code, "cuEventRecord", operand.name)
 
     def query(self) -> bool:
@@ -306,15 +304,20 @@ class Event(WithBlock, waiting.AwaitedBlock):
         Raises:
             TypeError: `stream` is not a `Stream`.
         """
-        _require_stream(stream)
-        stream.wait_event(self)
-        return stream.completion_future()
+        return self._followed_by(stream).completion_future()
 
     def checked_completion_future_on(self, stream: Stream) -> CompletionFuture[None]:
         """The same as `completion_future_on`, with `Stream.checked_completion_future`."""
-        _require_stream(stream)
+        return self._followed_by(stream).checked_completion_future()
+
+    def _followed_by(self, stream: Stream) -> Stream:
+        if stream_operand(stream) is None:
+            raise TypeError(
+                f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes "
+                "one of another library's"
+            )
         stream.wait_event(self)
-        return stream.checked_completion_future()
+        return stream
 
     def close(self) -> None:
         """Destroys it now. Work in flight finishes. You may call this again.
@@ -341,36 +344,13 @@ class Event(WithBlock, waiting.AwaitedBlock):
         Raises:
             CudaError: The context has failed. The event is closed nevertheless.
         """
-        if self.closed or self._handle.is_captured:
+        if self._handle.is_captured:
             self.close()
-            await waiting.checkpoint()
-            return
-        try:
-            await self.synchronize_async()
-        except StreamClosedError:  # another thread has closed it just now
-            return
-        except BaseException:
-            self._close_quietly()
-            raise
-        self.close()
+        await self._close_when_done()
 
     def _traits(self) -> list[str]:
         return ["timing", *super()._traits()] if self._timing else super()._traits()
 
 
-_ELSEWHERE = (
-    "an event is recorded on streams of its own context, and streams of every context may wait "
-    "for it"
-)
-
-
 def _name_of(handle: int, context: Context) -> str:
     return f"event {handle:#x} on {context._place()}"
-
-
-def _require_stream(stream: Any) -> None:
-    if stream_operand(stream) is None:
-        raise TypeError(
-            f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes one "
-            "of another library's"
-        )

@@ -25,7 +25,7 @@ from aiostream._waits import waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
-from aiostream.errors import StreamCaptureError, StreamClosedError
+from aiostream.errors import StreamCaptureError
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.hostfunc import HostFunctionMethods
@@ -425,17 +425,7 @@ class Stream(
                 graph.
             CudaError: The work failed. The stream is closed nevertheless.
         """
-        if self.closed:
-            await waiting.checkpoint()
-            return
-        try:
-            await self.synchronize_async()
-        except StreamClosedError:  # by another thread just now
-            return
-        except BaseException as error:
-            self._close_after(error)
-            raise
-        self.close()
+        await self._close_when_done()
 
     def __del__(self, *bound: Any) -> None:
         # A pool gives a borrowed one to each request, and that has nothing to end.

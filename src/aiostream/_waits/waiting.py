@@ -16,8 +16,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self
 
 from aiostream import _native
 from aiostream._base import checks, driver, hints
@@ -424,12 +423,32 @@ class AwaitedBlock(hints.Hinted):
     __slots__ = ()
 
     if TYPE_CHECKING:
+        closed: Any
+        synchronize_async: ClassVar[Any]
 
         def _require_open(self) -> None: ...
 
         def close(self) -> None: ...
 
         async def aclose(self) -> None: ...
+
+    async def _close_when_done(self) -> None:
+        """Waits for its work, and closes. It is closed also if the wait raises."""
+        if self.closed:
+            await checkpoint()
+            return
+        try:
+            await self.synchronize_async()
+        except StreamClosedError:  # another thread has closed it just now
+            return
+        except BaseException as error:
+            self._close_after(error)
+            raise
+        self.close()
+
+    def _close_after(self, error: BaseException) -> None:
+        """Closes because a wait has raised."""
+        self._close_quietly()
 
     def _close_quietly(self) -> None:
         """Closes when another error is on its way already."""
@@ -447,12 +466,7 @@ class AwaitedBlock(hints.Hinted):
         self._require_open()  # again, because another task may have closed it meanwhile
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             await self.aclose()
         except (CudaError, StreamClosedError):
