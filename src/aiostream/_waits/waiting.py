@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from aiostream import _native
 from aiostream._base import checks, driver, hints
@@ -108,16 +108,6 @@ def mode_for(stream: Any) -> int:
     return MODES[chosen if isinstance(chosen, WaitStrategy) else default_wait()]
 
 
-class Awaitable(Protocol):
-    """What can be waited for: a `Stream`, an `Event`, or an `Unobserved`."""
-
-    @property
-    def _operand(self) -> Operand: ...
-
-    @property
-    def _mode(self) -> int: ...
-
-
 class Unobserved:
     """What a wait needs of a stream. No observer sees a wait for it."""
 
@@ -128,7 +118,7 @@ class Unobserved:
         self._mode = mode
 
 
-async def synchronize_async(self: Awaitable) -> None:
+async def synchronize_async(self: Any) -> None:
     """Waits, without blocking the loop, until all work that is on the stream now is done.
 
     For the task that calls it, this equals `synchronize()`: when it returns, the work has
@@ -158,9 +148,10 @@ async def synchronize_async(self: Awaitable) -> None:
         ...     stream.query()
         True
     """
-    # `Stream` has this function as its method, because each coroutine in between would cost time
-    # and memory. The argument keeps the stream alive, because a stream that only this coroutine
-    # refers to must not be closed by its finalizer.
+    # What can be waited for has an `_operand` and a `_mode`: a `Stream`, an `Event`, a `Work`, an
+    # `Unobserved`. `Stream` has this function as its method, because each coroutine in between
+    # would cost time and memory. The argument keeps the stream alive, because a stream that only
+    # this coroutine refers to must not be closed by its finalizer.
     operand, mode = self._operand, self._mode
     if observers and not isinstance(self, Unobserved | _native.Work) and not is_observed():
         kind = "Event" if operand.is_event else "Stream"
@@ -224,7 +215,7 @@ async def synchronize_async(self: Awaitable) -> None:
     driver.raise_for(answer, asked, operand.name)
 
 
-def synchronize(awaited: Awaitable, limit: float | None) -> None:
+def synchronize(awaited: Any, limit: float | None) -> None:
     """Blocks the thread, for some seconds at most, as `synchronize_async` waits.
 
     Raises:
