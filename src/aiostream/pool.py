@@ -158,10 +158,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             False
         """
         _require_limit(max_waiting)
-        if not isinstance(streams, Iterable):
-            raise TypeError(
-                f"streams are in a list or another iterable, not one {type(streams).__name__}"
-            )
+        _require_several("streams", streams)
         checks.label(name)
         borrow = partial(Stream.borrow, wait=wait, stalled_after=stalled_after)
         borrowed = [
@@ -561,15 +558,19 @@ def _require_limit(max_waiting: int | None) -> None:
         checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
 
 
+def _require_several(name: str, values: object) -> None:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(
+            f"{name} are in a list or another iterable, not one {type(values).__name__}"
+        )
+
+
 def _distinct_devices(
     devices: Iterable[DeviceLike], device: DeviceLike | None, size: int
 ) -> list[Device]:
     if device is not None:
         raise TypeError("a pool takes device or devices, not both")
-    if isinstance(devices, str) or not isinstance(devices, Iterable):
-        raise TypeError(
-            f"devices are in a list or another iterable, not one {type(devices).__name__}"
-        )
+    _require_several("devices", devices)
     found = [each if isinstance(each, Device) else Device(each) for each in devices]
     if not found:
         raise ValueError("a pool has at least one device")
