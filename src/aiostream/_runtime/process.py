@@ -337,12 +337,11 @@ def save_soon() -> Callable[[], bool]:
     Returns:
         A function that says whether that is done, or has taken too long.
     """
+    if not (savers and _started):
+        return lambda: True
     saved, deadline = threading.Event(), time.monotonic() + _SAVE_PATIENCE
-    if savers and _started:
-        run_in_releaser(partial(_save, True))
-        run_in_releaser(saved.set)
-    else:
-        saved.set()
+    run_in_releaser(partial(_save, True))
+    run_in_releaser(saved.set)
     return lambda: saved.is_set() or time.monotonic() > deadline
 
 

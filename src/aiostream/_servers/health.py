@@ -10,6 +10,7 @@ no GIL (`native/failures.c`).
 
 from __future__ import annotations
 
+import copy
 import math
 import signal as signals
 from collections.abc import Callable
@@ -38,12 +39,7 @@ def _notify(
     # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock would
     # not do, because this may run on the driver's thread, under the locks of any caller.
     if _notified.setdefault((own, error.code), mark) is mark:
-        process.call_in_order(partial(listener, _copy_of(error)))
-
-
-def _copy_of(error: ContextFailedError) -> ContextFailedError:
-    """A copy without the traceback, because its frames hold the objects that were in them."""
-    return type(error)(error.code, error.name, error.call, error.stream, error.hint, error.meaning)
+        process.call_in_order(partial(listener, copy.copy(error)))
 
 
 def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Callable[[], None]:
@@ -114,7 +110,8 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
 def _noticed(error: ContextFailedError) -> None:
     # Runs where the error is made, perhaps on the driver's thread. So it only has another thread
     # call the listeners, because they may do anything.
-    first = _copy_of(error)
+    # A copy has no traceback, whose frames hold the objects that were in them.
+    first = copy.copy(error)
     # Several threads may meet the code at once. One of them wins, and notifies the listeners.
     if _failures.setdefault(error.code, first) is first:
         for own, listener in list(_listeners.items()):
