@@ -21,7 +21,6 @@ from aiostream._handles import interop
 from aiostream._handles import operand as _operand
 from aiostream._objects import captures, runs
 from aiostream._observers import blocked, trace_files
-from aiostream._runtime import completion as _completion
 from aiostream._runtime import loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio
@@ -527,11 +526,6 @@ def fail_future(future: Any, error: BaseException) -> None:
     """Settles a future of the library with an exception."""
     own = isinstance(future, _native.OwnFuture)
     (future._set_exception if own else future.set_exception)(error)
-
-
-def settle_future(future: Any, result: Any) -> None:
-    """Settles a future of the library with a result."""
-    _completion.set_result(future, result)
 
 
 def operand_of(stream: Any) -> Any:

@@ -252,20 +252,14 @@ class TrioFuture(_native.OwnFuture, checks.NotCopied):
         return True
 
     def _set_result(self, result: Any) -> None:
-        self._require_pending()
         self._result = result
         self._settle("finished")
 
     def _set_exception(self, exception: BaseException) -> None:
-        self._require_pending()
         self._exception = exception
         self._traceback = exception.__traceback__
         self._retrieved = False
         self._settle("finished")
-
-    def _require_pending(self) -> None:
-        if self.done():
-            raise concurrent.futures.InvalidStateError(f"the future is {self._state} already")
 
     def _drop(self) -> None:
         # The janitor calls this. The run has ended, and its tasks with it. So no task waits, and
