@@ -33,8 +33,8 @@ class _Asked:
     def name(self) -> str | None:
         # A callback of trio's has no task, so trio is asked for its token. But if trio runs as a
         # guest, the host's callbacks and tasks have that token too, and they belong to asyncio.
-        is_trio = _answers(self._lowlevel.current_task) or (
-            _running_loop() is None and _answers(self._lowlevel.current_trio_token)
+        is_trio = _answer_of(self._lowlevel.current_task) or (
+            _running_loop() is None and _answer_of(self._lowlevel.current_trio_token)
         )
         return "trio" if is_trio else None
 
@@ -100,12 +100,12 @@ def is_debugged() -> bool:
     return loop is not None and loop.get_debug()
 
 
-def _answers(ask: Callable[[], object]) -> bool:
+def _answer_of(ask: Callable[[], Any]) -> Any:
+    """What trio answers in this thread, or `None`: it does not run here, or this is a callback."""
     try:
-        ask()
+        return ask()
     except RuntimeError:
-        return False
-    return True
+        return None
 
 
 class SuspensionCheck:
@@ -119,11 +119,11 @@ class SuspensionCheck:
         self._end: Callable[[], object] = _do_nothing
         loop = _running_loop()
         if in_trio(loop):
-            trio = sys.modules["trio"]
-            if lowlevel_task := _trio_task(trio):
-                instrument = _Instrument(lowlevel_task, self._note)
-                trio.lowlevel.add_instrument(instrument)
-                self._end = lambda: trio.lowlevel.remove_instrument(instrument)
+            lowlevel = sys.modules["trio"].lowlevel
+            if task := _answer_of(lowlevel.current_task):
+                self._task = task
+                lowlevel.add_instrument(self)
+                self._end = partial(lowlevel.remove_instrument, self)
         elif loop is not None:
             # asyncio runs callbacks in order. So a task that is suspended continues after this one.
             self._end = loop.call_soon(self._note).cancel
@@ -142,28 +142,14 @@ class SuspensionCheck:
     def _note(self) -> None:
         self._suspended = True
 
+    def after_task_step(self, task: Any) -> None:
+        """Notes the end of a step of the checked task: trio calls it after each step of each."""
+        if task is self._task:
+            self._note()
+
 
 def _do_nothing() -> None:
     pass
-
-
-def _trio_task(trio: ModuleType) -> Any:
-    try:
-        return trio.lowlevel.current_task()
-    except RuntimeError:  # in a callback
-        return None
-
-
-class _Instrument:
-    # trio calls the method by its name after each step of each task.
-    def __init__(self, task: Any, note: Callable[[], None]) -> None:
-        self._task = task
-        self._note = note
-
-    def after_task_step(self, task: Any) -> None:
-        """Notes the end of a step of the checked task."""
-        if task is self._task:
-            self._note()
 
 
 # ------------------------------------------------------------------------ other threads
