@@ -359,8 +359,7 @@ class Context(checks.NotCopied):
             with driver.unless_owned("cuStreamDestroy") as made:
                 with driver.relaxed(), self._pushed():
                     flags = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
-                    driver.make(made, "cuStreamCreate", flags)
-                idle = driver.handle_in(made)
+                    idle = int(driver.call("cuStreamCreate", flags, made=made))
                 # It empties the list if the stream is the watcher's from now on.
                 self._context_id = _native.context_register(
                     self._handle, self._identity, idle, made

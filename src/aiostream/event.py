@@ -99,8 +99,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         self._given: set[_native.Handle] = set()  # any thread, single operations
         with driver.unless_owned("cuEventDestroy") as made:
             with self._context._pushed():
-                driver.make(made, "cuEventCreate", self._flags)
-            value = driver.handle_in(made)
+                value = int(driver.call("cuEventCreate", self._flags, made=made))
             handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, made)
             try:
                 self._name = _name_of(value, self._context)

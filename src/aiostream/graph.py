@@ -77,8 +77,7 @@ class Graph(Transferable, WithBlock):
         process.start()
         with driver.unless_owned("cuGraphDestroy") as made:
             with driver.relaxed():
-                driver.make(made, "cuGraphCreate", 0)
-            value = driver.handle_in(made)
+                value = int(driver.call("cuGraphCreate", 0, made=made))
             self._init_fields(value, current_or_default_context(), owned=True, made=made)
 
     def _init_fields(
@@ -185,9 +184,8 @@ class Graph(Transferable, WithBlock):
         with driver.unless_owned("cuGraphDestroy") as made:
             with self._pinned() as value, driver.relaxed():
                 cloned = driver.bindings().CUgraph(value)
-                driver.make(made, "cuGraphClone", cloned, stream=self._name)
-            value = driver.handle_in(made)
-            return Graph._from_handle(value, self._context, owned=True, made=made)
+                clone = driver.call("cuGraphClone", cloned, stream=self._name, made=made)
+            return Graph._from_handle(int(clone), self._context, owned=True, made=made)
 
     def instantiate(
         self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None
@@ -215,15 +213,15 @@ class Graph(Transferable, WithBlock):
         chosen = int(checks.member(InstantiateFlags, flags, "flags"))
         parameters.flags = cuda.cuuint64_t(chosen)
         with driver.unless_owned("cuGraphExecDestroy") as made:
-            code = self._instantiate(parameters, upload_stream, made)
+            code, outputs = self._instantiate(parameters, upload_stream, made)
             if code == 0:
-                value = driver.handle_in(made)
+                value = int(outputs[0])
                 return ExecutableGraph._from_handle(value, self._context, owned=True, made=made)
         reason = GraphInstantiateResult(int(parameters.result_out))
         hint = f"The driver's reason: {reason.name}" if reason else None
         raise driver.error(code, _INSTANTIATE, self._name, hint)
 
-    def _instantiate(self, parameters: Any, upload_stream: Any, made: list[Any]) -> int:
+    def _instantiate(self, parameters: Any, upload_stream: Any, made: list[Any]) -> Any:
         cuda = driver.bindings()
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
@@ -233,8 +231,7 @@ class Graph(Transferable, WithBlock):
             stack.enter_context(self._context._pushed())
             stack.enter_context(driver.relaxed())  # because it allocates memory
             arguments = cuda.CUgraph(value), parameters
-            code, _ = driver.answer(_INSTANTIATE, *arguments, stream=self._name, made=made)
-        return code
+            return driver.answer(_INSTANTIATE, *arguments, stream=self._name, made=made)
 
     def into_raw(self) -> int:
         """Gives the handle away, and returns it.

@@ -134,8 +134,8 @@ class Stream(
             with context._pushed():
                 handle = operand.reuse_retired(context, (flags, urgency))
                 if handle is None:
-                    driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
-            value = driver.handle_in(made) if handle is None else handle.value
+                    raw = driver.call("cuStreamCreateWithPriority", flags, urgency, made=made)
+            value = int(raw) if handle is None else handle.value
             self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
             self._operand.shared.make.append((flags, urgency))
         if limit:

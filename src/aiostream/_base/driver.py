@@ -35,17 +35,9 @@ MINIMUM = {
     "cuLaunchHostFunc_v2": 13020,
     "cuStreamBeginRecaptureToGraph": 13030,
 }
-_EDGE_DATA_FORMS = {
-    "cuStreamGetCaptureInfo": "_v3",
-    "cuStreamUpdateCaptureDependencies": "_v2",
-    "cuGraphNodeGetDependencies": "_v2",
-    "cuGraphNodeGetDependentNodes": "_v2",
-}
-
-
 _CONTEXT_IS_DESTROYED = 709
 _NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
-_INVALID_DEVICE = 101
+_INVALID_DEVICE, _NOT_SUPPORTED = 101, 801
 _NO_DRIVER = (
     "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
     "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or write "
@@ -217,21 +209,15 @@ def _initialize(with_simulator: bool) -> ModuleType:
     return module
 
 
-def name_of(code: int) -> str:
-    """Returns the driver's name of an error code."""
-    try:
-        return str(bindings().CUresult(code).name)
-    except ValueError:
-        return "CUDA_ERROR_UNRECOGNIZED"  # newer than the bindings
-
-
-def _meaning_of(code: int) -> str | None:
+def _described(code: int) -> tuple[str, str | None]:
+    """The driver's name of an error code, and its sentence about it."""
     module = bindings()
     try:
-        status, text = module.cuGetErrorString(module.CUresult(code))
+        result = module.CUresult(code)
     except ValueError:
-        return None  # newer than the bindings
-    return str(text.decode()) if int(status) == 0 and text else None
+        return "CUDA_ERROR_UNRECOGNIZED", None  # newer than the bindings
+    status, text = module.cuGetErrorString(result)
+    return str(result.name), str(text.decode()) if int(status) == 0 and text else None
 
 
 def error(
@@ -245,7 +231,8 @@ def error(
     global latest_failure
     if hint is None:
         hint = _HINTS_OF_CODES.get(code) or _HINTS.get((code, call.partition("_v")[0]))
-    problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
+    name, meaning = _described(code)
+    problem = errors.class_for(code)(code, name, call, stream, hint, meaning)
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)
         latest_failure = object()
@@ -326,31 +313,30 @@ def answer(
     function = getattr(bindings(), name, None)
     if function is None:
         raise not_there(name, stream, "the installed cuda-bindings do not have it")
+    made = [] if made is None else made
     try:
-        if made is None:
-            code, *outputs = function(*args)
-        else:
-            # All of this is C, in which no interrupt is raised, as it would be between two calls.
-            made.extend(itertools.starmap(function, (args,)))
-            code, *outputs = made[-1]
+        # All of this is C, in which no interrupt is raised, as it would be between two calls.
+        made.extend(itertools.starmap(function, (args,)))
     except RuntimeError as problem:
         # It is not known by its type, because old bindings have none of its own for a missing
         # function.
         if "not found" not in str(problem):
             raise
         raise too_old(name, stream) from problem
+    code, *outputs = made[-1]
     if code:
         _native.failure_note(code, name)
     return int(code), tuple(outputs)
 
 
-def call(name: str, *args: Any, stream: str | None = None) -> Any:
+def call(name: str, *args: Any, stream: str | None = None, made: list[Any] | None = None) -> Any:
     """Calls the driver through the bindings, and raises its error.
 
     Args:
         name: The driver function.
         *args: Its arguments, as the bindings take them.
         stream: What errors call the object of the call.
+        made: The list of `unless_owned`, for a function that makes an object.
 
     Returns:
         `None`, the one output, or a tuple of the outputs.
@@ -359,7 +345,7 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
         CudaError: The driver refused.
         NotSupportedError: The bindings or the driver do not have the function.
     """
-    code, outputs = answer(name, *args, stream=stream)
+    code, outputs = answer(name, *args, stream=stream, made=made)
     if code != 0:
         raise error(code, name, stream)
     if not outputs:
@@ -369,11 +355,11 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def unless_owned(destroy: str) -> Iterator[list[Any]]:
-    """Destroys, if the block raises, the driver's object that `make` has put into the list.
+    """Destroys, if the block raises, the driver's object that `call` has put into the list.
 
     This is for the steps between the call that makes an object and the `Handle` that owns it. Each
     of them may fail, and an interrupt may come between any two. So the list always says who answers
-    for the object: `make` puts it there in one step with the call, and a `Handle` that gets the
+    for the object: `call` puts it there in one step with the call, and a `Handle` that gets the
     list empties it in one step.
     """
     made: list[Any] = []
@@ -386,32 +372,16 @@ def unless_owned(destroy: str) -> Iterator[list[Any]]:
         raise
 
 
-def make(made: list[Any], name: str, *args: Any, stream: str | None = None) -> None:
-    """Calls a function of the driver that makes an object, for `unless_owned`.
-
-    Raises:
-        CudaError, NotSupportedError: As for `call`.
-    """
-    code, _ = answer(name, *args, stream=stream, made=made)
-    if code != 0:
-        raise error(code, name, stream)
-
-
-def handle_in(made: list[Any]) -> int:
-    """Returns the handle of the object that `make` has put into the list."""
-    return int(made[0][1])
-
-
 def annotated(name: str) -> str:
     """Returns the bindings' name for the form of a function that has the edges' data.
 
     The bindings of CUDA 12 add a number to it, and those of 13 do not.
     """
-    numbered = name + _EDGE_DATA_FORMS[name]
+    numbered = name + ("_v3" if name == "cuStreamGetCaptureInfo" else "_v2")
     return numbered if hasattr(bindings(), numbered) else name
 
 
-def not_there(name: str, stream: str | None, why: str) -> errors.NotSupportedError:
+def not_there(name: str, stream: str | None, why: str) -> errors.CudaError:
     """Makes the error for a function that the driver or the bindings are too old for."""
     needed = MINIMUM.get(name) or MINIMUM.get(name.rpartition("_v")[0])
     hint = (
@@ -419,7 +389,7 @@ def not_there(name: str, stream: str | None, why: str) -> errors.NotSupportedErr
         if needed
         else f"The driver may be too old: {why}"
     )
-    return errors.NotSupportedError(801, name_of(801), name, stream, hint)
+    return error(_NOT_SUPPORTED, name, stream, hint)
 
 
 def require(name: str, stream: str) -> None:
@@ -428,7 +398,7 @@ def require(name: str, stream: str) -> None:
         raise too_old(name, stream)
 
 
-def too_old(name: str, stream: str | None) -> errors.NotSupportedError:
+def too_old(name: str, stream: str | None) -> errors.CudaError:
     """Makes the error for a function that this driver does not have."""
     # It is not asked by `call`, which comes here if the driver lacks cuDriverGetVersion too, and
     # would go round in circles.
@@ -480,8 +450,7 @@ def native_addresses() -> dict[str, int]:
             # depend on how the bindings were configured.
             address, _ = call("cuGetProcAddress", sought.encode(), version, 1)
         if not address and not newer:
-            raise errors.NotSupportedError(
-                801, name_of(801), sought, None, "aiostream needs a driver of CUDA 12 or newer"
-            )
+            needed = "aiostream needs a driver of CUDA 12 or newer"
+            raise error(_NOT_SUPPORTED, sought, hint=needed)
         addresses[name] = int(address)
     return addresses
