@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from aiostream import _native
 from aiostream._base import checks, driver
@@ -36,7 +36,39 @@ __all__ = ["ExecutableGraph", "Graph"]
 # ------------------------------------------------------------------------------------------- graphs
 
 
-class Graph(Transferable, WithBlock):
+class _AnyGraph(Transferable, WithBlock):
+    """What a graph and an executable graph have in common."""
+
+    _kind: ClassVar[int]  # of the native handle
+    _called: ClassVar[str]
+
+    def _init_fields(
+        self, value: int, context: Context, *, owned: bool, made: Any = None, handle: Any = None
+    ) -> None:
+        self._note_place()
+        self._context = context  # where it is instantiated
+        self._owned = owned
+        self._name = f"{self._called} {value:#x}"
+        self._handle = handle or _native.Handle(self._kind, value, context.handle, owned, made)
+
+    @classmethod
+    def _from_handle(
+        cls, value: int, context: Context, *, owned: bool, made: Any = None, handle: Any = None
+    ) -> Self:
+        process.start()
+        graph = cls.__new__(cls)
+        graph._init_fields(value, context, owned=owned, made=made, handle=handle)
+        return graph
+
+    @classmethod
+    def _from_any(cls, graph: Any, *, owned: bool) -> Self:
+        value = interop.graph_handle(graph, executable=cls._kind == _native.HANDLE_GRAPH_EXEC)
+        made = cls._from_handle(value, current_or_default_context(), owned=owned)
+        made._source = None if owned else graph
+        return made
+
+
+class Graph(_AnyGraph):
     """A CUDA graph: operations and how they depend on each other.
 
     `Stream.capture` makes one from the work of a stream. `Graph()` makes an empty one, and you edit
@@ -72,6 +104,10 @@ class Graph(Transferable, WithBlock):
 
     _instead = "clone() copies the graph, and borrow(int(graph)) gives a second object on it"
     _destructor = "cuGraphDestroy"
+    _kind = _native.HANDLE_GRAPH
+    _called = "graph"
+    # True while a capture that capture.py has noted goes into it. The capture pins the handle.
+    _captured_into = False
 
     def __init__(self) -> None:
         process.start()
@@ -79,28 +115,6 @@ class Graph(Transferable, WithBlock):
             with driver.relaxed():
                 value = int(driver.call("cuGraphCreate", 0, made=made))
             self._init_fields(value, current_or_default_context(), owned=True, made=made)
-
-    def _init_fields(
-        self, value: int, context: Context, *, owned: bool, made: Any = None, handle: Any = None
-    ) -> None:
-        self._note_place()
-        self._context = context  # where it is instantiated
-        self._owned = owned
-        self._name = f"graph {value:#x}"
-        # True while a capture that capture.py has noted goes into it. The capture pins the handle.
-        self._captured_into = False
-        self._handle = handle or _native.Handle(
-            _native.HANDLE_GRAPH, value, context.handle, owned, made
-        )
-
-    @classmethod
-    def _from_handle(
-        cls, value: int, context: Context, *, owned: bool, made: Any = None, handle: Any = None
-    ) -> Graph:
-        process.start()
-        graph = cls.__new__(cls)
-        graph._init_fields(value, context, owned=owned, made=made, handle=handle)
-        return graph
 
     @classmethod
     def borrow(cls, graph: Any) -> Graph:
@@ -115,12 +129,7 @@ class Graph(Transferable, WithBlock):
             TypeError: It names no graph.
             ValueError: The int is not a handle.
         """
-        if isinstance(graph, Graph):
-            return graph
-        value = interop.graph_handle(graph)
-        borrowed = cls._from_handle(value, current_or_default_context(), owned=False)
-        borrowed._source = graph
-        return borrowed
+        return graph if isinstance(graph, Graph) else cls._from_any(graph, owned=False)
 
     @classmethod
     def from_raw(cls, handle: int) -> Graph:
@@ -130,7 +139,7 @@ class Graph(Transferable, WithBlock):
             TypeError: `handle` is not an int.
             ValueError: It is not a handle.
         """
-        return cls._from_handle(_raw(handle), current_or_default_context(), owned=True)
+        return cls._from_any(interop.raw_handle(handle, "a graph"), owned=True)
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
@@ -279,17 +288,10 @@ class Graph(Transferable, WithBlock):
 _INSTANTIATE = "cuGraphInstantiateWithParams"
 
 
-def _raw(handle: int) -> int:
-    value = interop.raw_handle(handle, "a graph")
-    if value == 0:
-        raise ValueError("0 is not the handle of a graph")
-    return value
-
-
 # -------------------------------------------------------------------------------- executable graphs
 
 
-class ExecutableGraph(Transferable, WithBlock):
+class ExecutableGraph(_AnyGraph):
     """A graph that you can launch any number of times.
 
     `Stream.capture_executable` and `Graph.instantiate` make one. Its launches run one after the
@@ -315,26 +317,14 @@ class ExecutableGraph(Transferable, WithBlock):
 
     _instead = "Graph.instantiate() makes another one"
     _destructor = "cuGraphExecDestroy"
+    _kind = _native.HANDLE_GRAPH_EXEC
+    _called = "executable graph"
 
     def __init__(self) -> None:
         raise TypeError(
             "an ExecutableGraph comes from Graph.instantiate(), Stream.capture_executable(), "
             "borrow() or from_raw()"
         )
-
-    @classmethod
-    def _from_handle(
-        cls, value: int, context: Context, *, owned: bool, made: list[Any] | None = None
-    ) -> Self:
-        process.start()
-        executable = cls.__new__(cls)
-        executable._note_place()
-        executable._owned = owned
-        executable._name = f"executable graph {value:#x}"
-        executable._handle = _native.Handle(
-            _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, made
-        )
-        return executable
 
     @classmethod
     def borrow(cls, executable: Any) -> ExecutableGraph:
@@ -352,10 +342,7 @@ class ExecutableGraph(Transferable, WithBlock):
         """
         if isinstance(executable, ExecutableGraph):
             return executable
-        value = interop.graph_handle(executable, executable=True)
-        borrowed = cls._from_handle(value, current_or_default_context(), owned=False)
-        borrowed._source = executable
-        return borrowed
+        return cls._from_any(executable, owned=False)
 
     @classmethod
     def from_raw(cls, handle: int) -> ExecutableGraph:
@@ -365,7 +352,7 @@ class ExecutableGraph(Transferable, WithBlock):
             TypeError: `handle` is not an int.
             ValueError: It is not a handle.
         """
-        return cls._from_handle(_raw(handle), current_or_default_context(), owned=True)
+        return cls._from_any(interop.raw_handle(handle, "a graph"), owned=True)
 
     def launch(self, stream: Any) -> None:
         """Enqueues the whole graph on a stream (`cuGraphLaunch`).
