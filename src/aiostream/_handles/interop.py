@@ -15,8 +15,6 @@ from aiostream._base import checks
 from aiostream._handles.operand import Operand, context_of, name_of, new_handle, stream_operand
 from aiostream._runtime import process
 
-_STREAM_NAMES = frozenset(("CUstream", "cudaStream_t"))
-_EVENT_NAMES = frozenset(("CUevent", "cudaEvent_t"))
 # The kinds of objects with a `handle` or a `ptr`. The driver does not check the kind of a handle.
 # If it got an event for a stream, it would crash.
 _KINDS = ("stream", "event", "graph", "context")
@@ -29,19 +27,13 @@ def stream_handle(stream: Any) -> int:
         TypeError: It does not name a CUDA stream.
         ValueError: It is an int that cannot be a handle.
     """
-    what = checks.STREAM
-    if checks.is_integer(stream):
-        return checks.handle(stream, what)
     protocol = None if isinstance(stream, type) else getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         return _from_protocol(type(stream).__name__, protocol() if callable(protocol) else protocol)
-    _refuse_other_kind(stream, "stream", what)
-    # torch; cupy; numba, rmm and others
-    attributes = ("cuda_stream", "ptr", "handle")
     accepted = (
         "an object with __cuda_stream__, a torch, cupy or numba stream, or a handle as an int"
     )
-    return _find_handle(stream, attributes, _STREAM_NAMES, what, accepted)
+    return _find_handle(stream, "stream", accepted)
 
 
 def _from_protocol(name: str, answer: Any) -> int:
@@ -53,7 +45,7 @@ def _from_protocol(name: str, answer: Any) -> int:
         raise TypeError(
             f"{name}.__cuda_stream__ is of version {version}, and aiostream supports version 0"
         )
-    if type(handle).__name__ in _STREAM_NAMES:
+    if type(handle).__name__ in _names_of("stream"):
         handle = int(handle)
     if not checks.is_integer(handle):
         raise TypeError(
@@ -70,14 +62,7 @@ def event_handle(event: Any) -> int:
         TypeError: It does not name a CUDA event.
         ValueError: It is an int that cannot be a handle.
     """
-    what = "a CUDA event"
-    if checks.is_integer(event):
-        return checks.handle(event, what)
-    _refuse_other_kind(event, "event", what)
-    # torch; cupy; cuda.core and numba
-    attributes = ("cuda_event", "ptr", "handle")
-    accepted = "an aiostream, cuda.core, torch or cupy event, or a handle"
-    return _find_handle(event, attributes, _EVENT_NAMES, what, accepted)
+    return _find_handle(event, "event", "an aiostream, cuda.core, torch or cupy event, or a handle")
 
 
 def is_unmade(event: Any) -> bool:
@@ -88,17 +73,24 @@ def is_unmade(event: Any) -> bool:
     return getattr(event, "cuda_event", None) == 0
 
 
-def _find_handle(
-    thing: Any, attributes: tuple[str, ...], types: frozenset[str], what: str, accepted: str
-) -> int:
+def _names_of(kind: str) -> tuple[str, str]:
+    return f"CU{kind}", f"cuda{kind.title()}_t"  # the types of the bindings, for driver and runtime
+
+
+def _find_handle(thing: Any, kind: str, accepted: str) -> int:
+    what = f"a CUDA {kind}"
+    if checks.is_integer(thing):
+        return checks.handle(thing, what)
+    _refuse_other_kind(thing, kind, what)
     # The object has the handle as one of these attributes, or is a handle of the bindings itself.
-    for attribute in attributes:
+    # torch; cupy; cuda.core, numba, rmm and others
+    for attribute in (f"cuda_{kind}", "ptr", "handle"):
         found = getattr(thing, attribute, None)
         if found is not None:
             break
     else:
         found = thing
-    if type(found).__name__ in types:
+    if type(found).__name__ in _names_of(kind):
         return checks.handle(int(found), what)
     if found is thing:
         raise TypeError(f"{what} is needed ({accepted}), not {type(thing).__name__}")
