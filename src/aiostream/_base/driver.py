@@ -400,15 +400,7 @@ def require(name: str, stream: str) -> None:
 
 def too_old(name: str, stream: str | None) -> errors.CudaError:
     """Makes the error for a function that this driver does not have."""
-    # It is not asked by `call`, which comes here if the driver lacks cuDriverGetVersion too, and
-    # would go round in circles.
-    try:
-        code, version = bindings().cuDriverGetVersion()
-        known = int(code) == 0
-    except (AttributeError, RuntimeError):
-        known = False
-    this_one = f"this one is of CUDA {spelled(int(version))}" if known else "this one lacks it"
-    return not_there(name, stream, this_one)
+    return not_there(name, stream, f"this one is of CUDA {spelled(driver_version())}")
 
 
 def spelled(version: int) -> str:
