@@ -10,8 +10,6 @@ from aiostream import _native, errors
 from aiostream._base import checks, development, driver
 from aiostream._runtime import process
 
-__all__: list[str] = []
-
 
 class Owned(checks.NotCopied):
     """An object that owns a handle of the driver's, or borrows one.

@@ -16,8 +16,6 @@ from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
 from aiostream.errors import CudaError, StreamClosedError
 
-__all__: list[str] = []
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

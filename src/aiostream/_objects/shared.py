@@ -15,8 +15,6 @@ from aiostream._handles import interop
 from aiostream._handles.operand import Operand, current_in_libraries, pinned
 from aiostream._handles.owned import Transferable
 
-__all__: list[str] = []
-
 
 def _library(name: str, package: str) -> ModuleType:
     """Imports another library, because you ask for its stream.

@@ -23,8 +23,6 @@ from aiostream._runtime.observing import future_made, is_observed, observed, obs
 from aiostream._waits import waiting
 from aiostream.errors import CudaError
 
-__all__: list[str] = []
-
 T = TypeVar("T")
 
 _UNKNOWN_ERROR = 999
@@ -41,18 +39,6 @@ class _ThreadCall(Completion):
     item of `unstarted`, and one pop succeeds: so either `run` or `cancel` comes first. `cancel`
     puts it into `withdrawn`.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "limiter",
-        "operand",
-        "pins",
-        "raised",
-        "refusal",
-        "refused",
-        "unstarted",
-        "withdrawn",
-    )
 
     def __init__(self, operand: Operand, function: Callable[[], Any], limiter: Any) -> None:
         operand.context._ensure_monitored()
