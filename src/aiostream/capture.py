@@ -62,8 +62,7 @@ def _as_native_callback(
 ) -> Any:
     if callback is None:
         return _RecaptureCallback()
-    if not callable(callback):
-        raise TypeError(f"the callback must be callable, not {type(callback).__name__}")
+    checks.plain_function(callback, "begin_recapture_to_graph")
 
     def ask(_data: int, node: int, _original: int, _new: int, status: int) -> int:
         try:
@@ -316,6 +315,7 @@ class CaptureMethods:
             mode: As of `begin_capture`.
 
         Raises:
+            TypeError: `callback` is not callable, or is a coroutine or generator function.
             StreamClosedError: The stream or the graph is closed.
             NotSupportedError: The driver is older than CUDA 13.3.
             CudaError: The driver refused.

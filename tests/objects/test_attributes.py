@@ -248,6 +248,12 @@ def test_functions_of_newer_drivers() -> None:
             stream.synchronize()
         print(*calls)
         assert settle(lambda: aiostream.statistics().points.captured == 1)
+        async def never(node, status):
+            return False
+        try:
+            stream.begin_recapture_to_graph(graph, never)
+        except TypeError as error:
+            print(error)
         try:
             with_failure = stream.begin_recapture_to_graph(graph, lambda node, status: False)
             spin(stream, 0)
@@ -265,5 +271,6 @@ def test_functions_of_newer_drivers() -> None:
     """
     out = succeed("simulator", script)
     assert out.splitlines()[0] == "BLOCKING SPINWAIT again"
-    assert out.splitlines()[1].startswith("refused")
+    assert "not a coroutine function" in out.splitlines()[1]
+    assert out.splitlines()[2].startswith("refused")
     assert out.splitlines()[-1] == "done"
