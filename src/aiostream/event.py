@@ -282,8 +282,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
             ...         print(begin.elapsed_time(end) >= 0)
             True
         """
-        if not isinstance(end, Event):
-            raise TypeError(f"the other event must be an aiostream.Event, not {type(end).__name__}")
+        checks.instance(Event, end, "the other event must be an aiostream.Event, not")
         if not (self._timing and end._timing):
             raise ValueError("there is no time: make both events with Event(timing=True)")
         cuda, name = driver.bindings(), "cuEventElapsedTime"

@@ -145,14 +145,11 @@ def _bounds_of(buckets: Sequence[float]) -> list[float]:
 def _checked_pools(pools: Mapping[str, StreamPool] | None) -> dict[str, StreamPool]:
     if pools is None:
         return {}
-    if not isinstance(pools, Mapping):
-        raise TypeError(f"pools maps names to StreamPools, and is not {type(pools).__name__}")
+    checks.instance(Mapping, pools, "pools maps names to StreamPools, and is not")
     # Here, because a wrong one would fail at each scrape, long after the mistake.
     for name, pool in pools.items():
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a pool is a str, not {name!r}")
-        if not isinstance(pool, StreamPool):
-            raise TypeError(f"pools[{name!r}] is a StreamPool, not {type(pool).__name__}")
+        checks.instance(str, name, "the name of a pool is a str, not")
+        checks.instance(StreamPool, pool, f"pools[{name!r}] is a StreamPool, not")
     return dict(pools)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from aiostream import _native
-from aiostream._base import development, driver
+from aiostream._base import checks, development, driver
 from aiostream._handles import interop
 from aiostream._handles.operand import call_on
 from aiostream._handles.owned import Owned
@@ -78,12 +78,8 @@ def load_kernels(context: Context) -> None:
         TypeError: `context` is not a `Context`.
         CudaError: The driver refused.
     """
-    if not isinstance(context, Context):
-        raise TypeError(
-            "load_kernels takes a Context, such as stream.context or Device(0).primary_context, "
-            f"not {type(context).__name__}"
-        )
-    kernels.load(context)
+    rule = "load_kernels takes a Context, such as stream.context or Device(0).primary_context, not"
+    kernels.load(checks.instance(Context, context, rule))
 
 
 # ------------------------------------------------------------------------------ gates

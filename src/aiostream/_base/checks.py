@@ -20,6 +20,7 @@ if (_found := clash.other_distribution()) is not None:
     raise ImportError(clash.MESSAGE.format(path=_found))
 
 E = TypeVar("E", bound=Enum)
+T = TypeVar("T")
 
 # Whether only one thread at a time runs Python. On a free-threaded Python an import may switch the
 # GIL on, so it is asked each time.
@@ -40,6 +41,22 @@ def is_integer(value: Any) -> bool:
     A bool is not, and neither is a tensor or a `Device`, although these have an `__index__`.
     """
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def instance(kind: type, value: T, rule: str) -> T:
+    """Returns a value that is of a kind.
+
+    Args:
+        kind: A class.
+        value: What is given.
+        rule: The error without the name of the value's class, such as "a name is a str, not".
+
+    Raises:
+        TypeError: The value is something else.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{rule} {type(value).__name__}")
+    return value
 
 
 def integer(name: str, value: Any) -> int:
@@ -73,15 +90,12 @@ def handle(value: Any, what: str) -> int:
         ValueError: No handle can have that number.
     """
     number = integer(f"the handle of {what}", value)
-    if not 0 <= number <= _MOST_ADDRESS:
-        raise ValueError(
-            f"{number} is not a handle of {what}: a handle is a number from 0 to 2**64 - 1"
-        )
+    special = range((_MOST_SPECIAL_STREAM if what == STREAM else 0) + 1)
     # Such as an index. The driver does not check a handle: it reads at that address, and crashes.
-    if (_MOST_SPECIAL_STREAM if what == STREAM else 0) < number < _LEAST_ADDRESS:
+    if number not in special and not _LEAST_ADDRESS <= number <= _MOST_ADDRESS:
         raise ValueError(
-            f"{number} is not a handle of {what}: a handle is an address of the driver, and none "
-            f"is below {_LEAST_ADDRESS}"
+            f"{number} is not a handle of {what}: a handle is an address of the driver, from "
+            f"{_LEAST_ADDRESS} to 2**64 - 1"
         )
     return number
 
@@ -126,9 +140,7 @@ def label(value: Any) -> str | None:
     Raises:
         TypeError: The value is not a str.
     """
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"a name is a str, not {type(value).__name__}")
-    return value
+    return None if value is None else instance(str, value, "a name is a str, not")
 
 
 def flag(name: str, value: Any) -> bool:
@@ -247,7 +259,6 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 
 # The modules that call the functions which users give to `run`, `enqueue_async` and their like.
 _CALLERS = {
-    "aiostream._handles.operand",
     "aiostream._objects.runs",
     "aiostream._objects.threads",
     "aiostream._waits.waiting",

@@ -84,8 +84,7 @@ def _window(raw: Any) -> AccessPolicyWindow:
 
 
 def _raw_window(value: Any) -> Any:
-    if not isinstance(value, AccessPolicyWindow):
-        raise TypeError(f"an AccessPolicyWindow is needed, not {type(value).__name__}")
+    value = checks.instance(AccessPolicyWindow, value, "an AccessPolicyWindow is needed, not")
     cuda = driver.bindings()
     raw = cuda.CUaccessPolicyWindow()
     raw.base_ptr, raw.num_bytes, raw.hitRatio = value.base, value.size, value.hit_ratio
@@ -95,8 +94,7 @@ def _raw_window(value: Any) -> Any:
 
 
 def _raw_map(value: Any) -> Any:
-    if not isinstance(value, MemSyncDomainMap):
-        raise TypeError(f"a MemSyncDomainMap is needed, not {type(value).__name__}")
+    value = checks.instance(MemSyncDomainMap, value, "a MemSyncDomainMap is needed, not")
     raw = driver.bindings().CUlaunchMemSyncDomainMap()
     raw.default_, raw.remote = value.default, value.remote
     return raw

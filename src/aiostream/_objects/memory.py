@@ -72,22 +72,20 @@ def _address(pointer: Any) -> int:
     return checks.address(int(pointer))
 
 
-def _check(value: Any, bits: int) -> None:
+def _checked(operation: WaitValue | WriteValue) -> tuple[Any, int]:
+    """The address and the flags of an operation, as the driver takes them."""
+    kind = WaitValueFlags if isinstance(operation, WaitValue) else WriteValueFlags
+    flags = int(checks.member(kind, operation.flags, "flags"))
+    value, bits = operation.value, operation.bits
     if bits not in (32, 64):
         raise ValueError(f"a value has 32 or 64 bits, not {bits}")
     if not 0 <= checks.integer("the value", value) < 1 << bits:
         raise ValueError(f"{value} is not an unsigned number of {bits} bits")
-
-
-def _flags_of(operation: WaitValue | WriteValue) -> int:
-    kind = WaitValueFlags if isinstance(operation, WaitValue) else WriteValueFlags
-    return int(checks.member(kind, operation.flags, "flags"))
+    return driver.bindings().CUdeviceptr(_address(operation.pointer)), flags
 
 
 def _one(stream: Operand, name: str, operation: WaitValue | WriteValue) -> None:
-    flags = _flags_of(operation)
-    _check(operation.value, operation.bits)
-    pointer = driver.bindings().CUdeviceptr(_address(operation.pointer))
+    pointer, flags = _checked(operation)
     call_on(stream, f"{name}{operation.bits}", pointer, operation.value, flags)
 
 
@@ -96,17 +94,12 @@ def _as_driver_operation(operation: Any) -> Any:
     raw = cuda.CUstreamBatchMemOpParams()
     if isinstance(operation, (WaitValue, WriteValue)):
         waits = isinstance(operation, WaitValue)
-        _check(operation.value, operation.bits)
         kinds = {32: _WAIT_32, 64: _WAIT_64} if waits else {32: _WRITE_32, 64: _WRITE_64}
-        kind = cuda.CUstreamBatchMemOpType(kinds[operation.bits])
         part = raw.waitValue if waits else raw.writeValue
-        part.operation = kind
-        part.address = cuda.CUdeviceptr(_address(operation.pointer))
-        if operation.bits == 32:
-            part.value = cuda.cuuint32_t(operation.value)
-        else:
-            part.value64 = cuda.cuuint64_t(operation.value)
-        part.flags = _flags_of(operation)
+        part.address, part.flags = _checked(operation)
+        part.operation = cuda.CUstreamBatchMemOpType(kinds[operation.bits])
+        # Its lower half is the value of 32 bits.
+        part.value64 = cuda.cuuint64_t(operation.value)
     elif isinstance(operation, FlushRemoteWrites):
         raw.flushRemoteWrites.operation = cuda.CUstreamBatchMemOpType(_FLUSH)
         raw.flushRemoteWrites.flags = 0
@@ -208,11 +201,10 @@ class MemoryMethods:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        if not isinstance(operations, Iterable):
-            raise TypeError(
-                f"operations are in a list or tuple, not one {type(operations).__name__}"
-            )
-        raw = [_as_driver_operation(operation) for operation in operations]
+        several = checks.instance(
+            Iterable, operations, "operations are in a list or tuple, not one"
+        )
+        raw = [_as_driver_operation(operation) for operation in several]
         if not 0 < len(raw) <= _MOST_OPERATIONS:
             raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
         call_on(self._operand, "cuStreamBatchMemOp", len(raw), raw, 0)

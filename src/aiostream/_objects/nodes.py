@@ -142,15 +142,12 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
         The nodes, and the edges. If all edges have default data it is `None` in place of them,
         because old drivers know no other edges.
     """
-    if not isinstance(dependencies, Iterable):
-        raise TypeError(
-            f"dependencies are nodes in a list or tuple, not one {type(dependencies).__name__}"
-        )
+    rule = "dependencies are nodes in a list or tuple, not one"
     cuda = driver.bindings()
     plain = GraphEdgeData()
     nodes: list[Any] = []
     edges: list[GraphEdgeData] = []
-    for dependency in dependencies:
+    for dependency in checks.instance(Iterable, dependencies, rule):
         node = dependency.node if isinstance(dependency, GraphDependency) else dependency
         nodes.append(cuda.CUgraphNode(_node_handle(node)))
         edges.append(dependency.edge_data if isinstance(dependency, GraphDependency) else plain)

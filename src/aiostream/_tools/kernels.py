@@ -64,12 +64,9 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
     """
     if not 1 <= checks.integer("threads", threads) <= _MOST_THREADS:
         raise ValueError(f"threads is a number from 1 to {_MOST_THREADS}, not {threads}")
+    rule = f"{name} is launched with ctypes values, such as ctypes.c_uint64(5), not with"
     for argument in arguments:
-        if not isinstance(argument, ctypes._SimpleCData):
-            raise TypeError(
-                f"{name} is launched with ctypes values, such as ctypes.c_uint64(5), not with "
-                f"{type(argument).__name__}"
-            )
+        checks.instance(ctypes._SimpleCData, argument, rule)
     operand = interop.operand_of(stream)
     values = tuple(argument.value for argument in arguments)
     types = tuple(type(argument) for argument in arguments)
