@@ -18,10 +18,10 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiostream import _native
 from aiostream._base import forwarding, turns
@@ -110,24 +110,13 @@ class Subscriber:
     """What is raised in the blocked thread, where that is safe."""
 
 
-class _Found(NamedTuple):
-    """What the frames of a blocked thread say."""
-
-    file: str
-    line: int
-    lines: tuple[tuple[str, int, str], ...]
-    thread: str
-    loop: str
-    task: str | None
-    can_raise: bool
-
-
 _python = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, whose functions others change
 _lock = threading.RLock()  # guards all below; no driver call is made under it
 _subscribers: list[Subscriber] = []
 # Called for each call that some subscriber counts. Any thread, single list operations.
 observers: list[Callable[[BlockingCall], object]] = []
-_found: dict[int, tuple[int, _Found | None]] = {}  # by note: the number of its call, and what it is
+# By note: the number of its call, what it is so far, and whether an exception may be raised there.
+_found: dict[int, tuple[int, BlockingCall | None, bool]] = {}
 _reader: threading.Thread | None = None
 _prepared: list[None] = []  # has an item once the next two are registered
 missed = 0  # calls whose line could not be read in time
@@ -208,16 +197,16 @@ def _look_at(call: forwarding.Call) -> None:
     """Finds out where a call comes from, and reports it if it has ended."""
     global missed
     try:
-        number, found = _found.get(call.note, (0, None))
+        number, found, can_raise = _found.get(call.note, (0, None, False))
         if number != call.number:
             frames, here = _here(call)
             if frames is None:
                 missed += call.ended != 0
                 return
-            found = _find(frames, here)
-            _found[call.note] = call.number, found
+            found, can_raise = _find(call, frames, here)
+            _found[call.note] = call.number, found, can_raise
         if call.ended and found is not None:
-            _report(call, found)
+            _report(call, found, can_raise)
     except Exception as error:  # of a frame whose variables are strange; the reader must go on
         _native.write_unraisable(error, _look_at)
     finally:
@@ -249,11 +238,13 @@ def _here(call: forwarding.Call) -> tuple[Any, list[Any]]:
     return frames if _goes_on(call) else None, [next(names, None)]
 
 
-def _find(frames: turns.Frames, here: list[Any]) -> _Found | None:
+def _find(
+    call: forwarding.Call, frames: turns.Frames, here: list[Any]
+) -> tuple[BlockingCall | None, bool]:
     """What led to the call. `None`: no loop runs there, or a line says that it may block."""
     running = turns.loop_in(frames, here)
     if running is None:
-        return None
+        return None, False
     outermost, loop, task = running
     paths = [path for name in _LOOPS for path in getattr(sys.modules.get(name), "__path__", ())]
     loops = tuple(f"{path}/" for path in paths)
@@ -264,11 +255,14 @@ def _find(frames: turns.Frames, here: list[Any]) -> _Found | None:
     del frame, frames[:]  # they would keep the program's variables alive while files are read
     inside = [each for each in lines if not each[0].co_filename.startswith(loops)] or lines[:1]
     if any(ALLOW in linecache.getline(code.co_filename, line) for code, line in inside):
-        return None
+        return None, False
     of_program = (each for each in inside if not each[0].co_filename.startswith(_LIBRARIES))
     own, line = next(of_program, inside[0])
     steps = tuple((code.co_filename, n, code.co_name) for code, n in reversed(inside))
-    return _Found(own.co_filename, line, steps, here[0] or "a thread", loop, task, can_raise)
+    name, kind = call.name.decode(), forwarding.KINDS[call.kind]
+    where = own.co_filename, line, steps, here[0] or "a thread", loop, task
+    stream = call.stream if call.stream != forwarding.NO_STREAM else None
+    return BlockingCall(name, kind, 0.0, *where, stream, call.began), can_raise
 
 
 _LOOPS = ("asyncio", "trio", "anyio", "uvloop")
@@ -279,11 +273,8 @@ _LIBRARIES = ("<frozen", *(f"{folder}/" for folder in [*_FOLDERS, Path(__file__)
 _CALLS = ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
 
 
-def _report(call: forwarding.Call, found: _Found) -> None:
-    name, kind = call.name.decode(), forwarding.KINDS[call.kind]
-    seconds = (call.ended - call.began) / 1e9
-    stream = call.stream if call.stream != forwarding.NO_STREAM else None
-    made = BlockingCall(name, kind, seconds, *found[:-1], stream, call.began)
+def _report(call: forwarding.Call, found: BlockingCall, can_raise: bool) -> None:
+    made = replace(found, seconds=(call.ended - call.began) / 1e9)
     by_nature = call.kind < forwarding.WAITING
     counting = [w for w in _subscribers if made.seconds >= (w.waits if by_nature else w.others)]
     for report in [*(w.report for w in counting), *(observers if counting else ())]:
@@ -292,6 +283,6 @@ def _report(call: forwarding.Call, found: _Found) -> None:
         except Exception as error:
             _native.write_unraisable(error, report)
     raises = next((w.raises for w in counting if w.raises is not None), None)
-    if raises is not None and found.can_raise and _goes_on(call):
+    if raises is not None and can_raise and _goes_on(call):
         raising[call.thread] = made
         _python.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(raises))
