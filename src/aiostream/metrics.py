@@ -121,14 +121,6 @@ class _Timed(Observation):
 _MOST_UNCOUNTED = 1024  # waits
 
 
-class _Histogram:
-    """Counts of one call and outcome."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.counts = [0] * (len(bounds) + 1)
-        self.seconds = 0.0
-
-
 def _bounds_of(buckets: Sequence[float]) -> list[float]:
     """Returns the finite bounds, because each histogram adds its own `+Inf`."""
     if isinstance(buckets, (str, bytes)):  # whose elements are no bounds, but have numbers in them
@@ -198,11 +190,13 @@ class Collector:
         self._pools = _checked_pools(pools)
         # Waits that are not in the histograms yet. Any thread appends, because a deque needs no
         # lock, and a wait may end inside a garbage collection that interrupts a scrape.
-        self._seen: deque[tuple[str, str, float]] = deque()
-        # Guards the next two. It is reentrant, for signal handlers.
+        self._seen: deque[tuple[tuple[str, str], float]] = deque()
+        # Guards the next three. It is reentrant, for signal handlers.
         self._lock = threading.RLock()
         self._counting = False  # a thread counts, and may be interrupted in it by its own code
-        self._histograms: dict[tuple[str, str], _Histogram] = {}
+        # By call and outcome: the counts of the buckets, and the sum of the seconds.
+        self._counts: dict[tuple[str, str], list[int]] = {}
+        self._seconds: dict[tuple[str, str], float] = {}
         self._end = on_wait(self._observe)
 
     def close(self) -> None:
@@ -211,7 +205,7 @@ class Collector:
 
     def _observe(self, wait: Wait) -> None:
         # The error is left out, because its traceback keeps the frames of the task.
-        self._seen.append((wait.call, wait.outcome, wait.seconds))
+        self._seen.append(((wait.call, wait.outcome), wait.seconds))
         # Counted here too, because it may be long until the next scrape. Never waits for the lock.
         if len(self._seen) >= _MOST_UNCOUNTED and self._lock.acquire(blocking=False):
             try:
@@ -226,12 +220,11 @@ class Collector:
         self._counting = True
         try:
             while self._seen:
-                call, outcome, seconds = self._seen.popleft()
-                histogram = self._histograms.get((call, outcome))
-                if histogram is None:
-                    histogram = self._histograms[call, outcome] = _Histogram(self._bounds)
-                histogram.counts[bisect.bisect_left(self._bounds, seconds)] += 1
-                histogram.seconds += seconds
+                labels, seconds = self._seen.popleft()
+                # The sum first: a scrape in a signal handler looks it up for all that is counted.
+                self._seconds[labels] = self._seconds.get(labels, 0.0) + seconds
+                counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
+                counts[bisect.bisect_left(self._bounds, seconds)] += 1
         finally:
             self._counting = False
 
@@ -301,10 +294,7 @@ class Collector:
             },
         }
         yield self._waits()
-        families: list[tuple[Any, Any]] = [
-            (GaugeMetricFamily, gauges),
-            (CounterMetricFamily, counters),
-        ]
+        families: Any = (GaugeMetricFamily, gauges), (CounterMetricFamily, counters)
         for make, rows in families:
             for (name, text, *labels), values in rows.items():
                 family = make(name, text, labels=labels)
@@ -322,11 +312,11 @@ class Collector:
         )
         with self._lock:
             self._count()
-            counted = {
-                labels: (list(each.counts), each.seconds)
-                for labels, each in list(self._histograms.items())
-            }
-        for labels, (counts, seconds) in sorted(counted.items()):
+            counted = [
+                (labels, list(counts), self._seconds[labels])
+                for labels, counts in sorted(self._counts.items())
+            ]
+        for labels, counts, seconds in counted:
             total, buckets = 0, []
             for bound, count in zip([*map(str, self._bounds), "+Inf"], counts, strict=True):
                 total += count

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from aiostream import _native
@@ -364,12 +363,7 @@ class Recording:
         blocked.observers.append(self._blocked.append)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         was_on, self._is_on = self._is_on, False
         if not was_on or self._is_forked():  # a forked child leaves the file alone
             return
@@ -396,7 +390,7 @@ class Recording:
         if self._path is not None:
             # Behind the releaser, which may be writing what was there before. If the body has
             # raised, its error says what went wrong.
-            with self._saving, contextlib.suppress(*([OSError] if error is not None else [])):
+            with self._saving, contextlib.suppress(*([OSError] if any(error) else [])):
                 self.write(self._path)
 
     def _is_forked(self) -> bool:
