@@ -37,23 +37,14 @@ _TWO_THREADS = (
 )
 
 
-class _Block:
-    """A block of `as_current()` that was entered."""
-
-    __slots__ = ("entered", "is_open")
-
-    def __init__(self, entered: list[_Block]) -> None:
-        self.is_open = True
-        # The list of its thread. Not the thread's number, which a later thread may get.
-        self.entered = entered
-        entered.append(self)
-
-
 class _Blocks(threading.local):
-    """The blocks of this thread whose contexts are still on its stack, the uppermost last."""
+    """The blocks of `as_current()` that this thread has entered, by their checks.
+
+    Their contexts are still on its stack, the uppermost last.
+    """
 
     def __init__(self) -> None:
-        self.entered: list[_Block] = []
+        self.entered: list[turns.SuspensionCheck] = []
 
 
 _blocks = _Blocks()
@@ -208,19 +199,24 @@ def lost_context() -> tuple[Context, int] | None:
     return None
 
 
-def _leave(block: _Block, check: turns.SuspensionCheck) -> str | None:
+def _leave(check: turns.SuspensionCheck, entered: list[turns.SuspensionCheck]) -> str | None:
     """Ends a block. Returns what was wrong with it, or `None`.
 
     If blocks of other tasks lie above it on the stack, its context is popped after theirs.
+
+    Args:
+        check: The check of the block.
+        entered: The list of the thread that has entered it. Not the thread's number, which a later
+            thread may get.
     """
-    block.is_open = False
-    entered = _blocks.entered
+    check.is_left = True
+    here = _blocks.entered
     # Only the top of the stack can be popped. A block of another task may lie above this one.
-    while entered and not entered[-1].is_open:
-        entered.pop()
+    while here and here[-1].is_left:
+        here.pop()
         with contextlib.suppress(CudaError):  # other code has popped it
             driver.call("cuCtxPopCurrent")
-    if block.entered is not entered:
+    if entered is not here:
         # The thread that entered it pops the context at the end of a later block.
         return _TWO_THREADS
     return _AWAITED if check.end() else None
@@ -316,16 +312,16 @@ class Context(checks.NotCopied):
             True
         """
         self._push()
-        block = _Block(_blocks.entered)
-        check = turns.SuspensionCheck()
+        entered, check = _blocks.entered, turns.SuspensionCheck()
+        entered.append(check)
         try:
             yield
         except BaseException as error:
-            fault = _leave(block, check)
+            fault = _leave(check, entered)
             if fault:
                 error.add_note(fault)
             raise
-        fault = _leave(block, check)
+        fault = _leave(check, entered)
         if fault:
             raise RuntimeError(fault)
 

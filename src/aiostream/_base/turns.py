@@ -116,6 +116,7 @@ class SuspensionCheck:
 
     def __init__(self) -> None:
         self._suspended = False
+        self.is_left = False  # whether its block was left, perhaps in another thread, before `end`
         self._end: Callable[[], object] = _do_nothing
         loop = _running_loop()
         if in_trio(loop):
