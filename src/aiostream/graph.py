@@ -222,25 +222,22 @@ class Graph(_AnyGraph):
         chosen = int(checks.member(InstantiateFlags, flags, "flags"))
         parameters.flags = cuda.cuuint64_t(chosen)
         with driver.unless_owned("cuGraphExecDestroy") as made:
-            code, outputs = self._instantiate(parameters, upload_stream, made)
+            with contextlib.ExitStack() as stack:
+                if upload_stream is not None:
+                    stream = stack.enter_context(pinned(interop.operand_of(upload_stream)))
+                    parameters.hUploadStream = cuda.CUstream(stream)
+                value = stack.enter_context(self._pinned())
+                stack.enter_context(self._context._pushed())
+                stack.enter_context(driver.relaxed())  # because it allocates memory
+                arguments = cuda.CUgraph(value), parameters
+                name = "cuGraphInstantiateWithParams"
+                code, outputs = driver.answer(name, *arguments, stream=self._name, made=made)
             if code == 0:
                 value = int(outputs[0])
                 return ExecutableGraph._from_handle(value, self._context, owned=True, made=made)
         reason = GraphInstantiateResult(int(parameters.result_out))
         hint = f"The driver's reason: {reason.name}" if reason else None
-        raise driver.error(code, _INSTANTIATE, self._name, hint)
-
-    def _instantiate(self, parameters: Any, upload_stream: Any, made: list[Any]) -> Any:
-        cuda = driver.bindings()
-        with contextlib.ExitStack() as stack:
-            if upload_stream is not None:
-                stream = stack.enter_context(pinned(interop.operand_of(upload_stream)))
-                parameters.hUploadStream = cuda.CUstream(stream)
-            value = stack.enter_context(self._pinned())
-            stack.enter_context(self._context._pushed())
-            stack.enter_context(driver.relaxed())  # because it allocates memory
-            arguments = cuda.CUgraph(value), parameters
-            return driver.answer(_INSTANTIATE, *arguments, stream=self._name, made=made)
+        raise driver.error(code, name, self._name, hint)
 
     def into_raw(self) -> int:
         """Gives the handle away, and returns it.
@@ -283,9 +280,6 @@ class Graph(_AnyGraph):
         with self._pinned() as value, driver.relaxed():
             subject = cuda.CUgraph(value) if node is None else cuda.CUgraphNode(node)
             return driver.call(name, subject, *args, stream=self._name)
-
-
-_INSTANTIATE = "cuGraphInstantiateWithParams"
 
 
 # -------------------------------------------------------------------------------- executable graphs

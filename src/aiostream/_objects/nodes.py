@@ -143,17 +143,12 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
         because old drivers know no other edges.
     """
     rule = "dependencies are nodes in a list or tuple, not one"
-    cuda = driver.bindings()
-    plain = GraphEdgeData()
-    nodes: list[Any] = []
-    edges: list[GraphEdgeData] = []
-    for dependency in checks.instance(Iterable, dependencies, rule):
-        node = dependency.node if isinstance(dependency, GraphDependency) else dependency
-        nodes.append(cuda.CUgraphNode(_node_handle(node)))
-        edges.append(dependency.edge_data if isinstance(dependency, GraphDependency) else plain)
-    if all(edge == plain for edge in edges):
+    given = checks.instance(Iterable, dependencies, rule)
+    known = [each if isinstance(each, GraphDependency) else GraphDependency(each) for each in given]
+    nodes = [driver.bindings().CUgraphNode(_node_handle(each.node)) for each in known]
+    if all(each.edge_data == GraphEdgeData() for each in known):
         return nodes, None
-    return nodes, [_as_driver_edge(edge) for edge in edges]
+    return nodes, [_as_driver_edge(each.edge_data) for each in known]
 
 
 def _node_handle(node: Any) -> int:
