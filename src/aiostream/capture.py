@@ -422,8 +422,5 @@ def capture_mode(mode: CaptureMode) -> Iterator[CaptureMode]:
         ...     print(before.name)
         GLOBAL
     """
-    before = exchange_capture_mode(mode)
-    try:
-        yield before
-    finally:
-        exchange_capture_mode(before)
+    with driver.capture_mode(_as_driver_mode(mode)) as before:
+        yield CaptureMode(int(before))

@@ -150,7 +150,7 @@ class NoDriverError(RuntimeError):
     """
 
 
-_CLASSES: dict[int, type[CudaError]] = {
+CLASSES: dict[int, type[CudaError]] = {
     2: OutOfMemoryError,
     36: NotSupportedError,
     500: NotSupportedError,
@@ -159,11 +159,6 @@ _CLASSES: dict[int, type[CudaError]] = {
     **dict.fromkeys(range(900, 909), StreamCaptureError),
     **dict.fromkeys(_native.FATAL_CODES, ContextFailedError),
 }
-
-
-def class_for(code: int) -> type[CudaError]:
-    """Returns the class for a driver code."""
-    return _CLASSES.get(code, CudaError)
 
 
 def closed(name: str) -> StreamClosedError:

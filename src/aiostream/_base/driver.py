@@ -232,7 +232,8 @@ def error(
     if hint is None:
         hint = _HINTS_OF_CODES.get(code) or _HINTS.get((code, call.partition("_v")[0]))
     name, meaning = _described(code)
-    problem = errors.class_for(code)(code, name, call, stream, hint, meaning)
+    kind = errors.CLASSES.get(code, errors.CudaError)
+    problem = kind(code, name, call, stream, hint, meaning)
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)
         latest_failure = object()
@@ -409,19 +410,21 @@ def spelled(version: int) -> str:
 
 
 @contextlib.contextmanager
-def relaxed() -> Iterator[None]:
+def capture_mode(mode: Any) -> Iterator[Any]:
+    """Sets this thread's capture mode for a `with` block, and gives the mode before."""
+    before = call("cuThreadExchangeStreamCaptureMode", mode)
+    try:
+        yield before
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
+
+
+def relaxed() -> contextlib.AbstractContextManager[Any]:
     """Sets this thread's capture mode to RELAXED for a `with` block.
 
     Otherwise some calls would invalidate a capture of this thread, or a GLOBAL one of any thread.
     """
-    mode = call(
-        "cuThreadExchangeStreamCaptureMode",
-        bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
-    )
-    try:
-        yield
-    finally:
-        call("cuThreadExchangeStreamCaptureMode", mode)
+    return capture_mode(bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
 
 
 def driver_version() -> int:
