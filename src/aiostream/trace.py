@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import errno
 import html
-import importlib
 import os
 import tempfile
 import threading
@@ -526,14 +525,7 @@ def record(
     if path is not None:
         _kind_of(path)
     checks.number("limit", limit, 1, "limit is 1 or more")
-    ranges = None
-    if nvtx:
-        try:
-            ranges = importlib.import_module("nvtx")
-        except ImportError as error:
-            raise ImportError(
-                "nvtx=True needs the package nvtx, which is not installed: `pip install nvtx`"
-            ) from error
+    ranges = checks.library("nvtx", "nvtx") if nvtx else None
     return Recording(path, gpu, ranges, limit)
 
 

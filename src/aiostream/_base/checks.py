@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import operator
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable
 from enum import Enum
 from numbers import Integral
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from aiostream._base import clash
@@ -279,6 +280,18 @@ def explain_call(problem: BaseException, name: str) -> None:
     if last.tb_frame.f_globals.get("__name__") in _CALLERS:
         passes = "*args), without the stream" if name.startswith("run") else "stream, *args)"
         problem.add_note(f"{name} calls fn({passes}. Names with `enqueue` pass it, others do not")
+
+
+def library(name: str, package: str) -> ModuleType:
+    """Imports another library, because you ask for it.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as problem:
+        raise ImportError(f"{name} is not installed: pip install {package}") from problem
 
 
 class NotCopied:

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any, Self
 
 from aiostream import errors
+from aiostream._base import checks
 from aiostream._handles import interop
 from aiostream._handles.operand import Operand, current_in_libraries, pinned
 from aiostream._handles.owned import Transferable
-
-
-def _library(name: str, package: str) -> ModuleType:
-    """Imports another library, because you ask for its stream.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as problem:
-        raise ImportError(f"{name} is not installed: pip install {package}") from problem
 
 
 class SharingMethods(Transferable):
@@ -106,9 +93,9 @@ class SharingMethods(Transferable):
             ImportError: cuda.core is not installed.
             StreamClosedError: The stream is closed.
         """
-        module = _library("cuda.core", "cuda-core")
+        module = checks.library("cuda.core", "cuda-core")
         if not hasattr(module, "Stream"):  # before 1.0
-            module = _library("cuda.core.experimental", "cuda-core")
+            module = checks.library("cuda.core.experimental", "cuda-core")
         return self._shared(module.Stream.from_handle)
 
     def torch(self) -> Any:
@@ -133,7 +120,7 @@ class SharingMethods(Transferable):
                     output = model(batch)
                 await stream.synchronize_async()
         """
-        torch = _library("torch", "torch")
+        torch = checks.library("torch", "torch")
         device = torch.device("cuda", self._operand.context._device_ordinal())
         stream = self._shared(lambda handle: torch.cuda.ExternalStream(handle, device=device))
         # Another object, because the one that is returned keeps this stream alive. If the stream
@@ -154,7 +141,7 @@ class SharingMethods(Transferable):
             ImportError: cupy is not installed.
             StreamClosedError: The stream is closed.
         """
-        cupy = _library("cupy", "cupy-cuda13x")
+        cupy = checks.library("cupy", "cupy-cuda13x")
         ordinal = self._operand.context._device_ordinal()
         stream = self._shared(lambda handle: cupy.cuda.ExternalStream(handle, ordinal))
         interop.use_cupy_stream(self._operand, cupy.cuda.ExternalStream(stream.ptr, ordinal))
@@ -169,7 +156,7 @@ class SharingMethods(Transferable):
             ImportError: numba-cuda is not installed.
             StreamClosedError: The stream is closed.
         """
-        return self._shared(_library("numba.cuda", "numba-cuda").external_stream)
+        return self._shared(checks.library("numba.cuda", "numba-cuda").external_stream)
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[Self]:
