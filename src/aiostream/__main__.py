@@ -20,8 +20,6 @@ def _program() -> str:
 
 
 def _parser(version: str) -> argparse.ArgumentParser:
-    from aiostream._tools import bench
-
     parser = argparse.ArgumentParser(
         prog=_program(), description="Await CUDA streams from asyncio and trio."
     )
@@ -53,13 +51,23 @@ def _parser(version: str) -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "bench",
         help="compare four ways to await the GPU",
-        description=bench.DESCRIPTION,
+        description="Compares four ways to await CUDA work: how late the task goes on, what CPU "
+        "the process uses meanwhile, and how much many streams complete. It takes some 20 seconds. "
+        "With --simulator it runs on the simulator, and its figures say nothing about a GPU.",
     )
     for each in (demo, compare):
         each.add_argument(
             "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
         )
-    bench.add_arguments(compare)
+    compare.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object: for each length the seconds late and the cores of CPU, and "
+        "for the streams the completions per second and the cores",
+    )
+    compare.add_argument(
+        "--quick", action="store_true", help="as little as shows that it works: a second"
+    )
     for each in (demo, doctor, compare):
         each.add_argument("--simulator", action="store_true", help="use no GPU, but the simulator")
     blocking = commands.add_parser(

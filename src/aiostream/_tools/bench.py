@@ -6,7 +6,6 @@ a clone of the repository.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import gc
@@ -28,11 +27,6 @@ from aiostream.errors import CudaError, NoDriverError
 from aiostream.event import Event
 from aiostream.stream import Stream
 
-DESCRIPTION = (
-    "Compares four ways to await CUDA work: how late the task goes on, what CPU the process uses "
-    "meanwhile, and how much many streams complete. It takes some 20 seconds. "
-    "With --simulator it runs on the simulator, and its figures say nothing about a GPU."
-)
 LENGTHS = (0.0003, 0.001, 0.005, 0.02)  # seconds of a kernel
 WAITS, STREAMS, WINDOW = 60, 64, 1.0  # for each kernel length; of 5 ms; seconds
 
@@ -96,19 +90,6 @@ class _Size(NamedTuple):
     waits: int
     streams: int
     window: float
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's options."""
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object: for each length the seconds late and the cores of CPU, and "
-        "for the streams the completions per second and the cores",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="as little as shows that it works: a second"
-    )
 
 
 def run(loop: str, *, quick: bool, as_json: bool = False) -> int:
