@@ -225,8 +225,8 @@ def error(
 ) -> errors.CudaError:
     """Makes the exception for a driver code. All codes are translated here.
 
-    It also notes that there was a sticky error (`latest_failure`), and reports it to the listener
-    of `set_failure_listener`.
+    It also notes that there was a sticky error (`latest_failure`), and reports it to the
+    `failure_listener`.
     """
     global latest_failure
     if hint is None:
@@ -237,8 +237,8 @@ def error(
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)
         latest_failure = object()
-        if _failure_listener is not None:
-            _failure_listener(problem)
+        if failure_listener is not None:
+            failure_listener(problem)
     return problem
 
 
@@ -276,18 +276,10 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     raise error(result, _native.failed_call(result) or call, stream)
 
 
-# Any thread reads it. One assignment.
-_failure_listener: Callable[[errors.ContextFailedError], None] | None = None
-
-
-def set_failure_listener(listener: Callable[[errors.ContextFailedError], None]) -> None:
-    """Has `listener` called with each sticky error for which an exception is made from now on.
-
-    The listener runs in the thread that makes the exception, which may hold the caller's locks. So
-    it must not call the user's code.
-    """
-    global _failure_listener
-    _failure_listener = listener
+# Called with each sticky error for which an exception is made. It runs in the thread that makes it,
+# which may hold the caller's locks, so it must not call the user's code. Any thread reads this. One
+# assignment, by `_servers.health`.
+failure_listener: Callable[[errors.ContextFailedError], None] | None = None
 
 
 def report_failures() -> None:
@@ -295,7 +287,7 @@ def report_failures() -> None:
 
     Without this, an error that no Python call raises would never reach the listener.
     """
-    if _failure_listener is None:
+    if failure_listener is None:
         return  # native code keeps them until there is a listener
     while (met := _native.failure_take()) is not None:
         error(*met)

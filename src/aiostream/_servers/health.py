@@ -129,7 +129,7 @@ def _log_lost_context(error: ContextFailedError) -> None:
 
 def notice_failures() -> None:
     """From now on each failure is logged, also if the application has registered no listener."""
-    driver.set_failure_listener(_noticed)
+    driver.failure_listener = _noticed
 
 
 def forget_failures() -> None:
