@@ -59,12 +59,10 @@ def _ordinal_of(device: DeviceLike) -> int:
     if isinstance(kind, str) and hasattr(device, "index"):  # torch's
         return _ordinal_of_name(kind, device.index)
     library = type(device).__module__.partition(".")[0]
-    attribute = {"cuda": "device_id", "cupy": "id", "numba": "id"}.get(library)
-    number = getattr(device, attribute, None) if attribute is not None else None
-    if isinstance(number, int) and not isinstance(number, bool):
-        return int(number)
-    if not isinstance(device, bool) and hasattr(device, "__index__"):
-        return int(operator.index(device))
+    attribute = {"cuda": "device_id", "cupy": "id", "numba": "id"}.get(library, "")
+    number: Any = getattr(device, attribute, device)
+    if not isinstance(number, bool) and hasattr(number, "__index__"):
+        return operator.index(number)
     raise TypeError(
         'a device is an int, "cuda:0", a torch.device, or a device of aiostream, cuda.core, cupy '
         f"or numba, not {type(device).__name__}"

@@ -151,7 +151,7 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
         ValueError: It is an int that cannot be a handle, or its handle is 0.
     """
     kind = "an executable graph" if executable else "a graph"
-    number = _graph_number(graph, kind, executable)
+    number = checks.handle(_graph_number(graph, kind, executable), kind)
     if number == 0:
         giver = "" if checks.is_integer(graph) else f", and {type(graph).__name__} gives it"
         raise ValueError(f"0 is not the handle of {kind}{giver}")
@@ -160,19 +160,18 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
 
 def _graph_number(graph: Any, kind: str, executable: bool) -> int:
     if checks.is_integer(graph):
-        return checks.handle(graph, kind)
+        return int(graph)
     wanted, attribute, method = _EXECUTABLE_NAMES if executable else _GRAPH_NAMES
     raw = getattr(graph, method, None)  # torch
     if raw is not None:
-        return checks.handle(int(raw()), kind)
+        return int(raw())
     # cuda.bindings; cuda.core
     found = graph if type(graph).__name__ == wanted else getattr(graph, "handle", None)
     if type(found).__name__ == wanted:
-        handle = int(found)  # type: ignore[arg-type]  # as its type's name says
-        return checks.handle(handle, kind)
+        return int(found)  # type: ignore[arg-type]  # as its type's name says
     pointer = getattr(graph, attribute, None)  # cupy
     if isinstance(pointer, int):
-        return checks.handle(pointer, kind)
+        return pointer
     raise TypeError(
         f"{kind} is needed (of aiostream, cuda.core, torch or cupy, or a handle), not "
         f"{type(graph).__name__}"

@@ -64,13 +64,14 @@ class Owned(checks.NotCopied):
 
     def __repr__(self) -> str:
         kind = type(self)
+        package = kind.__module__.partition(".")[0]
         if getattr(self, "_handle", None) is None:
             # A debugger shows it in its constructor, and a traceback after that has failed.
-            return f"<{_package_of(kind)}.{kind.__qualname__}, not made>"
+            return f"<{package}.{kind.__qualname__}, not made>"
         traits = "".join(f", {trait}" for trait in self._traits())
         called = f"{kind.__qualname__} {self._label!r}" if self._label else kind.__qualname__
         place = "".join(self._name.replace(repr(self._label), "", 1).partition(" on ")[1:])
-        return f"<{_package_of(kind)}.{called} {self._handle.value:#x}{place}{traits}>"
+        return f"<{package}.{called} {self._handle.value:#x}{place}{traits}>"
 
     def __del__(
         self, run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor
@@ -141,7 +142,3 @@ class WithBlock(Owned):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _package_of(kind: type) -> str:
-    return kind.__module__.partition(".")[0]

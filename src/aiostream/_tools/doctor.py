@@ -300,14 +300,14 @@ def _driver_and_devices(report: Report) -> bool:
     from aiostream import simulator
 
     is_simulated = simulator.installed()
-    simulated = "the simulator, as you asked: no GPU is used"
-    which = simulated if is_simulated else "the GPU's"
+    which = "the simulator, as you asked: no GPU is used" if is_simulated else "the GPU's"
     report.line("CUDA driver", f"{number} ({which})")
     report.data["driver"] = {"version": number, "simulator": is_simulated}
     report.data["devices"] = devices
     for device in devices:
-        first = "devices" if device["ordinal"] == 0 else ""
-        report.line(first, f"{device['ordinal']}: {device['name']}")
+        report.line(
+            "" if device["ordinal"] else "devices", f"{device['ordinal']}: {device['name']}"
+        )
     return True
 
 
