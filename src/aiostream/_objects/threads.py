@@ -56,11 +56,6 @@ class _ThreadCall(Completion):
         self.raised: BaseException | None = None  # by the function
         self.refusal, self.refused = 0, "cuEventRecord"  # of the event behind the work
 
-    def expect(self) -> None:
-        """Counts the call as pending from now on, so that `drain` waits for it."""
-        expected[id(self)] = weakref.ref(self)
-        super().begin()
-
     # Bound here, because at the interpreter's end the module's names may be gone.
     def __del__(
         self,
@@ -146,9 +141,8 @@ class _ThreadCall(Completion):
         no event.
         """
         if self.refusal:
-            hint = waiting.LEFT_CAPTURING
             try:
-                driver.raise_for(self.refusal, self.refused, self.stream, hint)
+                driver.raise_for(self.refusal, self.refused, self.stream, waiting.LEFT_CAPTURING)
             except Exception as error:
                 self.fail(error, orphaned)
         else:
@@ -285,7 +279,8 @@ class ThreadStream:
         call = _ThreadCall(operand, partial(fn, *args, **kwargs), limiter)
         future: Any = call.future
         try:
-            call.expect()
+            expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
+            call.begin()
             if not _take_at_once(limiter, call):
                 await limiter.acquire_on_behalf_of(call)
             call.prepare()
