@@ -2,9 +2,8 @@
  *
  * One lock, `sim.lock`, guards every field of every struct here, unless a comment at the field says
  * otherwise. No thread takes another lock while it holds this one, and nothing of the user's (host
- * function, callback, kernel, big copy) runs under it. cuda.h is not included, because users build
- * this with gcc and the Python headers alone. Handles cross the API as plain pointers. They are
- * looked up before they are followed, so a stale one answers 400 and does not crash.
+ * function, callback, kernel, big copy) runs under it. Handles cross the API as plain pointers.
+ * They are looked up before they are followed, so a stale one answers 400 and does not crash.
  */
 #ifndef AIOSTREAM_SIMULATOR_DRIVER_H
 #define AIOSTREAM_SIMULATOR_DRIVER_H
@@ -16,80 +15,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "abi.h"
+
 #define EXPORT __attribute__((visibility("default")))
 
-typedef int CUresult;
-typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-/* A stream has a type of its own, by which perthread.c finds it among the parameters. */
-typedef struct CUstream_st *CUstream;
-typedef void *CUcontext, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph,
-    *CUgraphNode;
-typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx, *CUmemoryPool;
-typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before,
-                                  const void *now, int status);
-typedef struct { char bytes[16]; } CUuuid;
-typedef void (*CUhostFn)(void *user_data);
-typedef size_t (*CUoccupancyB2DSize)(int block_size);
-typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
-
-/* As in the ABI. */
-struct launch_attribute {
-    int id, padding; /* CUlaunchAttributeID */
-    unsigned char value[64];
-};
-typedef struct {
-    unsigned int grid[3], block[3], shared_bytes;
-    CUstream stream;
-    const struct launch_attribute *attributes;
-    unsigned int attribute_count;
-} CUlaunchConfig;
-
-enum {
-    OK = 0,
-    INVALID_VALUE = 1,
-    OUT_OF_MEMORY = 2,
-    NOT_INITIALIZED = 3,
-    NO_DEVICE = 100,
-    INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200,
-    INVALID_CONTEXT = 201,
-    INVALID_PTX = 218,
-    UNSUPPORTED_PTX_VERSION = 222,
-    PEER_ACCESS_UNSUPPORTED = 217,
-    FILE_NOT_FOUND = 301,
-    OPERATING_SYSTEM = 304,
-    PEER_ACCESS_ALREADY_ENABLED = 704,
-    PEER_ACCESS_NOT_ENABLED = 705,
-    INVALID_HANDLE = 400,
-    ILLEGAL_STATE = 401,
-    LOSSY_QUERY = 402,
-    NOT_FOUND = 500,
-    NOT_READY = 600,
-    ILLEGAL_ADDRESS = 700,
-    CONTEXT_IS_DESTROYED = 709,
-    HOST_ALREADY_REGISTERED = 712,
-    HOST_NOT_REGISTERED = 713,
-    LAUNCH_FAILED = 719,
-    COOPERATIVE_LAUNCH_TOO_LARGE = 720,
-    NOT_PERMITTED = 800,
-    NOT_SUPPORTED = 801,
-    CAPTURE_UNSUPPORTED = 900,
-    CAPTURE_INVALIDATED = 901,
-    CAPTURE_MERGE = 902,
-    CAPTURE_UNMATCHED = 903,
-    CAPTURE_UNJOINED = 904,
-    CAPTURE_ISOLATION = 905,
-    CAPTURE_IMPLICIT = 906,
-    CAPTURED_EVENT = 907,
-    CAPTURE_WRONG_THREAD = 908,
-    GRAPH_EXEC_UPDATE_FAILURE = 910,
-    INVALID_CLUSTER_SIZE = 912,
-    GRAPH_RECAPTURE_FAILURE = 918,
-};
-
-#define STREAM_LEGACY ((CUstream)1)
-#define STREAM_PER_THREAD ((CUstream)2)
 /* Launches queued on one stream before the next one blocks its caller, and the same before a launch
  * of a graph does, however much it launches. Measured on an H200. */
 #define LAUNCH_DEPTH 1022
@@ -524,7 +453,7 @@ CUresult drain(struct stream *stream);
 CUresult context_drain(struct context *context);
 void streams_unregister(struct context *context);
 
-/* --- engine.c --- */
+/* --- ops.c --- */
 struct op *op_new(enum op_kind kind, size_t payload_bytes);
 void op_free(struct op *op);
 struct op *op_copy(const struct op *pattern);
@@ -533,15 +462,17 @@ CUresult enqueue(struct stream *stream, struct op *op);
 /* blocks while the stream is full, which may lose it */
 CUresult enqueue_room(struct stream *stream, unsigned depth);
 void enqueue_now(struct stream *stream, struct op *op); /* never blocks */
-void make_ready(struct stream *stream);
 void op_done(struct op *op);
+CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock while it waits */
+void wake(struct waiter **list, uint64_t done);
+
+/* --- engine.c --- */
+void make_ready(struct stream *stream);
 void fault(CUresult code);
 void fault_wait_settled(void);
 uint64_t now_ns(void);
 uint64_t shuffled_place(const struct op *op);
 void engine_poke(void);
-CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock while it waits */
-void wake(struct waiter **list, uint64_t done);
 CUresult engine_start(void);
 
 /* --- queues.c --- */
@@ -590,18 +521,6 @@ bool pool_lets(const struct pool *pool, int device);
 CUresult pool_take(struct pool *pool, size_t bytes);
 void pool_give(struct pool *pool, size_t bytes); /* may free it */
 void memory_release_context(struct context *context);
-
-/* --- ptx.c --- */
-char *ptx_copy(const char *text); /* without comments; the caller frees it; NULL: no memory */
-CUresult ptx_check(const char *text);
-bool ptx_has_entry(const char *text, const char *name);
-/* the name of the first entry behind `before`, or of the first of all; NULL: there is none */
-const char *ptx_next_entry(const char *text, const char *before, size_t *length);
-unsigned ptx_count_entries(const char *text);
-unsigned ptx_architecture(const char *text); /* 90 for sm_90 */
-size_t ptx_constant_bytes(const char *text);
-/* the caller frees `initial`, which is NULL if there is no memory */
-size_t ptx_variable(const char *text, const char *name, unsigned char **initial);
 
 /* --- kernels.c, module.c, function.c --- */
 const struct kernel *find_kernel(const char *name, size_t length);

@@ -94,144 +94,6 @@ static struct stream *take_ready(void) {
     return stream;
 }
 
-/* --- blocked threads --- */
-
-CUresult wait_on(struct waiter **list, uint64_t target) {
-    struct waiter waiter = {.next = *list, .target = target};
-    uint64_t epoch = sim.fault_epoch;
-    pthread_cond_init(&waiter.cond, NULL);
-    *list = &waiter;
-    while (!waiter.woken) pthread_cond_wait(&waiter.cond, &sim.lock);
-    pthread_cond_destroy(&waiter.cond);
-    return sim.fault_epoch != epoch ? sim.last_fault : OK;
-}
-
-void wake(struct waiter **list, uint64_t done) {
-    for (struct waiter **link = list; *link != NULL;) {
-        struct waiter *waiter = *link;
-        if (waiter->target > done) {
-            link = &waiter->next;
-            continue;
-        }
-        *link = waiter->next;
-        waiter->woken = true;
-        pthread_cond_signal(&waiter->cond);
-    }
-}
-
-/* --- ops --- */
-
-struct op *op_new(enum op_kind kind, size_t payload_bytes) {
-    struct op *op = alloc_need(sizeof *op + payload_bytes);
-    op->kind = kind;
-    op->payload_bytes = payload_bytes;
-    return op;
-}
-
-void op_free(struct op *op) {
-    if (op->sequence != 0) sim.pending--;
-    if ((op->kind == OP_RECORD || op->kind == OP_WAIT_EVENT) && op->u.mark.marker != NULL)
-        marker_release(op->u.mark.marker);
-    if (op->launch_refs != NULL) launch_refs_drop(op->launch_refs);
-    free(op);
-}
-
-/* A copy of a node's pattern, which refers to nothing that is counted. */
-struct op *op_copy(const struct op *pattern) {
-    struct op *op = op_new(pattern->kind, pattern->payload_bytes);
-    op->context = pattern->context;
-    op->u = pattern->u;
-    memcpy(op->payload, pattern->payload, pattern->payload_bytes);
-    return op;
-}
-
-/* Copies and fills are counted as launches, because they travel in the same ring. This was not
- * measured. */
-static bool is_launch(const struct op *op) {
-    return op->kind == OP_KERNEL || op->kind == OP_COPY || op->kind == OP_FILL;
-}
-
-CUresult enqueue_room(struct stream *stream, unsigned depth) {
-    while (stream->launches >= depth) {
-        stream->references++;
-        CUresult code = wait_on(&stream->waiters, 0);
-        stream->references--;
-        if (code == OK && stream->destroyed) code = INVALID_HANDLE;
-        if (code != OK) {
-            stream_release(stream);
-            return code;
-        }
-    }
-    return OK;
-}
-
-void enqueue_now(struct stream *stream, struct op *op) {
-    op->stream = stream;
-    op->context = stream->context;
-    op->sequence = ++sim.next_sequence;
-    sim.pending++;
-    if (stream->tail != NULL) stream->tail->next = op;
-    else stream->head = op;
-    stream->tail = op;
-    stream->launches += op->counted;
-    if (is_holder(op)) queue_request(stream, op);
-    if (stream->head == op) make_ready(stream);
-}
-
-CUresult enqueue(struct stream *stream, struct op *op) {
-    op->counted = is_launch(op);
-    CUresult code = op->counted || (is_holder(op) && op->kind != OP_RECORD)
-                        ? enqueue_room(stream, LAUNCH_DEPTH)
-                        : OK;
-    if (code == OK) enqueue_now(stream, op);
-    else op_free(op);
-    return code;
-}
-
-void op_done(struct op *op) {
-    struct stream *stream = op->stream;
-    if (stream == NULL) {
-        op_free(op);
-        return;
-    }
-    struct context *context = stream->context;
-    stream->head = op->next;
-    if (stream->head == NULL) stream->tail = NULL;
-    stream->launches -= op->counted;
-    if (is_holder(op)) queue_release(stream, op);
-    uint64_t done = stream->head != NULL ? stream->head->sequence - 1 : UINT64_MAX;
-    wake(&stream->waiters, done);
-    wake(&context->waiters, done);
-    if (stream->legacy) {
-        for (struct stream *other = context->streams; other != NULL; other = other->next)
-            if (other->legacy_blocked) make_ready(other);
-    } else if (context->legacy_waits_for == stream) {
-        context->legacy_waits_for = NULL;
-        make_ready(context->legacy);
-    }
-    op_free(op);
-    if (stream->head != NULL) make_ready(stream);
-    else stream_release(stream);
-}
-
-/* Implicit ordering: an op of the legacy stream and an op of a blocking stream of its context never
- * pass each other. */
-static bool legacy_blocks(struct stream *stream, const struct op *op) {
-    struct context *context = stream->context;
-    stream->legacy_blocked = false;
-    if (stream->legacy) {
-        for (struct stream *other = context->streams; other != NULL; other = other->next)
-            if (other->blocking && other->head != NULL && other->head->sequence < op->sequence) {
-                context->legacy_waits_for = other;
-                return true;
-            }
-    } else if (stream->blocking && context->legacy != NULL) {
-        const struct op *head = context->legacy->head;
-        stream->legacy_blocked = head != NULL && head->sequence < op->sequence;
-    }
-    return stream->legacy_blocked;
-}
-
 /* --- timers --- */
 
 static void timer_swap(size_t a, size_t b) {
@@ -335,6 +197,24 @@ static bool run_words(void) {
 }
 
 /* --- moving --- */
+
+/* Implicit ordering: an op of the legacy stream and an op of a blocking stream of its context never
+ * pass each other. */
+static bool legacy_blocks(struct stream *stream, const struct op *op) {
+    struct context *context = stream->context;
+    stream->legacy_blocked = false;
+    if (stream->legacy) {
+        for (struct stream *other = context->streams; other != NULL; other = other->next)
+            if (other->blocking && other->head != NULL && other->head->sequence < op->sequence) {
+                context->legacy_waits_for = other;
+                return true;
+            }
+    } else if (stream->blocking && context->legacy != NULL) {
+        const struct op *head = context->legacy->head;
+        stream->legacy_blocked = head != NULL && head->sequence < op->sequence;
+    }
+    return stream->legacy_blocked;
+}
 
 static void abandon_all(void);
 

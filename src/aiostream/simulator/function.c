@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "ptx.h"
 
 #include <string.h>
 

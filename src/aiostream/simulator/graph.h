@@ -244,10 +244,12 @@ struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool 
 bool graph_order(struct graph *graph, struct node **order); /* false: it has a cycle */
 CUresult copy_out_count(size_t *count, size_t found, bool listed);
 
-/* --- nodes.c --- */
+/* --- nodework.c --- */
 CUresult node_make(int type, const struct node_params *params, struct node **out);
 void node_describe(struct node *node, struct node_params *out);
 void node_describe_kernel(struct node *node);
+
+/* --- nodes.c --- */
 struct node_params copy_node_params(const struct copy_params *params, CUcontext context);
 struct node_params fill_node_params(const struct fill_params *params, CUcontext context);
 struct node_params host_node_params(const struct host_params *params);

@@ -3,6 +3,7 @@
 
 #include "api.h"
 #include "graph.h"
+#include "ptx.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,8 @@
 /* PTX text: whether a text is PTX, and what it declares. It is never executed. */
 #include "driver.h"
 
+#include "ptx.h"
+
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
