@@ -11,7 +11,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "stress.h"
 
@@ -50,6 +49,61 @@ struct run {
 
 static void wake_loop(struct run *run) { run->cpu += 12 * US, run->wakes++; }
 
+/* One wait of the true length `length`, and what is known of it so far. */
+struct one {
+    struct run *run;
+    int64_t length, age, not_before, resumed;
+};
+
+/* Whether it is over: then the history learns it. */
+static bool is_seen(struct one *one) {
+    bool over = one->age >= one->length;
+    one->run->looks++;
+    if (over) history_learn(&one->run->history, one->not_before, one->age);
+    else one->not_before = one->age;
+    return over;
+}
+
+/* The task polls, and goes on if it sees the end. `woken_for`: the length for which it was woken;
+ * 0: it was not. */
+static void poll_in_task(struct one *one, const struct prediction *prediction,
+                         const struct load *load, int64_t until, int64_t woken_for) {
+    struct run *run = one->run;
+    int64_t first_poll = one->age;
+    for (int polls = 0;; one->age += run->turn) {
+        if (woken_for && one->age >= one->length)
+            history_learn_lead(&run->history, woken_for, one->age == first_poll,
+                               one->length - first_poll);
+        if (is_seen(one)) {
+            one->resumed = one->age + 2 * US;
+            break;
+        }
+        if (one->age >= until && !policy_poll_on(prediction, one->age, ++polls, load)) break;
+    }
+    run->cpu += one->age - first_poll;
+    one->age += US;
+}
+
+/* The watcher has seen the end, and wakes the loop. */
+static void resume_by_loop(struct one *one) {
+    one->resumed = one->age + deliver();
+    wake_loop(one->run);
+}
+
+/* The watcher's looks until the timer. */
+static void guard(struct one *one, const struct prediction *prediction, const struct load *load,
+                  int64_t timer) {
+    struct run *run = one->run;
+    int64_t at;
+    while ((at = policy_guard(prediction, one->age, timer, load)) < timer) {
+        one->age = at + (int64_t)uniform(0, policy_pass_gap(run->lists, false, run->turn)) +
+                   oversleep(at - one->age);
+        run->cpu += 6 * US, run->passes++;
+        if (is_seen(one)) return resume_by_loop(one);
+        if (one->age >= timer) return;
+    }
+}
+
 /* When the task runs again, after a wait of the true length `length`; and what was learnt of it. */
 static int64_t one_wait(struct run *run, int64_t length) {
     struct prediction prediction = history_predict(&run->history);
@@ -59,33 +113,21 @@ static int64_t one_wait(struct run *run, int64_t length) {
                         .task_allowed = true,
                         .lists = run->lists,
                         .waits = run->waits};
-    int64_t age = 2 * US, not_before = 0, resumed = 0, handed_back = 0;
+    struct one one = {.run = run, .length = length, .age = 2 * US};
+    int64_t woken_for = 0;
     bool with_watcher = false, left = false;
-    int steps = 0;
-    while (!resumed) {
-        REQUIRE(++steps < 2000000, "a wait of %lld us does not end", (long long)(length / US));
+    for (int steps = 1; !one.resumed; steps++) {
+        int64_t age = one.age;
+        REQUIRE(steps < 2000000, "a wait of %lld us does not end", (long long)(length / US));
         struct plan plan = run->strategy->plan(&prediction, age, &load);
         if (plan.stage != STAGE_TASK && !left) left = true, run->left++;
         if (plan.stage == STAGE_TASK) {
-            if (with_watcher) age += deliver(), wake_loop(run); /* handed back */
-            int64_t first_poll = age;
-            if (with_watcher) handed_back = plan.length;
-            with_watcher = false;
-            for (int polls = 0;; age += run->turn) {
-                run->looks++;
-                if (age >= length) {
-                    if (handed_back)
-                        history_learn_lead(&run->history, length, age == first_poll,
-                                           length - first_poll);
-                    history_learn(&run->history, not_before, age);
-                    resumed = age + 2 * US;
-                    break;
-                }
-                not_before = age;
-                if (age >= plan.until && !policy_poll_on(&prediction, age, ++polls, &load)) break;
+            if (with_watcher) { /* handed back */
+                one.age += deliver(), wake_loop(run);
+                woken_for = plan.length;
             }
-            run->cpu += age - first_poll;
-            age += US;
+            with_watcher = false;
+            poll_in_task(&one, &prediction, &load, plan.until, woken_for);
             load.timers_allowed = true;
         } else if (plan.common) {
             int64_t now = run->clock + age, at = run->clock + plan.at;
@@ -93,63 +135,24 @@ static int64_t one_wait(struct run *run, int64_t length) {
             REQUIRE(at > now && at <= now + policy_crowd_latest(age) - age + 100 * US,
                     "the loop looks %lld us after age %lld us", (long long)((at - now) / US),
                     (long long)(age / US));
-            age += at - now + oversleep(at - now);
-            run->looks++;
+            one.age += at - now + oversleep(at - now);
             run->cpu += US;
-            if (age >= length) {
-                history_learn(&run->history, not_before, age);
-                resumed = age + 8 * US;
-                break;
-            }
-            not_before = age;
+            if (is_seen(&one)) one.resumed = one.age + 8 * US;
         } else if (plan.stage == STAGE_TIMER) {
-            int64_t timer = plan.at;
-            REQUIRE(timer > age, "a timer in the past");
-            for (int64_t guard = policy_guard(&prediction, age, timer, &load); guard < timer;
-                 guard = policy_guard(&prediction, age, timer, &load)) {
-                age = guard + (int64_t)uniform(0, policy_pass_gap(run->lists, false, run->turn)) +
-                      oversleep(guard - age);
-                run->cpu += 6 * US, run->passes++, run->looks++;
-                if (age >= length) {
-                    history_learn(&run->history, not_before, age);
-                    resumed = age + deliver();
-                    wake_loop(run);
-                    break;
-                }
-                not_before = age;
-                if (age >= timer) break;
-            }
-            if (resumed) break;
-            if (age < timer) age = timer;
-            age += oversleep(timer) + 3 * US;
+            REQUIRE(plan.at > age, "a timer in the past");
+            guard(&one, &prediction, &load, plan.at);
+            if (one.resumed) break;
+            if (one.age < plan.at) one.age = plan.at;
+            one.age += oversleep(plan.at) + 3 * US;
             wake_loop(run);
-            if (plan.look) { /* the loop looks itself */
-                run->looks++;
-                if (age >= length) {
-                    history_learn(&run->history, not_before, age);
-                    resumed = age + 8 * US;
-                    run->cpu += 8 * US;
-                    break;
-                }
-                not_before = age;
-                age += US;
-                continue;
+            if (!plan.look) {
+                poll_in_task(&one, &prediction, &load, plan.until, plan.length);
+            } else if (is_seen(&one)) { /* the loop looks itself */
+                one.resumed = one.age + 8 * US;
+                run->cpu += 8 * US;
+            } else {
+                one.age += US;
             }
-            int64_t first_poll = age;
-            for (int polls = 0;; age += run->turn) {
-                run->looks++;
-                if (age >= length) {
-                    history_learn_lead(&run->history, plan.length, age == first_poll,
-                                       length - first_poll);
-                    history_learn(&run->history, not_before, age);
-                    resumed = age + 2 * US;
-                    break;
-                }
-                not_before = age;
-                if (age >= plan.until && !policy_poll_on(&prediction, age, ++polls, &load)) break;
-            }
-            run->cpu += age - first_poll;
-            age += US;
         } else {
             if (!with_watcher) run->cpu += 6 * US;
             with_watcher = true;
@@ -160,75 +163,46 @@ static int64_t one_wait(struct run *run, int64_t length) {
             /* since the pass for another list */
             at += (int64_t)uniform(0, policy_pass_gap(run->lists, plan.exact, run->turn));
             int64_t slept = at - age;
-            age = at + oversleep(slept);
+            one.age = at + oversleep(slept);
             run->cpu += slept < 12 * US ? slept + US / 2 : 6 * US;
-            run->passes++, run->looks++;
-            if (age >= length) {
-                history_learn(&run->history, not_before, age);
-                resumed = age + deliver();
-                wake_loop(run);
-                break;
-            }
-            not_before = age;
+            run->passes++;
+            if (is_seen(&one)) resume_by_loop(&one);
         }
     }
-    run->total += resumed;
-    run->clock += resumed;
-    return resumed - length;
+    run->total += one.resumed;
+    run->clock += one.resumed;
+    return one.resumed - length;
 }
 
 static int64_t bound_of(int64_t length, int waits) {
-    if (waits > 8) {
-        int64_t half = length / 2 < MS ? length / 2 : MS;
-        return 400 * US + (length / 150 > half ? length / 150 : half);
-    }
-    int64_t share = length / 8 < MS ? length / 8 : MS;
-    if (length / 150 > share) share = length / 150;
-    return 250 * US + share;
+    int64_t share = length / (waits > 8 ? 2 : 8);
+    if (share > MS) share = MS;
+    if (share < length / 150) share = length / 150;
+    return (waits > 8 ? 400 : 250) * US + share;
 }
 
 /* --- patterns --- */
 
+/* Its lengths: the k-th, or always about the same one. */
+struct work {
+    int64_t length;
+    double spread;
+    int64_t (*varying)(int);
+};
+static int64_t length_of(const struct work *work, int k) {
+    if (work->varying) return work->varying(k);
+    if (!work->spread) return work->length;
+    return (int64_t)(work->length * uniform(1 - work->spread, 1 + work->spread));
+}
+
 struct pattern {
     const char *name;
     int count;
-    int64_t (*length)(int);
+    struct work work;
     double most_p90, most_p99, most_cpu; /* us, us, percent of a core; 0: not asked */
 };
 
-static int64_t steady_1(int k) {
-    (void)k;
-    return MS;
-}
-static int64_t steady_5(int k) {
-    (void)k;
-    return (int64_t)(5 * MS * uniform(0.998, 1.002));
-}
-static int64_t steady_300(int k) {
-    (void)k;
-    return (int64_t)(300 * US * uniform(0.99, 1.01));
-}
-static int64_t steady_100(int k) {
-    (void)k;
-    return 100 * US;
-}
-static int64_t steady_20(int k) {
-    (void)k;
-    return 20 * US;
-}
-static int64_t steady_20ms(int k) {
-    (void)k;
-    return 20 * MS;
-}
-static int64_t steady_100ms(int k) {
-    (void)k;
-    return 100 * MS;
-}
 static int64_t shorter(int k) { return k < 64 ? 8 * MS : MS; }
-static int64_t within_10(int k) {
-    (void)k;
-    return (int64_t)(5 * MS * uniform(0.9, 1.1));
-}
 static int64_t alternating(int k) { return k % 2 ? 400 * US : 9 * MS; }
 static int64_t bimodal(int k) {
     (void)k;
@@ -258,24 +232,24 @@ static int64_t three(int k) {
 }
 
 static const struct pattern patterns[] = {
-    {"steady 20 us", 2000, steady_20, 20, 60, 0},
-    {"steady 100 us", 2000, steady_100, 60, 150, 60},
-    {"steady 300 us", 2000, steady_300, 60, 150, 40},
-    {"steady 1 ms", 2000, steady_1, 60, 200, 20},
-    {"steady 5 ms", 2000, steady_5, 80, 250, 8},
-    {"steady 20 ms", 400, steady_20ms, 0, 0, 5},
-    {"steady 100 ms", 200, steady_100ms, 0, 0, 2.5},
-    {"1 ms after 8 ms", 2000, shorter, 100, 280, 20},
-    {"within 10 % of 5 ms", 2000, within_10, 180, 250, 15},
-    {"alternating 9 and 0.4 ms", 2000, alternating, 100, 250, 15},
-    {"bimodal 9 or 0.4 ms", 2000, bimodal, 100, 250, 15},
-    {"8, 8 and 1 ms", 2000, eight_eight_one, 150, 250, 15},
-    {"log-uniform 50 us to 50 ms", 2000, log_uniform, 280, 450, 15},
-    {"prefill and decode", 2000, prefill, 200, 300, 15},
-    {"drifting 1 to 4 ms", 1950, drifting, 180, 280, 18},
-    {"heavy tail", 2000, heavy_tail, 200, 400, 0},
-    {"log-normal 0.2 to 20 ms", 2000, log_normal, 250, 320, 18},
-    {"three lengths", 2000, three, 200, 300, 18},
+    {"steady 20 us", 2000, {.length = 20 * US}, 20, 60, 0},
+    {"steady 100 us", 2000, {.length = 100 * US}, 60, 150, 60},
+    {"steady 300 us", 2000, {.length = 300 * US, .spread = 0.01}, 60, 150, 40},
+    {"steady 1 ms", 2000, {.length = MS}, 60, 200, 20},
+    {"steady 5 ms", 2000, {.length = 5 * MS, .spread = 0.002}, 80, 250, 8},
+    {"steady 20 ms", 400, {.length = 20 * MS}, 0, 0, 5},
+    {"steady 100 ms", 200, {.length = 100 * MS}, 0, 0, 2.5},
+    {"1 ms after 8 ms", 2000, {.varying = shorter}, 100, 280, 20},
+    {"within 10 % of 5 ms", 2000, {.length = 5 * MS, .spread = 0.1}, 180, 250, 15},
+    {"alternating 9 and 0.4 ms", 2000, {.varying = alternating}, 100, 250, 15},
+    {"bimodal 9 or 0.4 ms", 2000, {.varying = bimodal}, 100, 250, 15},
+    {"8, 8 and 1 ms", 2000, {.varying = eight_eight_one}, 150, 250, 15},
+    {"log-uniform 50 us to 50 ms", 2000, {.varying = log_uniform}, 280, 450, 15},
+    {"prefill and decode", 2000, {.varying = prefill}, 200, 300, 15},
+    {"drifting 1 to 4 ms", 1950, {.varying = drifting}, 180, 280, 18},
+    {"heavy tail", 2000, {.varying = heavy_tail}, 200, 400, 0},
+    {"log-normal 0.2 to 20 ms", 2000, {.varying = log_normal}, 250, 320, 18},
+    {"three lengths", 2000, {.varying = three}, 200, 300, 18},
 };
 
 static int ascending(const void *a, const void *b) {
@@ -284,30 +258,28 @@ static int ascending(const void *a, const void *b) {
 }
 
 static void each_pattern(const struct strategy *strategy, int lists, int waits) {
-    static double late[MOST], sorted[MOST];
+    static double late[MOST];
     printf("%5s, %3d %s%c %9s %7s %7s %7s %7s us %6s %% %9s %7s %7s %7s\n", strategy->name,
            waits > 8 ? waits : lists, waits > 8 ? "wait" : "wait list",
            waits > 8 || lists > 1 ? 's' : ' ', "", "p50", "p90", "p99", "max", "CPU", "of bound",
            "polls", "passes", "wakes");
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         const struct pattern *pattern = &patterns[i];
-        static struct run run;
-        run = (struct run){.strategy = strategy, .turn = 8 * US, .lists = lists, .waits = waits};
+        struct run run = {.strategy = strategy, .turn = 8 * US, .lists = lists, .waits = waits};
         seed_thread(seed, i + 1); /* so that no pattern depends on those before it */
         double worst = 0;
         for (int k = 0; k < pattern->count; k++) {
-            int64_t length = pattern->length(k), lateness = one_wait(&run, length);
+            int64_t length = length_of(&pattern->work, k), lateness = one_wait(&run, length);
             late[k] = (double)lateness / US;
             double share = (double)lateness / bound_of(length, waits);
             if (share > worst) worst = share;
         }
-        memcpy(sorted, late, sizeof late);
-        qsort(sorted, pattern->count, sizeof *sorted, ascending);
-        double p50 = sorted[pattern->count / 2], p90 = sorted[pattern->count * 9 / 10],
-               p99 = sorted[pattern->count * 99 / 100];
+        qsort(late, pattern->count, sizeof *late, ascending);
+        double p50 = late[pattern->count / 2], p90 = late[pattern->count * 9 / 10],
+               p99 = late[pattern->count * 99 / 100];
         double cpu = 100 * run.cpu / run.total;
         printf("%-28s %7.0f %7.0f %7.0f %7.0f    %6.1f   %9.2f %7.1f %7.1f %7.1f\n", pattern->name,
-               p50, p90, p99, sorted[pattern->count - 1], cpu, worst,
+               p50, p90, p99, late[pattern->count - 1], cpu, worst,
                (double)run.looks / pattern->count, (double)run.passes / pattern->count,
                (double)run.wakes / pattern->count);
         REQUIRE(worst <= 1, "%s: later than the bound", pattern->name);
@@ -326,10 +298,9 @@ static void random_histories(int count) {
     double worst = 0;
     int64_t waits = 0;
     for (int number = 0; number < count; number++) {
-        static struct run run;
         static const int lists[] = {1, 1, 1, 3, 8, 20, 64, 128, 256};
-        run = (struct run){.strategy = number % 4 ? WAIT_AUTO : WAIT_EVENT,
-                           .turn = (int64_t)uniform(4 * US, 12 * US)};
+        struct run run = {.strategy = number % 4 ? WAIT_AUTO : WAIT_EVENT,
+                          .turn = (int64_t)uniform(4 * US, 12 * US)};
         run.lists = lists[number % 9];
         run.waits = number % 5 ? run.lists : 64;
         int kinds = 1 + (int)uniform(0, 5);
@@ -362,8 +333,7 @@ static void random_histories(int count) {
  * the loop is too busy to hear ("64 x empty"). */
 static void short_work_in_a_busy_loop(void) {
     enum { WAITS = 100, MOST_LEFT = 4 };
-    static struct run run;
-    run = (struct run){.strategy = WAIT_AUTO, .turn = 8 * US, .lists = 1};
+    struct run run = {.strategy = WAIT_AUTO, .turn = 8 * US, .lists = 1};
     for (int k = 0; k < 64; k++) one_wait(&run, 5 * MS);
     run.turn = 600 * US;
     run.left = 0;
@@ -408,7 +378,7 @@ static void latest_look(int lists) {
 static void each_strategy_keeps_to_the_load(void) {
     for (int number = 0; number < strategy_count; number++) {
         const struct strategy *strategy = &strategies[number];
-        int stages[3] = {0}, common = 0;
+        int stages[3] = {0};
         for (int i = 0; i < 20000; i++) {
             static struct run run;
             if (i % 100 == 0) {
@@ -427,7 +397,6 @@ static void each_strategy_keeps_to_the_load(void) {
                                 .task_allowed = chance(2)};
             struct plan plan = strategy->plan(&prediction, age, &load);
             stages[plan.stage]++;
-            common += plan.common;
             REQUIRE(plan.stage == STAGE_WATCHER || load.task_allowed, "%s: stage %d without a task",
                     strategy->name, plan.stage);
             REQUIRE(!plan.common || (plan.stage == STAGE_TIMER && plan.look),
@@ -444,10 +413,8 @@ static void each_strategy_keeps_to_the_load(void) {
                     "%s: no progress at age %lld in stage %d", strategy->name, (long long)age,
                     plan.stage);
         }
-        printf("%8s: the task polls in %d plans, a timer has %d, %d of them in common, the watcher "
-               "polls in %d\n",
-               strategy->name, stages[STAGE_TASK], stages[STAGE_TIMER], common,
-               stages[STAGE_WATCHER]);
+        printf("%8s: the task polls in %d plans, a timer has %d, the watcher polls in %d\n",
+               strategy->name, stages[STAGE_TASK], stages[STAGE_TIMER], stages[STAGE_WATCHER]);
     }
 }
 
@@ -455,7 +422,7 @@ static void each_strategy_keeps_to_the_load(void) {
  * learnt the work. So many tasks of a loop wait, one time after another. A question takes 3 us, and
  * then the loop leaves as much time to others. A loop that sleeps for a millisecond asks a 5 ms
  * wait five times, and is 0.5 ms late. */
-static void questions(const char *name, int64_t (*length_of)(int), int tasks, int64_t most_late,
+static void questions(const char *name, struct work work, int tasks, int64_t most_late,
                       double most_asked) {
     enum { WAITS = 400, UNTAUGHT = 100, TASKS = 128 };
     struct history history = {0};
@@ -481,12 +448,11 @@ static void questions(const char *name, int64_t (*length_of)(int), int tasks, in
                 if (ended == WAITS * tasks) break;
             }
             if (first || over) {
-                int64_t length = length_of(began++ / tasks);
                 now += 10 * US; /* the task runs, and begins the next one */
-                waits[i].start = waits[i].no = now, waits[i].length = length;
-            } else {
-                waits[i].no = now;
+                waits[i].length = length_of(&work, began++ / tasks);
+                waits[i].start = now;
             }
+            waits[i].no = now;
             waits[i].next = history_asked(&history, waits[i].start, waits[i].no, now, false, tasks);
             REQUIRE(waits[i].next.by >= now - 40 * US && waits[i].next.from <= waits[i].next.by &&
                         waits[i].next.by - now < 5 * MS + (now - waits[i].start) / 150,
@@ -507,14 +473,12 @@ static void questions(const char *name, int64_t (*length_of)(int), int tasks, in
     REQUIRE(median <= most_late && each <= most_asked, "ready, %s: %lld us late, %.1f questions",
             name, (long long)(median / US), each);
 }
-static int64_t always_1_ms(int k) { return (void)k, 1 * MS; }
-static int64_t always_5_ms(int k) { return (void)k, 5 * MS; }
-static int64_t always_20_ms(int k) { return (void)k, 20 * MS; }
 static int64_t first_5_then_4_ms(int k) { return k < 60 ? 5 * MS : 4 * MS; }
-static int64_t always_3_s(int k) { return (void)k, 3000 * MS; }
-static int64_t about_5_ms(int k) { return (void)k, (int64_t)uniform(4.5 * MS, 5.5 * MS); }
+static const struct work about_5_ms = {.length = 5 * MS, .spread = 0.1};
 static int64_t settled; /* the length that varying work has in the end */
-static int64_t about_5_ms_then_settled(int k) { return k < 60 ? about_5_ms(k) : settled; }
+static int64_t about_5_ms_then_settled(int k) {
+    return k < 60 ? length_of(&about_5_ms, k) : settled;
+}
 
 int main(int count, char **arguments) {
     int histories = count > 1 ? atoi(arguments[1]) : 2000;
@@ -526,18 +490,19 @@ int main(int count, char **arguments) {
     each_pattern(WAIT_AUTO, 8, 8);
     each_pattern(WAIT_AUTO, 128, 8);
     each_pattern(WAIT_AUTO, 1, 64);
-    questions("1 ms", always_1_ms, 1, 150 * US, 3);
+    questions("1 ms", (struct work){.length = MS}, 1, 150 * US, 3);
     questions("about 5 ms", about_5_ms, 1, 200 * US, 12);
-    questions("3 s", always_3_s, 1, 150 * US, 400);
+    questions("3 s", (struct work){.length = 3000 * MS}, 1, 150 * US, 400);
     for (int tasks = 1; tasks <= 16; tasks += 15) {
-        questions("5 ms", always_5_ms, tasks, 150 * US, 6);
-        questions("20 ms", always_20_ms, tasks, 150 * US, 14);
-        questions("5, then 4 ms", first_5_then_4_ms, tasks, 150 * US, 6);
+        questions("5 ms", (struct work){.length = 5 * MS}, tasks, 150 * US, 6);
+        questions("20 ms", (struct work){.length = 20 * MS}, tasks, 150 * US, 14);
+        questions("5, then 4 ms", (struct work){.varying = first_5_then_4_ms}, tasks, 150 * US, 6);
     }
     questions("about 5 ms", about_5_ms, 16, 350 * US, 12);
-    questions("20 ms", always_20_ms, 128, 200 * US, 12);
+    questions("20 ms", (struct work){.length = 20 * MS}, 128, 200 * US, 12);
     for (settled = MS; settled <= 7 * MS; settled += MS / 20)
-        questions("about 5 ms, then another length", about_5_ms_then_settled, 1, 400 * US, 30);
+        questions("about 5 ms, then another length",
+                  (struct work){.varying = about_5_ms_then_settled}, 1, 400 * US, 30);
     short_work_in_a_busy_loop();
     long_work_in_a_busy_loop();
     random_histories(histories);

@@ -177,30 +177,6 @@ static void free_history(struct shared_history *history) {
 
 /* --- order --- */
 
-/* The list's clock says in which order the waits of a stream end, whatever the order in which the
- * watcher gets them. */
-static void order(struct queue *queue) {
-    struct wait_list *list = wait_list_new(contexts[0], histories[0]);
-    enqueue_work(still);
-    struct wait_result first = begin_one(list, still, queue, WAIT_AUTO);
-    int64_t position = end_of(still);
-    uint64_t second = begin_one(list, still, queue, WAIT_EVENT).ticket;
-    uint64_t third = begin_one(list, still, queue, WAIT_EVENT).ticket;
-    uint64_t ticket = spin_out(first, queue);
-    pause_for(5000000);
-    relaxed_store(&still->done, position);
-    REQUIRE(await_ticket(queue, ticket, 5 * SECOND,
-                         "a wait is held up by later ones of its stream") == 0,
-            "it failed");
-    REQUIRE(point_is_live(second) && point_is_live(third), "a later wait ended first");
-    finish(still);
-    await_ticket(queue, third, 5 * SECOND, "the last wait does not end");
-    REQUIRE(!point_is_live(second), "the second wait came after the third");
-    require_nothing_left();
-    free_list(list);
-    printf("order: a wait that comes late to the watcher is not late\n");
-}
-
 static struct wait_list *shared_list;
 static struct queue *shared_queue;
 static uint64_t recorded_within;
@@ -229,48 +205,7 @@ static void overlap(struct queue *queue) {
     printf("overlap: waits that were recorded at once do not hold each other up\n");
 }
 
-/* --- in time --- */
-
-static int by_size(const void *left, const void *right) {
-    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
-    return (a > b) - (a < b);
-}
-
-enum { TRIALS = 21 };
-
-static int64_t median(int64_t *values) {
-    qsort(values, TRIALS, sizeof *values, by_size);
-    return values[TRIALS / 2];
-}
-
-/* A watcher that has nothing to poll soon is woken by a new wait. */
-static void wake(struct queue *queue) {
-    struct wait_list *list = wait_list_new(contexts[0], histories[0]);
-    int64_t delays[TRIALS];
-    for (int i = 0; i < TRIALS; i++) {
-        pause_for(chance(12000000));
-        enqueue_work(still);
-        uint64_t ticket = begin_one(list, still, queue, WAIT_EVENT).ticket;
-        finish(still);
-        int64_t began = now_ns();
-        await_ticket(queue, ticket, 5 * SECOND, "a wait that is over does not end");
-        delays[i] = now_ns() - began;
-    }
-    int64_t delay = median(delays);
-    REQUIRE(delay < 4 * MILLISECOND, "the watcher is not woken: half of the waits took %lld us",
-            (long long)(delay / 1000));
-    require_nothing_left();
-    free_list(list);
-    printf("wake: a sleeping watcher sees the end of a new wait after %lld us\n",
-           (long long)(delay / 1000));
-}
-
-static int see_work_through(struct wait_list *list, struct stream *stream, int64_t length,
-                            struct queue *queue) {
-    set_periods(stream, length, length);
-    enqueue_work(stream);
-    return see_through(begin_one(list, stream, queue, WAIT_AUTO), queue);
-}
+/* --- waits without a task --- */
 
 /* As if the latest waits had been so long: on a busy machine they would not be. */
 static void teach(struct shared_history *shared, int64_t length) {
@@ -279,59 +214,6 @@ static void teach(struct shared_history *shared, int64_t length) {
         history_learn(&shared->history, length - 5 * MICROSECOND, length + 5 * MICROSECOND);
     pthread_mutex_unlock(&shared->lock);
 }
-
-/* A timer has a wait until 9 ms, but its work takes 1 ms: a guard look of the watcher ends it. */
-static void guard(void) {
-    static struct stream regular;
-    struct shared_history *history = shared_history_new();
-    struct wait_list *list = wait_list_new(contexts[0], history);
-    int64_t by_timer = counters[WAITS_BY_TIMER], least = SECOND, latest = patience_ends();
-    int by_guard = 0;
-    bool met = false;
-    for (int i = 0; i < 5 || (!(met && least < 5 * MILLISECOND) && now_ns() < latest); i++) {
-        struct queue *queue = queue_open(); /* which knows of no lag of its loop */
-        teach(history, 9 * MILLISECOND);
-        int64_t began = now_ns();
-        by_guard += see_work_through(list, &regular, MILLISECOND, queue) == 0;
-        if (now_ns() - began < least) least = now_ns() - began;
-        close_queue(queue);
-        met = counters[WAITS_BY_TIMER] > by_timer && by_guard > 0;
-    }
-    REQUIRE(met, "no guard look ended a wait that a timer had");
-    REQUIRE(least < 5 * MILLISECOND, "work of 1 ms after work of 9 ms was noticed after %lld us",
-            (long long)(least / 1000));
-    require_nothing_left();
-    free_list(list);
-    free_history(history);
-    printf("guard: work of 1 ms after work of 9 ms was noticed after %lld us\n",
-           (long long)(least / 1000));
-}
-
-/* Two lengths in turn, on two lists of one history: a long wait is handed back at each of the
- * two. */
-static void alternate(void) {
-    static struct stream regular[2];
-    struct shared_history *history = shared_history_new();
-    struct wait_list *lists[] = {wait_list_new(contexts[0], history),
-                                 wait_list_new(contexts[0], history)};
-    int most = 0;
-    int64_t latest = patience_ends();
-    for (int i = 0; i < 80 || (most < 2 && now_ns() < latest); i++) {
-        struct queue *queue = queue_open(); /* which knows of no lag of its loop */
-        teach(history, i % 2 ? 400 * MICROSECOND : 5 * MILLISECOND);
-        int hand_backs = see_work_through(lists[i / 2 % 2], &regular[i / 2 % 2],
-                                          i % 2 ? 5 * MILLISECOND : 400 * MICROSECOND, queue);
-        if (hand_backs > most) most = hand_backs;
-        close_queue(queue);
-    }
-    REQUIRE(most >= 2, "no wait was handed back twice");
-    require_nothing_left();
-    for (int i = 0; i < 2; i++) free_list(lists[i]);
-    free_history(history);
-    printf("alternate: a wait was handed back %d times\n", most);
-}
-
-/* --- waits without a task --- */
 
 /* A loop that closes leaves the waits in its timer to the watcher, and their ends to the orphans'
  * queue. */
@@ -362,58 +244,6 @@ static void close_loop(struct queue *orphans) {
     printf("close: waits in the timer of a loop that was closed end as orphans\n");
 }
 
-/* A dropped wait stays listed until its event is complete, ever more seldom looked at. That must
- * not hold up a wait behind it, and the dropped one is handed back to no task. */
-static void behind_a_dropped(struct queue *queue) {
-    struct wait_list *list = wait_list_new(contexts[0], histories[0]);
-    int64_t delays[TRIALS];
-    for (int i = -6; i < TRIALS; i++) { /* the first few are young */
-        enqueue_work(still);
-        wait_drop(begin_one(list, still, queue, WAIT_SPIN).spinning);
-        /* so old that it is looked at each 6 to 12 ms */
-        if (i >= 0) pause_for((50 + chance(50)) * MILLISECOND);
-        uint64_t ticket = begin_one(list, still, queue, WAIT_EVENT).ticket;
-        pause_for(chance(2000000));
-        finish(still);
-        int64_t began = now_ns();
-        await_ticket(queue, ticket, 5 * SECOND, "a wait behind a dropped one does not end");
-        if (i >= 0) delays[i] = now_ns() - began;
-        await_true(none_is_active, "a dropped wait does not come back");
-    }
-    int64_t delay = median(delays);
-    REQUIRE(delay < 2 * MILLISECOND, "half of the waits behind a dropped one took %lld us",
-            (long long)(delay / 1000));
-    require_nothing_left();
-    free_list(list);
-    printf("behind: the end of a wait behind a dropped one is seen after %lld us\n",
-           (long long)(delay / 1000));
-}
-
-/* Begins waits until a new event has to be made: as many as there are records in the pools. */
-static int64_t take_all(int context, struct queue *queue) {
-    /* nothing else moves them: a wait must find something to wait for */
-    static struct stream ours[CONTEXTS];
-    struct stream *stream = &ours[context];
-    stream->context = context;
-    struct wait_list *list = wait_list_new(contexts[context], histories[0]);
-    int64_t made = atomic_load(&events_made), taken = 0;
-    struct wait **waits = calloc((size_t)made + 2, sizeof *waits);
-    finish(stream);
-    while (atomic_load(&events_made) == made) {
-        enqueue_work(stream);
-        waits[taken++] = begin_one(list, stream, queue, WAIT_SPIN).spinning;
-    }
-    finish(stream);
-    for (int64_t i = 0; i < taken; i++) {
-        struct wait_result result;
-        REQUIRE(poll_once(waits[i], queue, &result) && result.refusal == 0,
-                "it is over, and was not seen");
-    }
-    free_list(list);
-    free(waits);
-    return taken - 1;
-}
-
 /* With nothing to do the watcher parks: a process that waits for nothing costs nothing. */
 static void require_peace(void) {
     struct rusage before, after;
@@ -424,24 +254,6 @@ static void require_peace(void) {
         if (after.ru_nvcsw - before.ru_nvcsw < 20) return;
     }
     broken("the watcher finds no peace: %ld wake-ups in 100 ms", after.ru_nvcsw - before.ru_nvcsw);
-}
-
-/* Nothing is pending for a wait that was dropped, and yet the watcher must see to its record. */
-static void dropped_to_a_parked_watcher(struct queue *queue) {
-    struct wait_list *list = wait_list_new(contexts[0], histories[0]);
-    int64_t records = take_all(0, queue), deadline = now_ns() + 5 * SECOND;
-    enqueue_work(still);
-    wait_drop(begin_one(list, still, queue, WAIT_SPIN).spinning);
-    finish(still);
-    /* each poll makes one more */
-    for (int64_t more = 1; take_all(0, queue) < records + more; more++) {
-        REQUIRE(now_ns() < deadline, "the record of a dropped wait does not come back");
-        pause_for(1000000);
-    }
-    require_nothing_left();
-    free_list(list);
-    require_peace();
-    printf("dropped: a parked watcher takes a dropped wait back, and parks again\n");
 }
 
 /* The watcher comes so late that the waits that were left to it are over, or their tasks poll them
@@ -615,15 +427,9 @@ int main(int count, char **arguments) {
     open_contexts();
     for (int i = 0; i < 2; i++) histories[i] = shared_history_new();
     REQUIRE(watcher_start() == 0, "the watcher did not start");
-    order(queue);
     overlap(queue);
-    guard();
-    alternate();
     waits_predict(false); /* these are not to be expected */
-    wake(queue);
-    behind_a_dropped(queue);
     require_peace();
-    dropped_to_a_parked_watcher(queue);
     recorded_again(queue);
     recorded_during_a_poll(queue);
     recorded_twice_at_once(queue);
