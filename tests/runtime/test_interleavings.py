@@ -7,32 +7,17 @@ The number for each scenario is printed (`pytest -rP tests/runtime/test_interlea
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from compiling import NATIVE, PROGRAMS, gcc, run_command
 from support import LIMIT
 
-TESTS = Path(__file__).parents[1] / "native"
-NATIVE = TESTS.parent.parent / "src" / "aiostream" / "native"
 INTERLEAVED = ["base", "points", "failures", "timer", "waker", "handles", "policy", "interleaved"]
 # Calls of the native files that the program answers itself.
 WRAPPED = "read write eventfd ppoll clock_gettime queue_push queue_open"
 WRAPPED += " pthread_mutex_lock pthread_mutex_unlock pthread_cond_timedwait pthread_cond_broadcast"
-
-
-def gcc(*arguments: object) -> None:
-    # Some systems' gcc fortifies by itself. glibc then ends a program that jumps between stacks,
-    # as this one does from thread to thread.
-    done = subprocess.run(
-        ["gcc", "-std=gnu11", "-g", "-U_FORTIFY_SOURCE", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def compile_native(name: str, folder: Path, *include_first: Path) -> Path:
@@ -40,46 +25,26 @@ def compile_native(name: str, folder: Path, *include_first: Path) -> Path:
 
     ThreadSanitizer's runtime is not linked: explore.h has these functions.
     """
-    directories = [*include_first, NATIVE]
-    source = next(
-        path
-        for path in (directory / f"{name}.c" for directory in (*directories, TESTS))
-        if path.exists()
-    )
+    places = [directory / f"{name}.c" for directory in (*include_first, NATIVE, PROGRAMS)]
+    source = next(path for path in places if path.exists())
     target = folder / f"{name}.o"
-    gcc(
-        "-O1",
-        "-fsanitize=thread",
-        "-c",
-        source,
-        "-o",
-        target,
-        *(f"-I{directory}" for directory in directories),
-    )
+    first = [f"-I{directory}" for directory in include_first]
+    gcc("-g", "-O1", "-fsanitize=thread", *first, "-c", source, "-o", target)
     return target
 
 
 def link(objects: list[Path], target: Path) -> None:
     wraps = [f"-Wl,--wrap={name}" for name in WRAPPED.split()]
-    gcc("-no-pie", "-pthread", *objects, "-o", target, *wraps)
-
-
-def explore(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    gcc("-no-pie", *objects, "-o", target, *wraps)
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("interleavings")
-    try:
-        compiled = {name: compile_native(name, folder) for name in INTERLEAVED}
-    except FileNotFoundError:
-        pytest.skip("there is no gcc here")
+    compiled = {name: compile_native(name, folder) for name in INTERLEAVED}
     compiled["interleavings"] = folder / "interleavings.o"
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-no-pie", f"-I{NATIVE}"]
-    gcc(*flags, "-c", TESTS / "interleavings.c", "-o", compiled["interleavings"])
+    flags = ["-g", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-no-pie"]
+    gcc(*flags, "-c", PROGRAMS / "interleavings.c", "-o", compiled["interleavings"])
     return compiled
 
 
@@ -97,7 +62,7 @@ def test_all_interleavings(scenarios: str, objects: dict[str, Path], tmp_path: P
     """
     program = tmp_path / "interleavings"
     link(list(objects.values()), program)
-    ran = explore(program, scenarios)
+    ran = run_command(program, scenarios)
     assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
     print(ran.stdout)
 
@@ -168,9 +133,9 @@ def test_mistakes_are_found(mistake: str, objects: dict[str, Path], tmp_path: Pa
     (tmp_path / f"{file}.c").write_text(changed((NATIVE / f"{file}.c").read_text(), old, new))
     name = file if file in objects else "interleaved"
     link(
-        [*({**objects, name: compile_native(name, tmp_path, tmp_path)}.values())],
+        [*{**objects, name: compile_native(name, tmp_path, tmp_path)}.values()],
         tmp_path / "interleavings",
     )
-    ran = explore(tmp_path / "interleavings", scenario)
+    ran = run_command(tmp_path / "interleavings", scenario)
     assert ran.returncode == 1, ran.stdout
     assert complaint in ran.stderr

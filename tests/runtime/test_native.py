@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import platform
 import re
 import shutil
@@ -16,10 +15,9 @@ from pathlib import Path
 import pytest
 
 import internals
+from compiling import NATIVE, PROGRAMS, gcc, run_command
 from support import FULL, LIMIT, chosen_seconds, chosen_seed
 
-TESTS = Path(__file__).parents[1]
-NATIVE = TESTS.parent / "src" / "aiostream" / "native"
 # The compiled files of the library that are not Python's. module.c and its companions are the ones
 # that are.
 DRIVER_SIDE = sorted(path.name for path in NATIVE.glob("*.c") if not path.name.startswith("module"))
@@ -43,36 +41,7 @@ SANITIZERS = {
 FIXED_LAYOUT = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") else []
 
 
-def run_command(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-        env={**os.environ, **variables},
-    )
-
-
-def compile_c(
-    sources: Sequence[Path | str], target: Path, flags: Sequence[str]
-) -> subprocess.CompletedProcess[str]:
-    options = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-error=tsan"]
-    options += ["-pthread", f"-I{NATIVE}"]
-    command = [
-        "gcc",
-        *options,
-        "-pthread",
-        f"-I{NATIVE}",
-        *flags,
-        *map(str, sources),
-        "-o",
-        str(target),
-    ]
-    try:
-        return run_command(command)
-    except FileNotFoundError:
-        pytest.skip("there is no gcc here")
+FLAGS = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-error=tsan"]
 
 
 def build_and_run(
@@ -87,9 +56,8 @@ def build_and_run(
     """Runs a program of `tests/native`, with the native files, of which it may include some."""
     sources = [NATIVE / source for source in DRIVER_SIDE if source not in without]
     program = folder / name
-    compiled = compile_c([TESTS / "native" / f"{name}.c", *sources, "-lm"], program, flags)
-    assert compiled.returncode == 0, compiled.stderr
-    ran = run_command([*before, str(program), *map(str, arguments)], **variables)
+    gcc(*FLAGS, *flags, PROGRAMS / f"{name}.c", *sources, "-lm", "-o", program)
+    ran = run_command(*before, program, *arguments, **variables)
     # On a busy machine a thread of stress_waits.c may take a stall too late.
     said = [line for line in ran.stderr.splitlines() if "no listener is called" not in line]
     assert (ran.returncode, said) == (0, []), f"{ran.stdout}\n{ran.stderr}"
@@ -101,11 +69,11 @@ def run_under(sanitizer: str, name: str, folder: Path, *more_flags: str) -> None
     flags, variables = SANITIZERS[sanitizer]
     nothing = folder / "nothing.c"
     nothing.write_text("int main(void) { return 0; }\n")
-    compiled = compile_c([nothing], folder / "nothing", flags)
+    compiled = gcc(*flags, nothing, "-o", folder / "nothing", check=False)
     if compiled.returncode != 0:
         last = compiled.stderr.strip().splitlines()[-1]
         pytest.skip(f"gcc has no runtime for the {sanitizer} sanitizer here: {last}")
-    ran = run_command([*FIXED_LAYOUT, str(folder / "nothing")])
+    ran = run_command(*FIXED_LAYOUT, folder / "nothing")
     if ran.returncode != 0:
         pytest.skip(f"the {sanitizer} sanitizer does not run here: {ran.stderr.strip()[:200]}")
     build_and_run(
@@ -133,7 +101,7 @@ def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path
 @pytest.mark.parametrize("name", ["stress", "stress_waits"])
 def test_native_threads_that_pause_anywhere(name: str, tmp_path: Path) -> None:
     """As on a machine that is so busy that a thread stops between any two steps."""
-    run_under("thread", name, tmp_path, "-include", str(TESTS / "native" / "pauses.h"))
+    run_under("thread", name, tmp_path, "-include", str(PROGRAMS / "pauses.h"))
 
 
 def test_races_played_by_hand(tmp_path: Path) -> None:
@@ -165,8 +133,7 @@ def test_nothing_that_the_driver_calls_needs_python(tmp_path: Path) -> None:
     """
     library = tmp_path / "n.so"
     sources = [NATIVE / name for name in DRIVER_SIDE]
-    compiled = compile_c(sources, library, ["-shared", "-fPIC"])
-    assert compiled.returncode == 0, compiled.stderr
+    gcc(*FLAGS, "-shared", "-fPIC", *sources, "-o", library)
     undefined = subprocess.check_output(["nm", "-D", "--undefined-only", library], text=True)
     names = {line.split()[-1].split("@")[0] for line in undefined.splitlines()}
     assert not {name for name in names if re.match(r"_?Py|cu[A-Z]", name)}

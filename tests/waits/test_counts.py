@@ -9,7 +9,6 @@ takes.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -29,6 +28,8 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream, StreamPool, simulator
+from compiling import NATIVE as C_FILES
+from compiling import PROGRAMS, gcc, run_command
 from support import Gate, run_on, settle, spin
 from waiters import counts, default_wait, since, until
 
@@ -319,17 +320,10 @@ def measure_policy(folder: Path) -> Counts:
     """Returns for each wait, in virtual time, by patterns of work: the polls, the watcher's passes
     and the wake-ups of the loop.
     """
-    tests = Path(__file__).parents[1]
-    native = tests.parent / "src" / "aiostream" / "native"
-    program, source = folder / "policy", tests / "native" / "policy.c"
-    files = map(str, [source, native / "policy.c", "-lm", "-o", program])
-    try:
-        subprocess.run(["gcc", "-std=gnu11", "-O1", "-pthread", f"-I{native}", *files], check=True)
-    except FileNotFoundError:
-        pytest.skip("there is no gcc here")
-    printed = subprocess.run([program, "0"], capture_output=True, text=True, check=True).stdout
+    program = folder / "policy"
+    gcc("-O1", PROGRAMS / "policy.c", C_FILES / "policy.c", "-lm", "-o", program)
     title, found = "", {}
-    for line in printed.splitlines():
+    for line in run_command(program, 0).stdout.splitlines():
         if head := re.match(r" *(\w+, +\d+ (?:wait lists?|waits))", line):
             title = " ".join(head[1].split())
         elif row := re.match(r"(\S.*?) {2,}\d.* (\S+) +(\S+) +(\S+)$", line):
