@@ -159,6 +159,30 @@ async def wait_for_work(stream: Stream, seconds: float) -> None:
             gate.open()
 
 
+async def use_many_timers() -> int:
+    """Has tasks wait for equal work on many streams, until timers had more than 100 of the waits.
+
+    Returns how many they had.
+    """
+    streams, before = [Stream() for _ in range(24)], counts()
+
+    async def serve(stream: Stream) -> None:
+        for _ in range(25):
+            spin(stream, 0.002)
+            with anyio.fail_after(10):
+                await stream.synchronize_async()
+
+    for _ in range(40):  # more together than are woken at a time
+        async with anyio.create_task_group() as tasks:
+            for stream in streams:
+                tasks.start_soon(serve, stream)
+        if since(before).by_timer > 100:
+            break
+    for stream in streams:
+        stream.close()
+    return since(before).by_timer
+
+
 async def drop_streams(kept: list[Stream], where: str) -> None:
     """Drops the last references to streams, "here" or "in a thread"."""
 

@@ -18,7 +18,7 @@ import pytest
 
 import aiostream
 import internals
-from aiostream import Stream, StreamPool, statistics
+from aiostream import Stream, StreamPool
 from support import Blind, Gate, Kept, held_stream, new_uvloop, run_on, settle, spin, succeed
 
 # ----------------------------------------------------------------------------------- what they hold
@@ -154,9 +154,10 @@ def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
 
 
 class Faulty(Blind):
-    """Refuses to be told of arrivals, in its own way, until it is mended."""
+    """Refuses to be told of arrivals, and to say whether it is closed, until it is mended."""
 
     error: BaseException | None = None
+    torn = False
     refused = 0
 
     def call_soon_threadsafe(  # type: ignore[override]
@@ -167,83 +168,55 @@ class Faulty(Blind):
             raise self.error
         return super().call_soon_threadsafe(callback, *args, **options)
 
+    def is_closed(self) -> bool:
+        if self.torn and threading.current_thread().name == "aiostream-janitor":
+            raise ValueError("torn")
+        return super().is_closed()
+
+
+async def begin_behind(gate: Gate) -> tuple[Stream, Any]:
+    stream = held_stream(gate)
+    return stream, stream.completion_future()
+
 
 async def wait_for_a_completion() -> None:
     with Gate() as gate:
-        async with held_stream(gate) as stream:
-            future = stream.completion_future()
-            gate.open()
-            await asyncio.wait_for(future, 10)
-
-
-@pytest.mark.parametrize("refuses", [False, True])
-def test_a_loop_that_cannot_say_whether_it_is_closed_holds_up_no_other(
-    monkeypatch: pytest.MonkeyPatch, refuses: bool
-) -> None:
-    """Each error is reported once, also if the loop cannot be asked either."""
-    reported: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
-
-    class Unsure(Faulty):
-        torn = True
-
-        def is_closed(self) -> bool:
-            if self.torn and threading.current_thread().name == "aiostream-janitor":
-                raise ValueError("torn")
-            return super().is_closed()
-
-    async def begin(gate: Gate) -> Stream:
-        stream = Stream()
-        gate.hold(stream)
-        stream.completion_future()
-        return stream
-
-    with asyncio.Runner(loop_factory=Unsure) as runner, Gate() as gate:
-        stream = runner.run(begin(gate))
-        unsure: Any = runner.get_loop()
-        unsure.error = ValueError("torn") if refuses else None
-        gate.open()
-        assert settle(lambda: bool(reported) and (not refuses or unsure.refused > 3))
-        unsure.torn, unsure.error = False, None
-        with asyncio.Runner(loop_factory=Blind) as other:
-            other.run(wait_for_a_completion())
-        runner.run(asyncio.sleep(0.001))
-        assert settle(lambda: statistics().futures.pending == 0)
-    assert [str(each) for each in reported] == ["torn"]
+        stream, future = await begin_behind(gate)
+    await asyncio.wait_for(future, 10)
     stream.close()
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("torn"), RuntimeError("not running"), SystemExit(3), KeyboardInterrupt()]
+    ("error", "torn"),
+    [
+        (None, True),
+        (ValueError("torn"), True),
+        (ValueError("torn"), False),
+        (RuntimeError("not running"), False),
+        (SystemExit(3), False),
+        (KeyboardInterrupt(), False),
+    ],
 )
-def test_a_loop_that_cannot_be_told_holds_up_no_other(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
+def test_a_loop_that_cannot_be_told_or_asked_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException | None, torn: bool
 ) -> None:
+    """It is tried again, and each error is reported once."""
     reported: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
-
-    def serve_another() -> None:
-        with asyncio.Runner(loop_factory=Blind) as runner:
-            runner.run(wait_for_a_completion())
-
-    async def use_both() -> None:
-        with Gate() as gate:
-            async with held_stream(gate) as stream:
-                future = stream.completion_future()
-                faulty.error = error
-                gate.open()
-                assert await asyncio.to_thread(settle, lambda: faulty.refused > 0)
-                await asyncio.to_thread(serve_another)
-                assert await asyncio.to_thread(
-                    settle, lambda: faulty.refused > 2
-                )  # it is tried again
-                faulty.error = None
-                await asyncio.wait_for(future, 10)
-
-    faulty = Faulty()
-    with asyncio.Runner(loop_factory=lambda: faulty) as runner:
-        runner.run(use_both())
-    assert reported == [error]
+    with asyncio.Runner(loop_factory=Faulty) as runner, Gate() as gate:
+        stream, future = runner.run(begin_behind(gate))
+        faulty: Any = runner.get_loop()
+        faulty.torn, faulty.error = torn, error
+        gate.open()
+        assert settle(lambda: bool(reported) and (error is None or faulty.refused > 0))
+        with asyncio.Runner(loop_factory=Blind) as other:
+            other.run(wait_for_a_completion())
+        assert settle(lambda: error is None or faulty.refused > 3)
+        faulty.torn, faulty.error = False, None
+        runner.run(asyncio.wait_for(future, 10))
+    expected = error or ValueError("torn")
+    assert [(type(each), str(each)) for each in reported] == [(type(expected), str(expected))]
+    stream.close()
 
 
 def test_the_janitor_lets_go_of_a_descriptor_that_another_loop_has_got() -> None:

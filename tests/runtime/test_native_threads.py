@@ -10,7 +10,6 @@ import gc
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -129,29 +128,6 @@ def test_a_watcher_that_could_not_become_relaxed(restarted_watcher: None) -> Non
         internals.start_watcher()
         assert settle(lambda: len(refused) == 1)
         asyncio.run(wait())
-
-
-def test_exit_while_the_driver_blocks_the_watcher(driver_kind: str) -> None:
-    """A poll that does not return holds up the end of the process for about a second."""
-    script = """
-        import asyncio, time
-        import internals
-        from aiostream import Stream
-        from support import Gate, held_stream, settle
-        gate = Gate()
-        async def main():
-            task = asyncio.ensure_future(held_stream(gate, wait="event").synchronize_async())
-            await asyncio.sleep(0)
-            polls = internals.native_counters()[internals.EVENT_POLLS]
-            # the watcher has it
-            assert settle(lambda: internals.native_counters()[internals.EVENT_POLLS] > polls)
-            internals.block_native_call("cuEventQuery")
-            task.cancel()
-        asyncio.run(main())
-        print(time.monotonic(), flush=True)
-    """
-    printed = succeed(driver_kind, script)
-    assert time.monotonic() - float(printed) < 5
 
 
 def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+import time
 
 from support import succeed
 
 BEGINNING = """
-    import asyncio, contextlib, logging, threading
+    import asyncio, contextlib, logging, threading, time
     import internals
     from aiostream import Stream
     from support import Gate, held_stream, settle
@@ -86,7 +87,8 @@ def test_janitor_that_a_loop_holds(driver_kind: str) -> None:
 
 
 def test_watcher_that_a_call_of_the_driver_holds(driver_kind: str) -> None:
-    run(
+    """It holds up the end of the process too, for about a second."""
+    printed = run(
         driver_kind,
         """
         gate = Gate()
@@ -99,8 +101,10 @@ def test_watcher_that_a_call_of_the_driver_holds(driver_kind: str) -> None:
             task.cancel()
 
         asyncio.run(main())
+        print(time.monotonic(), flush=True)
         """,
     )
+    assert time.monotonic() - float(printed) < 5
 
 
 def test_what_only_waits_is_not_named(driver_kind: str) -> None:

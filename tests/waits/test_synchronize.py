@@ -53,20 +53,9 @@ def test_raises_in_time_and_the_work_goes_on(wait: Any, thing: str, cuda_gate: G
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_returns_when_the_work_is_done(thing: str, cuda_gate: Gate) -> None:
+def test_is_pending_until_the_work_is_done(thing: str, cuda_gate: Gate) -> None:
     held = Held(cuda_gate, thing)
-    opener = threading.Timer(0.05, cuda_gate.open)
-    opener.start()
-    held.synchronize(timeout=float("inf"))
-    assert held.event.query()
-    opener.join()
-    held.close()
-
-
-@pytest.mark.parametrize("thing", THINGS)
-def test_is_pending_meanwhile(thing: str, cuda_gate: Gate) -> None:
-    held = Held(cuda_gate, thing)
-    thread = threading.Thread(target=held.synchronize, args=(20,))
+    thread = threading.Thread(target=held.synchronize, args=(float("inf"),))
     thread.start()
     settle(lambda: len(aiostream.pending()) == 1)
     [entry] = aiostream.pending()
@@ -74,6 +63,8 @@ def test_is_pending_meanwhile(thing: str, cuda_gate: Gate) -> None:
     assert aiostream.statistics().waits.pending == 1
     cuda_gate.open()
     thread.join(20)
+    assert not thread.is_alive()
+    assert held.event.query()
     assert aiostream.pending() == []
     held.close()
 

@@ -92,10 +92,11 @@ async def test_wait_comes_back_once_for_each_length(stage: str, thing: str) -> N
     raise AssertionError(found)
 
 
-@on_loops
-async def test_wait_is_cancelled_wherever_it_was_left(
-    stage: str, thing: str, loop_kind: str
-) -> None:
+@cases_on_loops("stage, thing, end", itertools.product(STAGES, THINGS, ["cancelled", "over"]))
+async def test_wait_ends_wherever_it_was_left(stage: str, thing: str, end: str) -> None:
+    """It is cancelled, or its work ends, while the timer or the watcher has the wait for the first
+    time, for the second or for the third.
+    """
     waiter = await waiter_of_lengths(stage, thing)
     for times in (1, 2, 3):
         with Gate() as gate:
@@ -103,8 +104,9 @@ async def test_wait_is_cancelled_wherever_it_was_left(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(waiter.wait)
                 await until_left(waiter, times)
-                tasks.cancel_scope.cancel()
-            assert waiter.stream.query() is False, "the work goes on"
+                tasks.cancel_scope.cancel() if end == "cancelled" else gate.open()
+            assert waiter.stream.query() is (end == "over"), "the work goes on, or was awaited"
+            assert waiter.grown(WAITS_HANDED_BACK) <= len(LENGTHS)
         await check(waiter)
     waiter.close()
 
@@ -160,23 +162,5 @@ async def test_wait_is_cancelled_each_time_it_comes_back(
                 tasks.cancel_scope.cancel()  # unless it was cancelled before
             monkeypatch.undo()
         assert outcome[:1] == [True] or len(returns) < times
-        await check(waiter)
-    waiter.close()
-
-
-@on_loops
-async def test_end_after_a_wait_came_back_is_seen(stage: str, thing: str, loop_kind: str) -> None:
-    """The work ends while the timer or the watcher has the wait for the second time, or for the
-    third.
-    """
-    waiter = await waiter_of_lengths(stage, thing)
-    for times in (2, 3, 2):
-        with Gate() as gate:
-            enclose(waiter, gate)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(waiter.wait)
-                await until_left(waiter, times)
-                gate.open()
-            assert waiter.grown(WAITS_HANDED_BACK) <= len(LENGTHS)
         await check(waiter)
     waiter.close()
