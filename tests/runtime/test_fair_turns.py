@@ -39,6 +39,10 @@ async def synchronize(stream: Stream, done: Any) -> None:
     await stream.synchronize_async()
 
 
+async def enqueue(stream: Stream, done: Any) -> None:
+    await stream.enqueue_async(lambda _: None)
+
+
 async def end_again(stream: Stream, done: Any) -> None:
     closed = stream.to_borrowed()
     closed.close()
@@ -51,7 +55,8 @@ async def enter_a_block(stream: Stream, done: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "over_at_once", [drain, wait, as_completed, synchronize, end_again, enter_a_block]
+    "over_at_once",
+    [drain, wait, as_completed, synchronize, enqueue, end_again, enter_a_block],
 )
 async def test_a_timeout_ends_a_loop_of_awaits_that_are_over(
     over_at_once: Callable[[Stream, Any], Awaitable[None]],

@@ -9,13 +9,11 @@ import statistics as numbers
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import anyio
 import pytest
 
 import internals
-from aiostream import Device, Stream, statistics
+from aiostream import Device, Stream
 from support import BACKENDS, FULL, Gate, spin, succeed
 
 # A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the
@@ -224,47 +222,6 @@ def test_an_enqueue_that_blocks_on_a_full_stream_lets_other_threads_go_on(
     must_block = driver_kind == "simulator"
     script = FULL_STREAM.format(call=f"stream.{call}({given})", must_block=must_block)
     print(succeed(driver_kind, script))
-
-
-# ---------------------------------------------------------------------------------------- very many
-
-
-@pytest.mark.parametrize("loop_kind", ["uvloop", "trio"])
-async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
-    full = driver_kind == "gpu" or FULL
-    total, batch, streams = 100_000 if full else 20_000, 25, [Stream() for _ in range(16)]
-    before = statistics()
-    settled = [0] * total
-
-    async def work(number: int, stream: Stream) -> None:
-        mine = range(number, total, len(streams))
-        for first in range(0, len(mine), batch):
-            futures = []
-            for index in mine[first : first + batch]:
-                future = stream.completion_future()
-
-                def settle_one(_: Any, index: int = index) -> None:
-                    settled[index] += 1
-
-                future.add_done_callback(settle_one)
-                futures.append(future)
-            for future in futures:
-                await future
-
-    async with anyio.create_task_group() as group:
-        for number, stream in enumerate(streams):
-            group.start_soon(work, number, stream)
-    for stream in streams:
-        await stream.synchronize_async()
-        stream.close()
-    await anyio.lowlevel.checkpoint()  # the last callbacks
-    await anyio.lowlevel.checkpoint()
-    assert settled == [1] * total
-    after = statistics()
-    settled_now = after.futures.done - before.futures.done
-    assert settled_now == after.futures.created - before.futures.created >= total
-    assert after.points.fired - before.points.fired == after.points.armed - before.points.armed
-    assert after.points.stale == before.points.stale
 
 
 LOCKED_HOST_FUNCTION = """

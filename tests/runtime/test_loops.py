@@ -26,8 +26,8 @@ from support import (
     new_uvloop,
     run_on,
     settle,
-    spin,
 )
+from waiters import turns, use_many_timers
 
 pytestmark = pytest.mark.all_loops
 
@@ -56,26 +56,28 @@ async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.Monke
 # ----------------------------------------------------------------------------------- loops that end
 
 
+@pytest.mark.parametrize("wait", EVENT_STRATEGIES)
 def test_a_completion_whose_loop_has_closed_is_dropped_quietly(
-    loop_kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    loop_kind: str, wait: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     things = [Kept() for _ in range(20)]
     watched = [weakref.ref(thing) for thing in things]
     before = statistics().futures
     with Gate() as gate:
-        stream = held_stream(gate)
+        stream = held_stream(gate, wait=wait)
 
         async def main() -> None:
             stream.completion_future()
             while things:
                 stream.enqueue_async(lambda on, kept: None, things.pop())
+            await turns()
 
         run_on(loop_kind, main)
+        stream.close()
         gc.collect()
         assert all(each() for each in watched), "the GPU has not passed yet"
         gate.open()
         assert settle(lambda: statistics().points.pending == 0)
-        stream.close()
     assert settle(lambda: gc.collect() >= 0 and not any(each() for each in watched))
     now = statistics().futures
     assert now.dropped + now.cancelled == before.dropped + before.cancelled + 21
@@ -216,46 +218,12 @@ def test_trio_finalizers_of_generators_can_wait(shielded: bool) -> None:
 # -------------------------------------------------------------------------------------- other loops
 
 
-def test_loop_without_add_reader_is_woken_by_the_janitor() -> None:
-    async def main() -> None:
-        with Gate() as gate:
-            async with held_stream(gate) as stream:
-                futures = [stream.completion_future() for _ in range(100)]
-                gate.open()
-                await asyncio.gather(*futures)
-                for _ in range(100):
-                    await stream.synchronize_async()
-
-    with asyncio.Runner(loop_factory=Blind) as runner:
-        runner.run(main())
-
-
 def test_timer_waits_of_a_loop_without_add_reader() -> None:
     """Their timer is behind the descriptor that the janitor watches, which reports each change
     once.
     """
-
-    async def main() -> None:
-        streams = [Stream() for _ in range(20)]
-        before = statistics().waits.by_timer
-
-        async def serve(stream: Stream) -> None:
-            for _ in range(25):
-                spin(stream, 0.002)
-                await asyncio.wait_for(stream.synchronize_async(), 10)
-
-        for _ in range(40):  # more together than are woken at a time
-            await asyncio.gather(*map(serve, streams))
-            if statistics().waits.by_timer > before + 100:
-                break
-        assert (
-            statistics().waits.by_timer > before + 10
-        )  # few on a machine that is busy with other things
-        for stream in streams:
-            stream.close()
-
     with asyncio.Runner(loop_factory=Blind) as runner:
-        runner.run(main())
+        assert runner.run(use_many_timers()) > 10  # few on a machine that is busy with other things
 
 
 @pytest.mark.parametrize("completes", [True, False])

@@ -194,10 +194,9 @@ def test_worker_processes(driver_kind: str, method: str, before: bool) -> None:
     assert succeed(driver_kind, script) == f"{result}\n3\n"
 
 
-@pytest.mark.parametrize("call", ["enqueue_async", "enqueue_in_thread"])
-def test_fork_within_the_function_that_enqueues(driver_kind: str, call: str) -> None:
+def test_fork_within_the_function_that_enqueues(driver_kind: str) -> None:
     """In the child the stream is refused. In the parent the future ends, as if nothing had been."""
-    script = f"""
+    script = """
         import asyncio, os, warnings
         from aiostream import Stream, statistics
         # Python 3.12's own, about threads and fork
@@ -215,7 +214,7 @@ def test_fork_within_the_function_that_enqueues(driver_kind: str, call: str) -> 
 
         async def main():
             async with Stream() as stream:
-                print(await stream.{call}(fork))
+                print(await stream.enqueue_in_thread(fork))
                 await stream.synchronize_async()
 
         asyncio.run(main())

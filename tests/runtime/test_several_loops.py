@@ -46,7 +46,7 @@ async def use(graph: ExecutableGraph, using: threading.Lock, stream: Stream, eve
     with using:  # the driver does not guard a graph
         graph.launch(stream)
     event.record(stream)
-    await event.synchronize_async()
+    await event
 
 
 @pytest.mark.timeout(LIMIT)
@@ -55,14 +55,14 @@ def test_four_loops_share_streams_events_and_graphs() -> None:
     waits.
     """
     together = threading.Barrier(LOOPS)
-    streams = [Stream() for _ in range(3)]
+    streams = [Stream(name="shared") for _ in range(3)]
     event = Event()
     with streams[1].capture_executable(CaptureMode.THREAD_LOCAL) as capture:
         spin(streams[1], 1e-5)
     graph, using = capture.executable, threading.Lock()
 
     async def work() -> None:
-        pool = StreamPool(2)
+        pool = StreamPool(2, name="own")
         together.wait(30)
         for number in range(ROUNDS):
             stream = streams[number % len(streams)]
@@ -71,7 +71,9 @@ def test_four_loops_share_streams_events_and_graphs() -> None:
             async with pool.stream() as lent:
                 assert await lent.enqueue_async(lambda _, kept: kept, number) == number
             await use(graph, using, stream, event)
-            aiostream.pending()
+            for entry in aiostream.pending():
+                assert entry["stream"].startswith(("stream 'shared'", "stream 'own[", "event 0x"))
+                assert entry["seconds"] < 60
             aiostream.statistics()
         await pool.aclose()
 

@@ -59,22 +59,6 @@ async def test_earlier_futures_of_the_stream_are_done_before() -> None:
         assert [await future for future in earlier] == [0, 1, 2]
 
 
-async def test_futures_that_are_done_at_once_leave_the_others_their_turns() -> None:
-    turns = 0
-
-    async def take_turns() -> None:
-        nonlocal turns
-        while turns < 5:
-            await anyio.lowlevel.checkpoint()
-            turns += 1
-
-    with anyio.fail_after(20):
-        async with Stream() as stream, anyio.create_task_group() as group:
-            group.start_soon(take_turns)
-            while turns < 5:
-                await stream.enqueue_async(lambda _: None)
-
-
 @pytest.mark.simulator_only("a GPU refuses nothing on command, and its context is not recovered")
 @pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)

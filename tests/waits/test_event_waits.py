@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
@@ -217,34 +216,6 @@ async def test_record_that_was_refused_and_repeated_prolongs_no_wait(call: str) 
         assert not prolonged
         for thing in (event, stream, other):
             thing.close()
-
-
-async def test_thread_records_again_while_tasks_wait() -> None:
-    """Each wait ends, however records and waits meet."""
-    stream, event, stop = Stream(), Event(), threading.Event()
-
-    def record() -> None:
-        while not stop.is_set():
-            spin(stream, 0.0001)
-            event.record(stream)
-            event.record(stream)
-            stream.synchronize()  # because the work would pile up
-
-    event.record(stream)
-    with ThreadPoolExecutor(1) as thread:
-        recording = thread.submit(record)
-        try:
-            with anyio.fail_after(30):
-                for _ in range(40):
-                    async with anyio.create_task_group() as tasks:
-                        for _ in range(5):
-                            tasks.start_soon(event.synchronize_async)
-        finally:
-            stop.set()
-        recording.result(30)
-    await event.synchronize_async()
-    event.close()
-    stream.close()
 
 
 # -------------------------------------------------------------------------------- closed, cancelled

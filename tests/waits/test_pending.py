@@ -286,30 +286,3 @@ def test_tasks_of_a_blocked_loop_are_found(loop_kind: str) -> None:
         unblocks.set()
         thread.join(20)
         assert seen <= {"first", "second"}
-
-
-def test_lists_while_threads_begin_and_end_waits() -> None:
-    """Under load it neither crashes nor lists what is not there."""
-    done = threading.Event()
-
-    async def serve() -> None:
-        async with Stream(name="busy") as stream:
-            while not done.is_set():
-                spin(stream, 0.0001)
-                await stream.synchronize_async()
-                with Event() as event:
-                    spin(stream, 0.0001)
-                    event.record(stream)
-                    await event
-
-    threads = [threading.Thread(target=asyncio.run, args=(serve(),)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(100):
-        for entry in aiostream.pending():
-            assert entry["stream"].startswith(("stream 'busy'", "event 0x"))
-            assert entry["seconds"] < 60
-    done.set()
-    for thread in threads:
-        thread.join(20)
-    assert aiostream.pending() == []

@@ -19,7 +19,7 @@ import pytest
 import aiostream
 from internals import HISTORIES, code_of_query, native_counters
 from interrupts import run_interrupted, sample
-from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Blind, Gate, held_stream, run_on, settle
+from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Blind, run_on, settle
 
 
 class Work:
@@ -185,15 +185,6 @@ async def test_query_may_cancel_its_own_task_and_begin_others(loop_kind: str) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await begun[0] == "done"
-
-
-async def test_it_waits_next_to_waits_for_the_gpu() -> None:
-    work = Work(20)
-    with Gate() as gate:
-        async with held_stream(gate) as stream, anyio.create_task_group() as group:
-            group.start_soon(stream.synchronize_async)
-            assert await aiostream.ready(work.query) == "done"
-            gate.open()
 
 
 async def test_queries_leave_half_of_the_time_to_others() -> None:

@@ -9,7 +9,6 @@ import gc
 import sys
 import threading
 import traceback
-import weakref
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ import pytest
 import aiostream
 import internals
 from aiostream import CompletionFuture, CudaError, Stream
-from support import Gate, Kept, held_stream, settle
-from waiters import turns, until
+from support import Gate, held_stream, settle
+from waiters import until
 
 trio = pytest.importorskip("trio")
 pytest.importorskip("trio.testing")
@@ -227,23 +226,6 @@ def test_the_host_of_a_guest_run_does_not_await_its_futures() -> None:
                 (await ended).unwrap()
 
     asyncio.run(host())
-
-
-@pytest.mark.parametrize("wait", ["spin", "event"])
-def test_objects_outlive_their_run_of_trio(wait: Any) -> None:
-    with Gate() as gate:
-        streams, kept = [held_stream(gate, wait=wait)], [Kept()]
-        watched = weakref.ref(kept[0])
-
-        async def begin() -> None:
-            streams[0].enqueue_async(lambda _, thing: None, kept.pop())
-            await turns()
-
-        trio.run(begin)
-        streams.pop().close()
-        gc.collect()
-        assert watched() is not None
-    assert settle(lambda: watched() is None)
 
 
 async def begin_held(stream: Stream, kind: str, called: list[Any]) -> Any:

@@ -103,25 +103,6 @@ async def test_wait_back_at_the_watcher_keeps_its_place() -> None:
     waiter.close()
 
 
-async def test_waits_behind_a_watched_wait_complete_soon() -> None:
-    """When a stream's first wait is over, the watcher polls the other waits too."""
-    least = 1.0
-    for _ in range(5):
-        async with waiter_in("watched") as (waiter, gate):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(waiter.wait)
-                await waiter.reach()
-                for _ in range(3):
-                    tasks.start_soon(waiter.wait)
-                before = counts()
-                while since(before).watched < 3:
-                    await anyio.lowlevel.checkpoint()
-                gate.open()
-                began = time.monotonic()
-            least = min(least, time.monotonic() - began)
-    assert least < 0.03, f"{least * 1000:.1f} ms: the later ones were left until the next passes"
-
-
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 def test_many_waits_on_per_thread_streams_end_thread_by_thread(strategy: str) -> None:
     """All through one object.

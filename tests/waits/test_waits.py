@@ -17,7 +17,7 @@ import pytest
 
 import aiostream
 from aiostream import CompletionFuture, Context, Stream, StreamClosedError
-from support import EVENT_STRATEGIES, FULL, STRATEGIES, Gate, held_stream
+from support import FULL, STRATEGIES, Gate, held_stream
 from waiters import turns, until
 
 pytestmark = pytest.mark.all_loops
@@ -29,8 +29,7 @@ class Buffer:
     """Something that must not die while the GPU uses it."""
 
 
-@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-async def test_ready_waits_of_one_task_starve_no_other(strategy: Any) -> None:
+async def test_ready_waits_of_one_task_starve_no_other() -> None:
     """asyncio runs a task until it yields: without fair turns the first task does all its waits
     before another one begins.
     """
@@ -39,7 +38,7 @@ async def test_ready_waits_of_one_task_starve_no_other(strategy: Any) -> None:
     seen: list[list[int]] = []  # how far all were when one was at its end
 
     async def work(number: int) -> None:
-        async with Stream(wait=strategy) as stream:
+        async with Stream() as stream:
             await stream.synchronize_async()
             for _ in range(each):
                 await stream.synchronize_async()
