@@ -23,10 +23,6 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return metadata
 
 
-def test_it_is_found_by_what_lies_on_disk(other: Path) -> None:
-    assert internals.other_distribution() == str(other)
-
-
 def test_our_own_metadata_is_not_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_repr_says_more_of_some() -> None:
         assert repr(Graph.borrow(int(graph))).endswith(", borrowed>")
         assert repr(ExecutableGraph.borrow(int(executable))).endswith(", borrowed>")
         assert repr(event).endswith(" on device 0, timing>")
+    assert event.closed
     mine = Mine()
     assert repr(mine).startswith("<test_owned.test_repr_says_more_of_some.<locals>.Mine 0x")
     mine.close()

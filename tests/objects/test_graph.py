@@ -67,8 +67,6 @@ def test_an_empty_graph_can_be_launched(stream: Stream) -> None:
             stream.synchronize()
     assert graph.closed
     assert executable.closed
-    assert "closed" in repr(graph)
-    assert "closed" in repr(executable)
 
 
 @pytest.mark.needs_edge_data
@@ -154,12 +152,6 @@ def test_ownership(stream: Stream) -> None:
     again.close()
     owned.close()
     owned.close()
-    for cls in (Graph, ExecutableGraph):
-        for wrong, kind in ((0, ValueError), (True, TypeError), ("text", TypeError)):
-            with pytest.raises(kind):
-                cls.from_raw(wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="graph is needed"):
-            cls.borrow(object())
     with pytest.raises(TypeError, match="comes from"):
         ExecutableGraph()
 
@@ -357,11 +349,11 @@ def test_update_that_does_not_fit_says_why(stream: Stream) -> None:
 
 @pytest.mark.needs_edge_data
 @pytest.mark.parametrize("mode", list(CaptureMode))
-def test_graph_calls_do_not_end_a_capture(stream: Stream, mode: CaptureMode) -> None:
+def test_graph_calls_do_not_end_a_capture(stream: Stream, other: Stream, mode: CaptureMode) -> None:
     """In the very thread that captures: the driver forbids much of it there, unless the thread is
     RELAXED.
     """
-    other, graph = Stream(), captured(stream, 2)
+    graph = captured(stream, 2)
     doomed = graph.clone(), graph.instantiate()
     dropped = [graph.clone(), graph.instantiate()]
     open_before = statistics().handles.open
@@ -384,7 +376,6 @@ def test_graph_calls_do_not_end_a_capture(stream: Stream, mode: CaptureMode) -> 
     assert len(capture.graph.nodes) == 1
     capture.graph.close()
     graph.close()
-    other.close()
 
 
 # ----------------------------------------------------------------------------------- captures again
@@ -425,10 +416,10 @@ def test_graphs_of_other_libraries(stream: Stream) -> None:
     for thing in (raw_executable, int(executable), torch, cupy, of_executable):
         ExecutableGraph.borrow(thing).launch(stream)
     stream.synchronize()
-    for wrong in (of_executable, raw_executable, stream, True, None):
+    for wrong in (of_executable, raw_executable):
         with pytest.raises(TypeError):
             Graph.borrow(wrong)
-    for wrong in (SimpleNamespace(handle=raw), raw, stream, True, None):
+    for wrong in (SimpleNamespace(handle=raw), raw):
         with pytest.raises(TypeError):
             ExecutableGraph.borrow(wrong)
     executable.close()
