@@ -13,9 +13,9 @@ from aiostream import CaptureMode, CaptureStatus, Event, Stream, StreamCaptureEr
 from support import settle
 
 
-def test_captures_that_other_code_ends_are_forgotten() -> None:
+def test_captures_that_other_code_ends_are_forgotten(stream: Stream) -> None:
     """What was lent of them is closed when the stream is seen in the next one."""
-    driver, stream = internals.bindings(), Stream()
+    driver = internals.bindings()
     graphs = []
     before = internals.captures_in_progress()
     for _ in range(5):
@@ -30,14 +30,13 @@ def test_captures_that_other_code_ends_are_forgotten() -> None:
     stream.end_capture().close()
     assert internals.captures_in_progress() == before
     assert all(graph is not None and graph.closed for graph in graphs)
-    stream.close()
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "invalidate and end", "invalidate and close"])
-def test_captures_that_end_without_a_graph_are_forgotten(how: str) -> None:
+def test_captures_that_end_without_a_graph_are_forgotten(other: Stream, how: str) -> None:
     """Its graph is the driver's, and goes with the capture: the object refuses from then on."""
     before = internals.captures_in_progress()
-    stream, other = Stream(), Stream()
+    stream = Stream()
     stream.begin_capture(CaptureMode.RELAXED)
     graph = stream.capture_info().graph
     assert graph is not None
@@ -60,7 +59,6 @@ def test_captures_that_end_without_a_graph_are_forgotten(how: str) -> None:
     gc.collect()
     assert settle(lambda: graph.closed), "the graph of a capture that is gone can still be used"
     assert internals.captures_in_progress() == before
-    other.close()
 
 
 class Overlooked(list[Any]):
@@ -77,11 +75,12 @@ class Overlooked(list[Any]):
         return super().__iter__()
 
 
-def test_two_threads_that_ask_for_one_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_ask_for_one_capture_at_once(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both find no record and add one. Both graphs refuse after the end of the capture."""
     records = Overlooked()
     internals.replace_capture_records(monkeypatch, records)
-    stream = Stream()
     stream.begin_capture()
     first = stream.capture_info().graph
     records.overlooks = 2  # the search by id, and that for an earlier capture
@@ -91,4 +90,3 @@ def test_two_threads_that_ask_for_one_capture_at_once(monkeypatch: pytest.Monkey
     assert second is not None
     stream.end_capture().close()
     assert (first.closed, second.closed, len(records)) == (True, True, 0)
-    stream.close()

@@ -42,13 +42,17 @@ MODES = list(CaptureMode)
 @pytest.mark.parametrize("mode", MODES)
 def test_captured_work_runs_at_each_launch(stream: Stream, mode: CaptureMode) -> None:
     calls: list[int] = []
-    stream.begin_capture(mode)
-    assert stream.capture_status() is CaptureStatus.ACTIVE
-    spin(stream, 0)
-    stream.launch_host_func(calls.append, 1)
-    spin(stream, 0)
-    with stream.end_capture() as graph:
-        assert stream.capture_status() is CaptureStatus.NONE
+    with stream.capture(mode) as capture:
+        assert stream.capture_status() is CaptureStatus.ACTIVE
+        with pytest.raises(RuntimeError, match="no graph"):
+            _ = capture.graph
+        spin(stream, 0)
+        stream.launch_host_func(calls.append, 1)
+        spin(stream, 0)
+    assert stream.capture_status() is CaptureStatus.NONE
+    with pytest.raises(RuntimeError, match="no executable"):
+        _ = capture.executable
+    with capture.graph as graph:
         assert sorted(node.type for node in graph.nodes) == [
             GraphNodeType.KERNEL,
             GraphNodeType.KERNEL,
@@ -63,15 +67,7 @@ def test_captured_work_runs_at_each_launch(stream: Stream, mode: CaptureMode) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_scopes(stream: Stream, mode: CaptureMode) -> None:
-    with stream.capture(mode) as capture:
-        with pytest.raises(RuntimeError, match="no graph"):
-            _ = capture.graph
-        spin(stream, 0)
-    assert len(capture.graph.nodes) == 1
-    with pytest.raises(RuntimeError, match="no executable"):
-        _ = capture.executable
-    capture.graph.close()
+def test_captured_executable_has_no_graph(stream: Stream, mode: CaptureMode) -> None:
     with stream.capture_executable(mode, InstantiateFlags.AUTO_FREE_ON_LAUNCH) as capture:
         spin(stream, 0)
     with pytest.raises(RuntimeError, match="no graph"):
@@ -144,8 +140,6 @@ def test_begin_and_end_that_are_refused(stream: Stream) -> None:
     assert code_of(stream.begin_capture_to_graph, Graph(), match=already)[:2] == (CudaError, 401)
     assert stream.capture_status() is CaptureStatus.ACTIVE
     stream.end_capture().close()
-    with pytest.raises(ValueError, match=r"mode is one of CaptureMode\.GLOBAL, .*, not 7"):
-        stream.begin_capture(7)  # type: ignore[arg-type]
     stream.close()
     for call in (
         stream.begin_capture,
@@ -218,17 +212,6 @@ def test_invalidated_capture_has_to_be_ended(stream: Stream) -> None:
     with pytest.raises(StreamCaptureError), stream.capture():
         driver.cuStreamQuery(driver.CUstream(stream.handle))
     stream.synchronize()
-
-
-def test_status_of_the_legacy_stream_during_a_capture() -> None:
-    blocking, legacy = Stream(non_blocking=False), Stream.legacy()
-    blocking.begin_capture()
-    assert code_of(legacy.capture_status) == (StreamCaptureError, 906, "cuStreamIsCapturing")
-    assert code_of(legacy.capture_info)[:2] == (StreamCaptureError, 906)
-    assert code_of(legacy.launch_host_func, print)[:2] == (StreamCaptureError, 906)
-    blocking.end_capture().close()
-    assert legacy.capture_status() is CaptureStatus.NONE
-    blocking.close()
 
 
 # ------------------------------------------------------------------------------ asking and steering
@@ -357,8 +340,6 @@ def test_capture_mode_puts_the_mode_back() -> None:
             raise KeyError
         assert aiostream.exchange_capture_mode(CaptureMode.RELAXED) is CaptureMode.RELAXED
     assert aiostream.exchange_capture_mode(CaptureMode.GLOBAL) is CaptureMode.GLOBAL
-    with pytest.raises(ValueError, match=r"mode is one of CaptureMode\.GLOBAL, "):
-        aiostream.exchange_capture_mode(5)  # type: ignore[arg-type]
 
 
 def test_relaxed_thread_may_allocate_during_a_global_capture(stream: Stream) -> None:

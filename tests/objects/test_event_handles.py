@@ -184,10 +184,10 @@ async def test_event_that_is_closed_while_it_is_recorded_stays_closed(stream: St
 
 @pytest.mark.parametrize("mode", MODES)
 def test_waits_that_begin_during_a_record_into_a_capture_leave_it(
-    stream: Stream, mode: int
+    stream: Stream, other: Stream, event: Event, mode: int
 ) -> None:
     """Each wait is for a record before it, or is refused."""
-    event, free, stop = Event(), Stream(), threading.Event()
+    stop = threading.Event()
 
     async def wait() -> None:
         while not stop.is_set():
@@ -200,8 +200,8 @@ def test_waits_that_begin_during_a_record_into_a_capture_leave_it(
         future = thread.submit(anyio.run, wait)
         try:
             for _ in range(60):
-                spin(free, 0.0002)
-                event.record(free)
+                spin(other, 0.0002)
+                event.record(other)
                 with stream.capture(aiostream.CaptureMode(mode)) as capture:
                     event.record(stream)
                     spin(stream, 0)
@@ -210,8 +210,6 @@ def test_waits_that_begin_during_a_record_into_a_capture_leave_it(
         finally:
             stop.set()
     future.result()
-    for thing in (event, free):
-        thing.close()
 
 
 async def test_interrupted_record_leaves_an_event_with_one_handle(

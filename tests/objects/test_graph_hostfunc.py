@@ -235,48 +235,29 @@ def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(
     capture.executable.close()
 
 
-def test_native_functions_are_captured_raw(stream: Stream) -> None:
-    """The driver is given the user's own pointer and data; both are kept alive as long as the
-    graph.
-    """
-    library = ctypes.CDLL(None)
-    semaphore = (ctypes.c_char * 64)()
-    value = ctypes.c_int(-1)
-    assert library.sem_init(semaphore, 0, 0) == 0
-    with stream.capture() as capture:
-        stream.launch_host_func(library.sem_post, semaphore)
-    driver = bindings()
-    code, parameters = driver.cuGraphHostNodeGetParams(
-        driver.CUgraphNode(int(capture.graph.nodes[0]))
-    )
-    assert int(code) == 0
-    assert int(parameters.fn) == ctypes.cast(library.sem_post, ctypes.c_void_p).value
-    assert int(parameters.userData) == ctypes.addressof(semaphore)
-    with capture.graph as graph, graph.instantiate() as executable:
-        for _ in range(1000):
-            executable.launch(stream)
-        stream.synchronize()
-    library.sem_getvalue(semaphore, ctypes.byref(value))
-    assert value.value == 1000
-
-
-def test_a_native_functions_data_is_kept_as_long_as_the_graph(stream: Stream) -> None:
+def test_a_native_function_is_captured_raw_and_kept_with_its_data(stream: Stream) -> None:
+    """The driver is given the user's own pointers. Both live as long as the graph."""
     seen: list[int] = []
     function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int))(
         lambda data: seen.append(data.contents.value)
     )
     data = ctypes.c_int(42)
+    addresses = ctypes.cast(function, ctypes.c_void_p).value, ctypes.addressof(data)
     kept = weakref.ref(data), weakref.ref(function)
-    with stream.capture_executable() as capture:
+    with stream.capture() as capture:
         stream.launch_host_func(function, data)
     del data, function
     gc.collect()
-    for _ in range(3):
-        capture.executable.launch(stream)
-    stream.synchronize()
-    assert seen == [42] * 3
-    assert all(reference() is not None for reference in kept)
-    capture.executable.close()
+    driver = bindings()
+    node = driver.CUgraphNode(int(capture.graph.nodes[0]))
+    code, parameters = driver.cuGraphHostNodeGetParams(node)
+    assert (int(code), int(parameters.fn), int(parameters.userData)) == (0, *addresses)
+    with capture.graph as graph, graph.instantiate() as executable:
+        for _ in range(3):
+            executable.launch(stream)
+        stream.synchronize()
+        assert seen == [42] * 3
+        assert all(reference() is not None for reference in kept)
     assert settle(lambda: gc.collect() >= 0 and all(reference() is None for reference in kept))
 
 
