@@ -44,6 +44,11 @@ async def test_streams_come_back_and_the_last_one_is_lent_again() -> None:
         assert pool.size == 3
     assert pool.closed
     assert "closed" in repr(pool)
+    with pytest.raises(StreamClosedError):
+        async with pool:
+            pass
+    await pool.aclose()
+    pool.close()
 
 
 async def test_a_cancelled_waiter_takes_nothing() -> None:
@@ -188,25 +193,6 @@ async def test_a_finalizer_that_uses_the_pool_while_it_lends(act: str) -> None:
     for stream in taken:
         pool.release(stream)
     await pool.aclose()
-
-
-async def test_aclose_awaits_the_work() -> None:
-    with Gate() as gate:
-        pool = StreamPool(2)
-        async with pool.stream() as stream:
-            gate.hold(stream)
-            future = stream.completion_future()
-        assert not future.done()
-        gate.open()
-        await pool.aclose()
-        await future
-    with pytest.raises(StreamClosedError):
-        await pool.acquire()
-    with pytest.raises(StreamClosedError):
-        async with pool:
-            pass
-    await pool.aclose()
-    pool.close()
 
 
 async def test_closing_with_streams_lent_and_tasks_waiting() -> None:

@@ -60,6 +60,8 @@ def test_equal_streams_and_none_at_all_are_refused(owners: list[Stream]) -> None
         ValueError, match=r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\), .* torch hands out 32"
     ):
         StreamPool.borrow([owners[0], owners[1], owners[0].handle])
+    with pytest.raises(ValueError, match="are one"):
+        StreamPool.borrow([0, Stream.legacy()])  # which has two handles
     with pytest.raises(ValueError, match="at least one"):
         StreamPool.borrow([])
     with pytest.raises(TypeError, match="a CUDA stream is needed"):
@@ -70,15 +72,13 @@ def test_equal_streams_and_none_at_all_are_refused(owners: list[Stream]) -> None
         StreamPool.borrow(owners, max_waiting=-1)
 
 
-def test_streams_of_two_contexts_are_refused() -> None:
-    here = Stream()
+def test_streams_of_two_contexts_are_refused(stream: Stream) -> None:
     handle = internals.create_context()
     with Context.from_handle(int(handle)).as_current():
         there = Stream()
-    assert there.device == here.device == Device(0)
+    assert there.device == stream.device == Device(0)
     with pytest.raises(ValueError, match="streams 0 and 1 live in different contexts"):
-        StreamPool.borrow([here, there])
-    here.close()
+        StreamPool.borrow([stream, there])
     there.close()
     internals.driver_call("cuCtxDestroy", handle)
 
@@ -111,11 +111,6 @@ async def test_pool_goes_on_without_a_stream_that_its_owner_has_closed() -> None
                 await pool.acquire()
             assert pool.closed
             gate.open()
-
-
-def test_legacy_stream_has_two_handles() -> None:
-    with pytest.raises(ValueError, match="are one"):
-        StreamPool.borrow([0, Stream.legacy()])
 
 
 async def test_owner_that_closes_a_stream_while_it_comes_back(owners: list[Stream]) -> None:

@@ -40,24 +40,13 @@ async def give_up_on_held_work(pool: StreamPool, gate: Gate) -> None:
                 future.cancel()
 
 
+async def serve(pool: StreamPool, served: list[bool]) -> None:
+    """A request that notes whether it got a free stream."""
+    async with pool.stream() as stream:
+        served.append(stream.query())
+
+
 # ------------------------------------------------------------------------------------- busy streams
-
-
-async def test_stream_is_free_again_when_its_work_is_done() -> None:
-    with Gate() as gate:
-        async with StreamPool(2) as pool:
-            async with pool.stream() as stream:
-                handle = stream.handle
-                gate.hold(stream)
-            assert (pool.idle, pool.busy, pool.lent) == (1, 1, 0)
-            for _ in range(3):
-                async with pool.stream() as other:
-                    assert other.handle != handle
-            assert not await drain(0)
-            gate.open()
-            assert await drain(20)
-            await until(lambda: pool.idle == 2)
-            assert pool.busy == 0
 
 
 async def test_cancelled_requests_do_not_delay_the_next() -> None:
@@ -65,43 +54,48 @@ async def test_cancelled_requests_do_not_delay_the_next() -> None:
     with Gate() as gate:
         async with StreamPool(2) as pool:
             served: list[bool] = []
-
-            async def serve() -> None:
-                async with pool.stream() as stream:
-                    served.append(stream.query())
-
             for _ in range(2):
                 await give_up_on_held_work(pool, gate)
             async with anyio.create_task_group() as tasks:
                 for _ in range(8):
-                    tasks.start_soon(serve)
+                    tasks.start_soon(serve, pool, served)
                 await until(lambda: pool.waiting == 8)
                 assert not served
                 gate.open()
             assert served == [True] * 8
 
 
-async def test_stream_is_free_when_a_thread_has_ended_that_a_cancelled_request_has_left() -> None:
-    """The pool's numbers say so, although no task uses the pool meanwhile."""
-    began, may_end = threading.Event(), threading.Event()
+@pytest.mark.parametrize("is_waited_for", [False, True])
+async def test_cancelled_call_in_a_thread_keeps_its_stream_to_its_end(is_waited_for: bool) -> None:
+    """To the end of its work on the GPU. Then the pool's numbers say that the stream is free, also
+    if no task uses the pool meanwhile.
+    """
+    began, may_end, served = threading.Event(), threading.Event(), list[bool]()
 
-    def fn(_: Stream) -> None:
+    def hold(_: Stream, handle: int) -> None:
         began.set()
         may_end.wait(30)
+        gate.hold(Stream.borrow(handle))  # by its handle, because the release closes the object
 
-    async with StreamPool(1) as pool:
+    async def call() -> None:
+        async with pool.stream() as stream:
+            await stream.enqueue_in_thread(hold, stream.handle)
 
-        async def call() -> None:
-            async with pool.stream() as stream:
-                await stream.enqueue_in_thread(fn)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(call)
-            await until(began.is_set)
-            group.cancel_scope.cancel()
-        assert (pool.idle, pool.busy, pool.lent) == (0, 1, 0)
-        may_end.set()
-        await until(lambda: (pool.idle, pool.busy) == (1, 0))
+    with Gate() as gate:
+        async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as group:
+                group.start_soon(call)
+                await until(began.is_set)
+                group.cancel_scope.cancel()
+            if is_waited_for:
+                tasks.start_soon(serve, pool, served)
+            for step in (may_end.set, gate.open):
+                await anyio.sleep(0.03)
+                assert (pool.idle, pool.busy, pool.lent, served) == (0, 1, 0, [])
+                step()
+            await until(lambda: (pool.idle, pool.busy) == (1, 0))
+            assert served == [True] * is_waited_for
+            assert await drain(10)
 
 
 async def test_pool_is_collected_while_a_stream_is_busy() -> None:
@@ -111,6 +105,7 @@ async def test_pool_is_collected_while_a_stream_is_busy() -> None:
         async with pool.stream() as stream:
             gate.hold(stream)
         del pool, stream
+        assert not await drain(0)
         gate.open()
         assert await drain(20)
         gc.collect()
@@ -169,14 +164,9 @@ async def test_waiting_task_gets_a_stream_after_a_refused_event(
     with Gate() as gate:
         async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
             served: list[bool] = []
-
-            async def wait() -> None:
-                async with pool.stream() as stream:
-                    served.append(stream.query())
-
             async with pool.stream() as held:
                 gate.hold(held)
-                tasks.start_soon(wait)
+                tasks.start_soon(serve, pool, served)
                 await until(lambda: pool.waiting == 1)
                 for nth in range(1, times + 1):
                     breakable.fail(call, 2, nth=nth)
@@ -200,11 +190,8 @@ async def test_numbers_while_a_stream_goes_from_one_task_to_the_next() -> None:
     pool = StreamPool(2)
     first, second = pool.acquire_nowait(), pool.acquire_nowait()
 
-    async def take() -> None:
-        pool.release(await pool.acquire())
-
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(take)
+        tasks.start_soon(use_once, pool)
         await until(lambda: pool.waiting == 1)
         pool.release(first)
         assert (pool.idle, pool.busy, pool.lent, pool.waiting) == (0, 0, 2, 0)
@@ -217,24 +204,6 @@ async def test_numbers_while_a_stream_goes_from_one_task_to_the_next() -> None:
     pool.release(second)
     assert (pool.idle, pool.lent) == (2, 0)
     pool.close()
-
-
-@pytest.mark.parametrize("most", [0, 2])
-async def test_max_waiting_limits_the_waiting_tasks(most: int) -> None:
-    async with StreamPool(1, max_waiting=most) as pool, anyio.create_task_group() as tasks:
-
-        async def wait() -> None:
-            async with pool.stream():
-                pass
-
-        async with pool.stream():
-            for _ in range(most):
-                tasks.start_soon(wait)
-            await until(lambda: pool.waiting == most)
-            with pytest.raises(PoolFullError, match=f"{most} of at most {most} tasks wait"):
-                await pool.acquire()
-            tasks.cancel_scope.cancel()
-    assert pool.waiting == 0
 
 
 async def test_error_and_repr_name_the_tasks_that_hold_streams() -> None:
@@ -273,8 +242,8 @@ async def test_capture_that_a_user_has_left_ends(through: str) -> None:
             await stream.synchronize_async()
 
 
-async def test_graph_into_which_a_user_has_captured_lives_on() -> None:
-    async with StreamPool(1) as pool, Stream() as other:
+async def test_graph_into_which_a_user_has_captured_lives_on(other: Stream) -> None:
+    async with StreamPool(1) as pool:
         graph = Graph()
         async with pool.stream() as stream:
             stream.begin_capture_to_graph(graph)
@@ -304,28 +273,20 @@ async def test_stream_in_anothers_capture_is_lent_again_when_that_has_ended(befo
             await stream.synchronize_async()
 
 
-async def test_task_waits_until_anothers_capture_has_ended() -> None:
-    origin, forked = Stream(), Event()
+async def test_task_waits_until_anothers_capture_has_ended(other: Stream, event: Event) -> None:
     async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
-        served: list[int] = []
-
-        async def wait() -> None:
-            async with pool.stream():
-                served.append(1)
-
-        origin.begin_capture(CaptureMode.RELAXED)
-        forked.record(origin)
+        served: list[bool] = []
+        other.begin_capture(CaptureMode.RELAXED)
+        event.record(other)
         async with pool.stream() as stream:
-            stream.wait_event(forked)
+            stream.wait_event(event)
             spin(stream, 0)
-        tasks.start_soon(wait)
+        tasks.start_soon(serve, pool, served)
         await until(lambda: pool.waiting == 1)
         assert not served
         with pytest.raises(StreamCaptureError):  # the fork was not joined
-            origin.end_capture()
+            other.end_capture()
         await until(lambda: bool(served))
-    origin.close()
-    forked.close()
 
 
 # ----------------------------------------------------------------------------------------- failures

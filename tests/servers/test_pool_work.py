@@ -127,12 +127,9 @@ async def test_each_stream_that_is_dropped_wakes_a_task_that_waits(which: str) -
         pool.release(held.pop(1))
         held.append(pool.acquire_nowait())
 
-    async def wait() -> None:
-        pool.release(await pool.acquire())
-
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
+            tasks.start_soon(use_once, pool)
             await until(lambda: pool.waiting == 1)
             del held[0 if which == "first" else -1]
             gc.collect()
