@@ -41,16 +41,6 @@ def context(driver_kind: str) -> Context:
     return Device(0).primary_context
 
 
-def test_context_is_current_for_the_block(context: Context) -> None:
-    before = Context.get_current()
-    with context.as_current():
-        assert Context.get_current() == context
-        with context.as_current():
-            pass
-        assert Context.get_current() == context
-    assert Context.get_current() == before
-
-
 @pytest.mark.parametrize("inner", [False, True], ids=["alone", "round others"])
 async def test_await_in_a_block_is_noticed(context: Context, inner: bool) -> None:
     """Also when no other task ran meanwhile. Blocks without an await are fine."""
@@ -154,14 +144,15 @@ async def test_stream_of_a_pool_is_shared_once_for_all(libraries: None) -> None:
             assert handles == dict.fromkeys(NOTHING, lent.handle)
 
 
-async def test_stream_is_current_for_a_block(stream: Stream, libraries: None) -> None:
+async def test_stream_is_current_for_a_block(
+    stream: Stream, other: Stream, libraries: None
+) -> None:
     before = Context.get_current()
     with stream.as_current() as same:
         assert same is stream
         assert Context.get_current() == stream.context
         assert current_handles() == NOTHING
     stream.torch()
-    other = Stream()
     other.torch()
     with stream.as_current():
         with other.as_current():
@@ -174,7 +165,6 @@ async def test_stream_is_current_for_a_block(stream: Stream, libraries: None) ->
     assert current_handles() == NOTHING
     assert Context.get_current() == before
     stream.close()
-    other.close()
     with pytest.raises(StreamClosedError), stream.as_current():
         pass
 

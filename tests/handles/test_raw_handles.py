@@ -64,12 +64,13 @@ def retired_stream(**options: Any) -> int:
     return handle
 
 
-def is_used_again(handle: int, **options: Any) -> bool:
-    """Whether a new stream gets this handle, of a stream that was not destroyed."""
-    stream = Stream(0, **options)
-    same = stream.handle == handle
-    stream.close()
-    return same
+def is_used_again(handle: int, among: int = 1, **options: Any) -> bool:
+    """Whether one of so many new streams gets this handle, of a stream that was not destroyed."""
+    with contextlib.ExitStack() as closing:
+        new = [
+            closing.enter_context(contextlib.closing(Stream(0, **options))) for _ in range(among)
+        ]
+        return handle in [stream.handle for stream in new]
 
 
 @pytest.mark.parametrize("loaded", ["torch", "cupy"], indirect=True)
@@ -198,10 +199,7 @@ def test_stream_in_a_call_of_another_thread_is_not_used_again(loaded: None) -> N
     with internals.pinned(stream):
         stream.close()
         assert not is_used_again(handle)
-    kept = [Stream(0) for _ in range(2)]
-    assert handle in [stream.handle for stream in kept]
-    for stream in kept:
-        stream.close()
+    assert is_used_again(handle, among=2)
 
 
 def test_capturing_stream_is_not_used_again(loaded: None) -> None:
@@ -215,10 +213,7 @@ def test_capturing_stream_is_not_used_again(loaded: None) -> None:
     stream.close()
     assert not is_used_again(handle)
     internals.driver_call("cuGraphDestroy", internals.driver_call("cuStreamEndCapture", raw))
-    kept = [Stream(0) for _ in range(2)]
-    assert handle in [stream.handle for stream in kept]
-    for stream in kept:
-        stream.close()
+    assert is_used_again(handle, among=2)
 
 
 @pytest.mark.parametrize("how", ["set", "set on a borrowed one", "copied"])

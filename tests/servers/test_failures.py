@@ -220,52 +220,6 @@ def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
-@pytest.mark.cuda_leaks(3)
-@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
-@pytest.mark.parametrize("code", [700, 719, 214])
-async def test_a_context_that_breaks_and_recovers(
-    breakable: Any, code: int, loop_kind: str
-) -> None:
-    with Gate() as gate:
-        streams = [
-            held_stream(gate, wait="hostfunc"),
-            held_stream(gate, device=1 if Device.count() > 1 else 0),
-        ]
-        kept = Kept()
-        watched = weakref.ref(kept)
-        futures = [
-            streams[0].completion_future(),
-            streams[1].completion_future(),
-            streams[0].checked_completion_future(),
-            streams[1].checked_completion_future(),
-            streams[0].enqueue_async(lambda stream, thing: None, kept),
-        ]
-        del kept
-        breakable.break_context(code)
-        errors = []
-        for future in futures:
-            with pytest.raises(ContextFailedError) as caught:
-                await future
-            assert caught.value.code == code
-            errors.append(caught.value)
-        assert len(set(map(id, errors))) == len(errors)
-        with pytest.raises(ContextFailedError):
-            streams[0].completion_future()
-        with pytest.raises(ContextFailedError):
-            await streams[0].synchronize_async()
-        with pytest.raises(ContextFailedError):
-            streams[0].enqueue_async(lambda stream: None)
-        recover()
-    del future, futures, errors, caught
-    gc.collect()
-    assert watched() is not None, "nothing proves that the GPU has passed"
-    for stream in streams:
-        await stream.synchronize_async()
-        await stream.completion_future()
-        stream.close()
-
-
-@pytest.mark.simulator_only("a GPU's context cannot be recovered")
 @pytest.mark.cuda_leaks(200)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) -> None:

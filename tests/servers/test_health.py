@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from aiostream import CudaError, statistics
-from support import Gate, held_stream, settle, succeed
+from aiostream import CudaError, Stream, statistics
+from support import Gate, settle, succeed
 
 pytestmark = pytest.mark.simulator_only("a GPU refuses nothing on command")
 
 
 # 900 and 906 are codes of a capture, and 600 is not-ready.
 @pytest.mark.parametrize("code", [2, 304, 600, 900, 906, 999])
-async def test_one_failed_look_of_the_watcher_fails_no_wait(breakable: Any, code: int) -> None:
+async def test_one_failed_look_of_the_watcher_fails_no_wait(
+    stream: Stream, breakable: Any, code: int
+) -> None:
     """An error that is gone at the next look says nothing about the context."""
     with Gate() as gate:
-        stream = held_stream(gate)
+        gate.hold(stream)
         waits = [stream.completion_future(), stream.enqueue_async(lambda _: None)]
         breakable.fail("cuStreamQuery", code)
         before = statistics()
@@ -28,13 +30,12 @@ async def test_one_failed_look_of_the_watcher_fails_no_wait(breakable: Any, code
         for wait in waits:
             await wait
     assert statistics().points.leaked == before.points.leaked
-    stream.close()
 
 
-async def test_an_error_that_stays_fails_the_waits(breakable: Any) -> None:
+async def test_an_error_that_stays_fails_the_waits(stream: Stream, breakable: Any) -> None:
     """Also one that the library does not know as fatal."""
     with Gate() as gate:
-        stream = held_stream(gate)
+        gate.hold(stream)
         future = stream.completion_future()
         for nth in range(1, 9):
             breakable.fail("cuStreamQuery", 999, nth=nth)
@@ -44,7 +45,6 @@ async def test_an_error_that_stays_fails_the_waits(breakable: Any) -> None:
         breakable.clear_faults()
         gate.open()
         stream.synchronize()
-    stream.close()
 
 
 def test_a_fault_counts_before_a_context_that_was_destroyed(driver_kind: str) -> None:

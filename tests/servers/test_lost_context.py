@@ -115,12 +115,6 @@ def test_listeners_are_told_once(driver_kind: str) -> None:
     ]
 
 
-def test_a_listener_must_be_callable() -> None:
-    with pytest.raises(TypeError, match="takes a callable, not int"):
-        aiostream.on_context_failed(5)  # type: ignore[arg-type]
-    aiostream.on_context_failed(print)()
-
-
 def test_health_is_none_or_the_error(driver_kind: str) -> None:
     lines = said_by(
         driver_kind,
@@ -164,13 +158,12 @@ def test_destroyed_context_is_not_the_end(driver_kind: str) -> None:
     assert lines.split() == ["None", "ContextFailedError", "709"]
 
 
-@pytest.mark.parametrize("end", ["close", "finalizer"])
-def test_what_lived_in_a_destroyed_context_is_not_touched(driver_kind: str, end: str) -> None:
+def test_finalizers_do_not_touch_what_lived_in_a_destroyed_context(driver_kind: str) -> None:
     """On a GPU, to destroy a stream after its context crashes the process."""
     pytest.importorskip("cuda.core")
     lines = said_by(
         driver_kind,
-        f"""
+        """
             import gc
             handles = [internals.create_context() for _ in range(3)]
             made = []
@@ -182,8 +175,6 @@ def test_what_lived_in_a_destroyed_context_is_not_touched(driver_kind: str, end:
                     made[-1].synchronize()
             for handle in handles:
                 internals.driver_call("cuCtxDestroy", handle)
-            if {end == "close"}:
-                [thing.close() for thing in made]
             made.clear()
             gc.collect()
             assert settle(lambda: aiostream.statistics().handles.open == 0)

@@ -32,44 +32,40 @@ async def test_waiting_for_all() -> None:
         assert await aiostream.wait(iter(futures)) == (set(futures), set())
 
 
-async def test_waiting_for_the_first() -> None:
+async def test_waiting_for_the_first(stream: Stream) -> None:
     """A future that is cancelled is done."""
     with Gate() as gate, contextlib.closing(held_stream(gate)) as held:
-        async with Stream() as free:
-            never, soon = held.completion_future(), free.completion_future()
-            cancelled = held.completion_future()
-            for _ in range(3):
-                done, pending = await aiostream.wait([never, soon], return_when="FIRST_COMPLETED")
-                assert (done, pending) == ({soon}, {never})
-            cancelled.cancel()
-            done, pending = await aiostream.wait([never, cancelled], return_when="FIRST_COMPLETED")
-            assert (done, pending) == ({cancelled}, {never})
+        never, soon = held.completion_future(), stream.completion_future()
+        cancelled = held.completion_future()
+        for _ in range(3):
+            done, pending = await aiostream.wait([never, soon], return_when="FIRST_COMPLETED")
+            assert (done, pending) == ({soon}, {never})
+        cancelled.cancel()
+        done, pending = await aiostream.wait([never, cancelled], return_when="FIRST_COMPLETED")
+        assert (done, pending) == ({cancelled}, {never})
         gate.open()
         both = {never, cancelled}
         assert await aiostream.wait(both, return_when="FIRST_EXCEPTION") == (both, set())
 
 
 @pytest.mark.simulator_only("lets a future fail on its own")
-async def test_waiting_for_the_first_exception() -> None:
+async def test_waiting_for_the_first_exception(stream: Stream) -> None:
     with Gate() as gate, contextlib.closing(held_stream(gate)) as held:
-        async with Stream() as free:
-            never, fine = held.completion_future(), free.completion_future()
-            failing = held.enqueue_async(lambda _: None)
-            # A future of this loop that fails, without a lost context.
-            internals.fail_future(failing, CudaError(1, "CUDA_ERROR_INVALID_VALUE", "test"))
-            done, pending = await aiostream.wait(
-                [never, fine, failing], return_when="FIRST_EXCEPTION"
-            )
-            assert failing in done
-            assert never in pending
-            await fine
-            done, pending = await aiostream.wait(
-                [never, fine], timeout=0.01, return_when="FIRST_EXCEPTION"
-            )
-            assert (done, pending) == ({fine}, {never})
-            async for each in aiostream.as_completed([failing]):
-                with pytest.raises(CudaError, match="test reported"):
-                    each.result()
+        never, fine = held.completion_future(), stream.completion_future()
+        failing = held.enqueue_async(lambda _: None)
+        # A future of this loop that fails, without a lost context.
+        internals.fail_future(failing, CudaError(1, "CUDA_ERROR_INVALID_VALUE", "test"))
+        done, pending = await aiostream.wait([never, fine, failing], return_when="FIRST_EXCEPTION")
+        assert failing in done
+        assert never in pending
+        await fine
+        done, pending = await aiostream.wait(
+            [never, fine], timeout=0.01, return_when="FIRST_EXCEPTION"
+        )
+        assert (done, pending) == ({fine}, {never})
+        async for each in aiostream.as_completed([failing]):
+            with pytest.raises(CudaError, match="test reported"):
+                each.result()
         gate.open()
         await never
 
@@ -140,30 +136,28 @@ async def test_futures_come_in_the_order_in_which_they_end() -> None:
         stream.close()
 
 
-async def test_futures_that_are_done_come_at_once_and_each_once() -> None:
-    async with Stream() as stream:
-        done = [stream.completion_future() for _ in range(3)]
-        await aiostream.wait(done)
-        done[1] = stream.completion_future()
-        done[1].cancel()
-        given = [each async for each in aiostream.as_completed([*done, *done], timeout=0)]
-        assert given == done, "in the order in which they were passed"
-        assert given[1].cancelled()
+async def test_futures_that_are_done_come_at_once_and_each_once(stream: Stream) -> None:
+    done = [stream.completion_future() for _ in range(3)]
+    await aiostream.wait(done)
+    done[1] = stream.completion_future()
+    done[1].cancel()
+    given = [each async for each in aiostream.as_completed([*done, *done], timeout=0)]
+    assert given == done, "in the order in which they were passed"
+    assert given[1].cancelled()
     none: list[Any] = []
     assert [each async for each in aiostream.as_completed(none)] == []
 
 
-async def test_timeout_ends_the_iteration_and_leaves_the_futures() -> None:
+async def test_timeout_ends_the_iteration_and_leaves_the_futures(stream: Stream) -> None:
     with Gate() as gate, contextlib.closing(held_stream(gate)) as held:
-        async with Stream() as free:
-            never, soon = held.completion_future(), free.completion_future()
-            await soon
-            given: list[Any] = []
-            with pytest.raises(TimeoutError):
-                async for future in aiostream.as_completed([never, soon], timeout=0.01):
-                    given.append(future)
-            assert given == [soon]
-            assert not never.done()
+        never, soon = held.completion_future(), stream.completion_future()
+        await soon
+        given: list[Any] = []
+        with pytest.raises(TimeoutError):
+            async for future in aiostream.as_completed([never, soon], timeout=0.01):
+                given.append(future)
+        assert given == [soon]
+        assert not never.done()
         gate.open()
         await never
 
@@ -202,25 +196,24 @@ async def test_wrong_iterations_are_refused() -> None:
             gate.open()
 
 
-async def test_two_tasks_cannot_take_the_futures_that_are_done() -> None:
-    async with Stream() as stream:
-        future = stream.completion_future()
-        await future
-        steps = aiostream.as_completed([future])
-        ends: list[object] = []
+async def test_two_tasks_cannot_take_the_futures_that_are_done(stream: Stream) -> None:
+    future = stream.completion_future()
+    await future
+    steps = aiostream.as_completed([future])
+    ends: list[object] = []
 
-        async def take() -> None:
-            try:
-                ends.append(await steps.__anext__())
-            except (RuntimeError, StopAsyncIteration) as error:
-                ends.append(type(error))
+    async def take() -> None:
+        try:
+            ends.append(await steps.__anext__())
+        except (RuntimeError, StopAsyncIteration) as error:
+            ends.append(type(error))
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(take)
-            tasks.start_soon(take)
-        assert future in ends
-        assert ends.count(future) == 1
-        assert set(ends) - {future} <= {RuntimeError, StopAsyncIteration}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        tasks.start_soon(take)
+    assert future in ends
+    assert ends.count(future) == 1
+    assert set(ends) - {future} <= {RuntimeError, StopAsyncIteration}
 
 
 async def test_an_iteration_that_was_left_early_is_not_called_back() -> None:
@@ -232,40 +225,37 @@ async def test_an_iteration_that_was_left_early_is_not_called_back() -> None:
 
 
 @pytest.mark.parametrize("loop_kind", ["trio"])
-async def test_each_step_of_the_iteration_is_a_checkpoint() -> None:
+async def test_each_step_of_the_iteration_is_a_checkpoint(stream: Stream) -> None:
     import trio.testing
 
-    async with Stream() as stream:
-        future = stream.completion_future()
-        await future
-        steps = aiostream.as_completed([future])
-        with trio.testing.assert_checkpoints():
-            await steps.__anext__()
-        with trio.testing.assert_checkpoints(), pytest.raises(StopAsyncIteration):
-            await steps.__anext__()
+    future = stream.completion_future()
+    await future
+    steps = aiostream.as_completed([future])
+    with trio.testing.assert_checkpoints():
+        await steps.__anext__()
+    with trio.testing.assert_checkpoints(), pytest.raises(StopAsyncIteration):
+        await steps.__anext__()
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
-async def test_tasks_can_be_waited_for_too() -> None:
+async def test_tasks_can_be_waited_for_too(stream: Stream) -> None:
     with Gate() as gate, contextlib.closing(held_stream(gate)) as held:
         task = asyncio.ensure_future(held.synchronize_async())
-        async with Stream() as free:
-            future = free.completion_future()
-            given = []
-            async for each in aiostream.as_completed([task, future]):
-                given.append(each)
-                gate.open()
-            assert given == [future, task]
-            assert await aiostream.wait(given) == ({task, future}, set())
+        future = stream.completion_future()
+        given = []
+        async for each in aiostream.as_completed([task, future]):
+            given.append(each)
+            gate.open()
+        assert given == [future, task]
+        assert await aiostream.wait(given) == ({task, future}, set())
 
 
 # -------------------------------------------------------------------------------------------- drain
 
 
-async def test_drain_waits_for_everything() -> None:
+async def test_drain_waits_for_everything(stream: Stream) -> None:
     calls: list[int] = []
     with Gate() as gate:
-        stream = Stream()
         gate.hold(stream)
         futures = [stream.completion_future(), stream.enqueue_async(lambda _: 5)]
         stream.launch_host_func(calls.append, 1)
@@ -282,16 +272,14 @@ async def test_drain_waits_for_everything() -> None:
         assert all(future.done() for future in futures)
     assert await aiostream.drain() is True
     assert await aiostream.drain(0) is True
-    stream.close()
 
 
-async def test_drain_does_not_wait_for_graphs() -> None:
-    async with Stream() as stream:
-        with stream.capture() as capture:
-            stream.launch_host_func(print, "never")
-        assert statistics().points.pending == statistics().points.captured == 1
-        assert await aiostream.drain(30) is True
-        capture.graph.close()
+async def test_drain_does_not_wait_for_graphs(stream: Stream) -> None:
+    with stream.capture() as capture:
+        stream.launch_host_func(print, "never")
+    assert statistics().points.pending == statistics().points.captured == 1
+    assert await aiostream.drain(30) is True
+    capture.graph.close()
 
 
 async def test_drain_waits_for_other_threads() -> None:
@@ -370,38 +358,33 @@ async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None
     assert not any(future.callbacks for future in futures), "nothing stays behind"
 
 
-async def test_what_cannot_be_waited_for() -> None:
-    async with Stream() as stream:
-        future, coroutine = stream.completion_future(), stream.synchronize_async()
-        not_several = r"wait takes several futures, as in wait\(\[first, second\]\), not"
-        not_futures = r"wait takes futures of this loop, not .*asyncio.wrap_future"
-        wrong: Any
-        for wrong, error, says in (
-            (future, TypeError, not_several),
-            (None, TypeError, not_several),
-            ([], ValueError, "nothing to wait for"),
-            *(
-                ([future, other], TypeError, not_futures)
-                for other in (1, coroutine, concurrent.futures.Future[None]())
-            ),
-        ):
-            with pytest.raises(error, match=says):
-                await aiostream.wait(wrong)
-        coroutine.close()
-        with pytest.raises(ValueError, match="return_when"):
-            await aiostream.wait([future], return_when="SOMETIME")  # type: ignore[arg-type]
-        for call in (lambda timeout: aiostream.wait([future], timeout=timeout), aiostream.drain):
-            for wrong in ("1", True, [1]):
-                with pytest.raises(
-                    TypeError, match="a timeout is a number of seconds or None, not"
-                ):
-                    await call(wrong)
-            with pytest.raises(
-                ValueError, match="a timeout is a number of seconds or None, not nan"
-            ):
-                await call(float("nan"))
-        assert await aiostream.wait([future], timeout=float("inf")) == ({future}, set())
-        assert await aiostream.drain(-1) is True
+async def test_what_cannot_be_waited_for(stream: Stream) -> None:
+    future, coroutine = stream.completion_future(), stream.synchronize_async()
+    not_several = r"wait takes several futures, as in wait\(\[first, second\]\), not"
+    not_futures = r"wait takes futures of this loop, not .*asyncio.wrap_future"
+    wrong: Any
+    for wrong, error, says in (
+        (future, TypeError, not_several),
+        (None, TypeError, not_several),
+        ([], ValueError, "nothing to wait for"),
+        *(
+            ([future, other], TypeError, not_futures)
+            for other in (1, coroutine, concurrent.futures.Future[None]())
+        ),
+    ):
+        with pytest.raises(error, match=says):
+            await aiostream.wait(wrong)
+    coroutine.close()
+    with pytest.raises(ValueError, match="return_when"):
+        await aiostream.wait([future], return_when="SOMETIME")  # type: ignore[arg-type]
+    for call in (lambda timeout: aiostream.wait([future], timeout=timeout), aiostream.drain):
+        for wrong in ("1", True, [1]):
+            with pytest.raises(TypeError, match="a timeout is a number of seconds or None, not"):
+                await call(wrong)
+        with pytest.raises(ValueError, match="a timeout is a number of seconds or None, not nan"):
+            await call(float("nan"))
+    assert await aiostream.wait([future], timeout=float("inf")) == ({future}, set())
+    assert await aiostream.drain(-1) is True
 
 
 # ------------------------------------------------------------------------- futures of another loop
