@@ -186,17 +186,7 @@ def cell(match: re.Match[str]) -> str:
 @functools.cache
 def public_names() -> set[str]:
     """`__all__` of the package, which is not imported: the site needs no compiled part."""
-    package = ROOT / "src/aiostream/__init__.py"
-    names = listed_names(package)
-    for line in ast.parse(package.read_text()).body:
-        if isinstance(line, ast.ImportFrom) and line.module and line.names[0].name == "*":
-            names |= listed_names(ROOT / "src" / f"{line.module.replace('.', '/')}.py")
-    return names
-
-
-def listed_names(module: Path) -> set[str]:
-    """The names in the `__all__` of a module."""
-    lines = ast.parse(module.read_text()).body
+    lines = ast.parse((ROOT / "src/aiostream/__init__.py").read_text()).body
     assigned = {
         ast.unparse(line.targets[0]): line for line in lines if isinstance(line, ast.Assign)
     }

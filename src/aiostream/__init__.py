@@ -15,16 +15,12 @@ import os as _os
 import typing as _typing
 
 # Modules import downwards only, in the order that docs/design.md draws.
-from aiostream import enums as _enums
-from aiostream import errors as _errors
 from aiostream._base import driver as _driver
 from aiostream._base import hints as _hints
-from aiostream._objects import memory as _memory
 from aiostream._objects.attributes import AccessPolicyWindow, MemSyncDomainMap
 from aiostream._objects.memory import *
 from aiostream._objects.nodes import GraphDependency, GraphEdgeData, GraphNode
 from aiostream._runtime import process as _process
-from aiostream._runtime import statistics as _statistics
 from aiostream._runtime.statistics import *
 from aiostream._servers.ending import drain
 from aiostream._servers.health import exit_on_context_failed, health, on_context_failed, on_stalled
@@ -83,24 +79,66 @@ _install_blocking_if_asked()
 _process.before_first_use += [_notice_failures, _trace_if_asked]
 
 __version__ = "0.1.0"
-# The other names are in the lists of the modules that have many.
 __all__ = [
     "AccessPolicyWindow",
+    "AccessProperty",
     "CaptureInfo",
+    "CaptureMode",
     "CaptureScope",
+    "CaptureStatus",
     "CompletionFuture",
     "Context",
+    "ContextFailedError",
+    "CudaError",
+    "DebugDotFlags",
+    "DependencyUpdate",
+    "DevResource",
+    "DevResourceType",
     "Device",
     "Event",
     "ExecutableGraph",
+    "FlushRemoteWrites",
+    "FutureCounts",
     "Graph",
     "GraphDependency",
+    "GraphDependencyType",
     "GraphEdgeData",
+    "GraphInstantiateResult",
     "GraphNode",
+    "GraphNodeType",
+    "GraphUpdateError",
+    "GraphUpdateResult",
+    "HandleCounts",
+    "HostFunctionSync",
+    "InstantiateFlags",
+    "MemAttach",
+    "MemSyncDomain",
     "MemSyncDomainMap",
+    "MemoryBarrier",
+    "MemoryBarrierType",
+    "NoDriverError",
+    "NotSupportedError",
+    "OutOfMemoryError",
     "PendingWait",
+    "PointCounts",
+    "PoolFullError",
+    "RecaptureStatus",
+    "StalledError",
+    "Statistics",
     "Stream",
+    "StreamAttribute",
+    "StreamCaptureError",
+    "StreamClosedError",
+    "StreamFlags",
     "StreamPool",
+    "SynchronizationPolicy",
+    "WaitCounts",
+    "WaitEventFlags",
+    "WaitStrategy",
+    "WaitValue",
+    "WaitValueFlags",
+    "WriteValue",
+    "WriteValueFlags",
     "as_completed",
     "capture_mode",
     "default_wait",
@@ -113,9 +151,6 @@ __all__ = [
     "pending",
     "ready",
     "set_default_wait",
+    "statistics",
     "wait",
 ]
-__all__ += _enums.__all__
-__all__ += _errors.__all__
-__all__ += _memory.__all__
-__all__ += _statistics.__all__

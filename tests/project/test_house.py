@@ -195,7 +195,7 @@ def test_only_the_seams_know_what_lies_behind_them() -> None:
 
 
 def test_every_public_name_is_exported_and_documented() -> None:
-    assert len(aiostream.__all__) == len(set(aiostream.__all__))
+    assert aiostream.__all__ == sorted(aiostream.__all__)
     for name in aiostream.__all__:
         public = getattr(aiostream, name)
         assert public.__doc__, f"{name} has no docstring"
