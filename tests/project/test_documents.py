@@ -339,6 +339,49 @@ def test_type_checkers_know_each_public_name_of_a_star_import(checker: str, tmp_
     assert status == 0, output
 
 
+OVERRIDES = """
+from types import TracebackType
+
+import aiostream
+
+
+class Stream(aiostream.Stream):
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await super().__aexit__(kind, error, traceback)
+"""
+
+
+@CHECKERS
+def test_type_checkers_accept_a_subclass_with_an_end_of_its_own(
+    checker: str, tmp_path: Path
+) -> None:
+    status, output = check_types(checker, tmp_path, [OVERRIDES])
+    assert status == 0, output
+
+
+WRONG = """
+import aiostream
+
+
+async def wait(pool: aiostream.StreamPool) -> None:
+    await pool.synchronize_async()
+"""
+
+
+@CHECKERS
+def test_type_checkers_refuse_a_method_that_a_pool_does_not_have(
+    checker: str, tmp_path: Path
+) -> None:
+    status, output = check_types(checker, tmp_path, [WRONG])
+    assert status != 0
+    assert "synchronize_async" in output
+
+
 def check_types(checker: str, folder: Path, programs: list[str]) -> tuple[int, str]:
     name, *options = checker.split()
     if importlib.util.find_spec(name) is None:

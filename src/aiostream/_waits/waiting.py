@@ -16,7 +16,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from aiostream import _native
 from aiostream._base import checks, driver, hints
@@ -414,8 +415,6 @@ class AwaitedBlock(hints.Hinted):
     __slots__ = ()
 
     if TYPE_CHECKING:
-        closed: Any
-        synchronize_async: ClassVar[Any]
 
         def _require_open(self) -> None: ...
 
@@ -423,7 +422,8 @@ class AwaitedBlock(hints.Hinted):
 
         async def aclose(self) -> None: ...
 
-    async def _close_when_done(self) -> None:
+    # Of a stream or an event. A pool has no `synchronize_async`, so it is not declared above.
+    async def _close_when_done(self: Any) -> None:
         """Waits for its work, and closes. It is closed also if the wait raises."""
         if self.closed:
             await checkpoint()
@@ -457,7 +457,13 @@ class AwaitedBlock(hints.Hinted):
         self._require_open()  # again, because another task may have closed it meanwhile
         return self
 
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    # The types are those that a user's override has. It may not take less than this.
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         try:
             await self.aclose()
         except (CudaError, StreamClosedError):
