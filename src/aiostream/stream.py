@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Coroutine
@@ -486,21 +485,26 @@ class Stream(
             True
         """
         bits = int(checks.member(WaitEventFlags, flags, "flags"))
-        owner = event._handle if isinstance(event, Event) else None
         # The event is pinned until the driver has returned, because another thread may close it.
-        pin = (
-            operand.pin(owner, event._name, "cuStreamWaitEvent")
-            if owner is not None
-            else contextlib.nullcontext(interop.event_handle(event))
-        )
-        with pin as handle:
+        # `pin` notes itself in the list, so that an interrupt right after it loses no pin.
+        owner = event._handle if isinstance(event, Event) else None
+        held: list[bool] = []
+        try:
+            if owner is not None and not owner.pin(held):
+                raise closed(event._name)
+            if owner is not None:
+                driver.raise_for(_native.gone_refusal(owner), "cuStreamWaitEvent", event._name)
             if owner is not None and bits:  # the node of the graph has it
                 event._given.add(owner)
+            handle = owner.value if owner is not None else interop.event_handle(event)
             if not handle and interop.is_unmade(event):
                 self._require_open()
                 return
             raw = driver.bindings().CUevent(handle)
             operand.call_on(self._operand, "cuStreamWaitEvent", raw, bits)
+        finally:
+            if owner is not None and held:
+                owner.unpin()
 
     def query(self) -> bool:
         """Whether all work is done (`cuStreamQuery`). It does not block.
