@@ -11,7 +11,6 @@ import gc
 import inspect
 import os
 import signal
-import subprocess
 import sys
 import threading
 import traceback
@@ -22,7 +21,8 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import CaptureStatus, Event, Stream
+from aiostream import CaptureStatus, Event, Stream, metrics
+from commands import python
 from installed import GIVES_WRONG_EDGE_DATA, MISSING, missing_of
 from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle, spin
 
@@ -56,13 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     driver = config.getoption("--driver")
     if driver == "auto":
-        there = (
-            subprocess.run(
-                [sys.executable, "-c", PROBE], capture_output=True, check=False
-            ).returncode
-            == 0
-        )
-        driver = "gpu" if there else "simulator"
+        driver = "gpu" if python("none", "-c", PROBE).returncode == 0 else "simulator"
     config.stash[DRIVER] = driver
     from aiostream import simulator
 
@@ -262,6 +256,15 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         lambda args: seen.append((args.exc_type, str(args.exc_value), args.object)),
     )
     return seen
+
+
+@pytest.fixture
+def waits() -> Iterator[list[metrics.Wait]]:
+    """What `metrics.on_wait` reports."""
+    seen: list[metrics.Wait] = []
+    end = metrics.on_wait(seen.append)
+    yield seen
+    end()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiostream
-from support import settle
+from support import is_at_rest, settle
 
 __all__ = ["examples_of", "public_docstrings", "run_docstring", "run_in_this_process"]
 
@@ -164,7 +164,6 @@ def run_in_this_process(name: str) -> None:
 
     def ended() -> bool:
         now = aiostream.statistics()
-        pending = now.points.pending + now.futures.pending + now.waits.pending
-        return now.balanced and pending == now.handles.open == now.points.leaked == 0
+        return is_at_rest() and now.handles.open == now.points.leaked == 0
 
     assert settle(ended), f"the ledger does not balance: {aiostream.statistics()}"

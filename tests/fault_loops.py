@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 from collections.abc import Callable
 from importlib import import_module
@@ -19,7 +20,7 @@ from aiostream import Event, Stream, StreamPool
 from fault_engine import Faults, Scenario
 from fault_scenarios import WITHOUT_LOOP, a_stream, a_waiter, use, use_async, without_loop
 from installed import installed
-from support import new_uvloop, run_on
+from support import PLAIN_LOOPS, Blind, run_on
 
 for _name in installed(["trio", "uvloop"]):
     import_module(_name)  # once, and not in each child
@@ -28,25 +29,12 @@ for _name in installed(["trio", "uvloop"]):
 
 
 def _runs() -> dict[str, Callable[[Callable[[], Any]], None]]:
-    class Blind(asyncio.SelectorEventLoop):
-        """A loop that cannot watch descriptors for others."""
+    def run_blind(main: Callable[[], Any]) -> None:
+        with asyncio.Runner(loop_factory=Blind) as runner:
+            runner.run(main())
 
-        def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
-            raise NotImplementedError
-
-    def on(factory: Any) -> Callable[[Callable[[], Any]], None]:
-        def run(main: Callable[[], Any]) -> None:
-            with asyncio.Runner(loop_factory=factory) as runner:
-                runner.run(main())
-
-        return run
-
-    asyncio_loops = {"asyncio": None, "uvloop": new_uvloop, "blind loop": Blind}
-    runs = {
-        **{name: on(factory) for name, factory in asyncio_loops.items()},
-        "trio": lambda main: run_on("trio", main),
-    }
-    return {name: runs[name] for name in installed(runs)}
+    runs = {kind: functools.partial(run_on, kind) for kind in installed(PLAIN_LOOPS)}
+    return {**runs, "blind loop": run_blind}
 
 
 def _first_use(name: str, run: Callable[[Callable[[], Any]], None], awaited: str) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib import metadata
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
-__all__ = ["GIVES_WRONG_EDGE_DATA", "MISSING", "installed", "missing_of"]
+__all__ = ["GIVES_WRONG_EDGE_DATA", "MISSING", "beside", "installed", "missing_of", "program"]
 
 MISSING = frozenset(name for name in ("trio", "uvloop") if find_spec(name) is None)
 
@@ -27,3 +29,25 @@ def missing_of(text: str) -> list[str]:
 def installed(names: Iterable[str]) -> list[str]:
     """Returns those of the names that need no missing loop."""
     return [name for name in names if not missing_of(name)]
+
+
+def beside(name: str) -> Path:
+    """Returns a file or folder of the clone. Skips the test if it runs on an installed package
+    alone.
+    """
+    import pytest
+
+    if not (path := Path(__file__).parents[1] / name).exists():
+        pytest.skip(f"{name} is not beside the tests")
+    return path
+
+
+def program(name: str) -> ModuleType:
+    """Imports a program of the clone that lies in no package."""
+    path = beside(name)
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

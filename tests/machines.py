@@ -155,23 +155,17 @@ class OnLoop(RuleBasedStateMachine):
         assert settle(ended), f"{self.before} -> {statistics()}"
 
 
-def let_hypothesis_see() -> None:
-    """Has `gc.get_referrers` see again what the fixture `ledger` has frozen.
-
-    From Python 3.14 on hypothesis asks it who holds its random numbers. On the others each
-    collection of a test would take as long as the whole heap asks.
-    """
-    if sys.version_info >= (3, 14):
-        gc.unfreeze()
-
-
 def check(machine: type[OnLoop], backend: str, examples: int, steps: int) -> None:
     chosen = type(
         f"{machine.__name__}On{backend.title()}",
         (machine,),
         {"backend": backend, "before": statistics()},
     )
-    let_hypothesis_see()
+    # From Python 3.14 on hypothesis asks `gc.get_referrers` who holds its random numbers, so that
+    # must see what the fixture `ledger` has frozen. On the others each collection of a test would
+    # take as long as the whole heap asks.
+    if sys.version_info >= (3, 14):
+        gc.unfreeze()
     run_state_machine_as_test(
         seed(chosen_seed())(chosen) if chosen_seed() != 1 else chosen,
         settings=settings(

@@ -13,15 +13,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from commands import ROOT as ROOT
+from commands import environment as environment
 from support import settle
 
-ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 LOST = re.compile(
     r"^aiostream: .* (?:\(719\): the CUDA context is lost|is stalled: .*)\. Process (\d+) "
@@ -29,18 +31,6 @@ LOST = re.compile(
     re.MULTILINE,
 )
 Ask = Callable[[httpx.Client], httpx.Response]
-
-
-def environment(driver_kind: str, *folders: Path, **variables: str) -> dict[str, str]:
-    """The variables of a server, with folders that come first on the path."""
-    path = os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH", "")]))
-    return {
-        **os.environ,
-        "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
-        "PYTHONUNBUFFERED": "1",
-        **({"PYTHONPATH": path} if path else {}),
-        **variables,
-    }
 
 
 @contextlib.contextmanager
@@ -128,18 +118,22 @@ def free_port() -> int:
 def started(
     program: Path,
     driver_kind: str,
-    port: int,
     *arguments: str,
     alive: str = "/ping",
+    path: Any = (),
     **variables: str,
 ) -> Iterator[Server]:
+    """A server that answers, with folders that come first on its path. `PORT` stands for its port
+    in the arguments.
+    """
+    port = free_port()
     process = subprocess.Popen(
-        [sys.executable, str(program), *arguments],
+        [sys.executable, str(program), *(each.replace("PORT", str(port)) for each in arguments)],
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(driver_kind, **variables),
+        env=environment(driver_kind, *path, **variables),
     )
     try:
         with http_client(f"http://127.0.0.1:{port}") as client:
@@ -249,3 +243,38 @@ class Clients:
     def bad(self) -> list[tuple[float, int, int]]:
         """The requests since `lose_a_worker` began that were not answered well."""
         return [each for each in self.answers if each[1] != 200 and each[0] >= self.began]
+
+
+def end_under_load(
+    server: Server, request: Callable[[httpx.Client, int, int], bool], least: int
+) -> None:
+    """Ends a server in the middle of the requests of six clients.
+
+    Args:
+        server: Its end must be clean.
+        request: Has the n-th request of a client answered: `request(connection, client, n)`. It
+            says whether the answer was whole, or raises the error of a broken connection.
+        least: The end comes after so many answers.
+    """
+    whole, ending = [0], threading.Event()
+
+    def send(client: int) -> None:
+        with http_client(server.client.base_url) as connection:
+            for number in range(10_000):
+                try:
+                    is_whole = request(connection, client, number)
+                except (httpx.TransportError, OSError):
+                    is_whole = False
+                if not is_whole:
+                    assert ending.is_set()
+                    return
+                whole[0] += 1
+
+    with ThreadPoolExecutor(6) as pool:
+        clients = [pool.submit(send, client) for client in range(6)]
+        assert settle(lambda: whole[0] >= least)
+        ending.set()
+        code, _, written = server.stop()
+        for each in clients:
+            each.result()
+    assert (code, written) == (0, "")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiostream import Stream, WaitStrategy, statistics
 from aiostream.testing import Gate, recover, settle, spin
+from commands import python
 from installed import installed, missing_of
 from internals import has_gil, is_drain
 
@@ -211,22 +212,16 @@ def run_script(
     for line in re.findall(r"^ *import .*", script, re.MULTILINE):
         for name in missing_of(line):
             pytest.skip(f"{name} is not installed")
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.path.dirname(__file__),
-        "PYTHONFAULTHANDLER": "1",
-        **environment,
-    }
-    variables["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
-    variables["AIOSTREAM_SIMULATOR"] = "1" if driver_kind == "simulator" else ""
-    return subprocess.run(
-        [sys.executable, "-W", warnings, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
+    path = environment.pop("PYTHONPATH", os.path.dirname(__file__))
+    return python(
+        driver_kind,
+        *("-W", warnings, "-c", textwrap.dedent(script)),
+        folder=folder,
+        path=[path],
         timeout=timeout,
-        env=variables,
-        cwd=folder,
-        check=False,
+        PYTHONFAULTHANDLER="1",
+        PYTHONUNBUFFERED="",
+        **environment,
     )
 
 

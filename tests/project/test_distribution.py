@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import runpy
@@ -20,29 +19,14 @@ from typing import Any
 import pytest
 
 import aiostream
+from commands import ROOT
+from installed import beside, program
 from support import succeed
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def project() -> dict[str, Any]:
-    path = ROOT / "pyproject.toml"
-    if not path.exists():
-        pytest.skip("pyproject.toml is not beside the tests")
-    return tomllib.loads(path.read_text())
-
-
-def tool(name: str) -> ModuleType:
-    path = ROOT / "tools" / f"{name}.py"
-    if not path.exists():
-        pytest.skip("the tools are not beside the tests")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tomllib.loads(beside("pyproject.toml").read_text())
 
 
 def test_version_is_written_once(project: dict[str, Any]) -> None:
@@ -107,7 +91,8 @@ def test_package_is_small() -> None:
     assert sum(len(zlib.compress(content)) for content in [*compiled, *others]) < 512 * 1024
 
 
-def test_demo_imports_the_dependencies_alone(driver_kind: str) -> None:
+@pytest.mark.parametrize("command", ["demo", pytest.param("bench", marks=pytest.mark.slow)])
+def test_commands_import_the_dependencies_alone(command: str, driver_kind: str) -> None:
     """What else lies in the environment, as the rest of cuda-python, is not needed."""
     script = """
         import sys
@@ -118,7 +103,7 @@ def test_demo_imports_the_dependencies_alone(driver_kind: str) -> None:
             }
         before = from_elsewhere()
         from aiostream.__main__ import main
-        assert main(["demo"]) == 0
+        assert main(["COMMAND", *["--quick"] * ("COMMAND" == "bench")]) == 0
         new = from_elsewhere() - before
         cuda = {".".join(name.split(".")[:2]) for name in new if name.startswith("cuda.")}
         assert cuda <= {"cuda.bindings", "cuda.pathfinder"}, cuda
@@ -127,15 +112,14 @@ def test_demo_imports_the_dependencies_alone(driver_kind: str) -> None:
         allowed = {"anyio", "idna", "sniffio", "typing_extensions"}
         assert {name for name in others if not name.startswith("_cython")} <= allowed, others
         """
-    assert "balanced" in succeed(driver_kind, script)
+    assert "aiostream" in succeed(driver_kind, script.replace("COMMAND", command))
 
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What setup.py gives to `setup`."""
     setuptools = pytest.importorskip("setuptools")
-    if not (ROOT / "setup.py").exists():
-        pytest.skip("setup.py is not beside the tests")
+    beside("setup.py")
     options: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", lambda **given: options.update(given))
     monkeypatch.chdir(ROOT)
@@ -170,13 +154,13 @@ def test_console_script_is_the_command_line(driver_kind: str, project: dict[str,
     assert (name, others) == ("aiostream-cuda", [])
     module, _, function = target.partition(":")
     assert callable(getattr(importlib.import_module(module), function))
-    for program, usage in (
+    for path, usage in (
         (f"/usr/bin/{name}", f"usage: {name} "),
         ("/lib/aiostream/__main__.py", "usage: python -m aiostream "),
     ):
         script = f"""
             import sys
-            sys.argv = [{program!r}, "--help"]
+            sys.argv = [{path!r}, "--help"]
             from {module} import {function}
             {function}()
             """
@@ -184,10 +168,7 @@ def test_console_script_is_the_command_line(driver_kind: str, project: dict[str,
 
 
 def test_tested_pythons_are_the_ones_that_are_named(project: dict[str, Any]) -> None:
-    workflow = ROOT / ".github" / "workflows" / "ci.yml"
-    if not workflow.exists():
-        pytest.skip("the CI file is not beside the tests")
-    listed = re.search(r"python: \[(.*)\]", workflow.read_text())
+    listed = re.search(r"python: \[(.*)\]", beside(".github/workflows/ci.yml").read_text())
     assert listed is not None
     tested = set(re.findall(r'"(3\.\d+)"', listed[1]))
     start = "Programming Language :: Python :: 3."
@@ -202,7 +183,7 @@ def test_tested_pythons_are_the_ones_that_are_named(project: dict[str, Any]) -> 
 
 
 def test_module_below_its_floor_is_named() -> None:
-    check_coverage = tool("check_coverage")
+    check_coverage = program("tools/check_coverage.py")
     report = {
         "files": {
             f"/anywhere/aiostream/{name}": {"summary": {"percent_covered": percent}}
@@ -222,7 +203,7 @@ def test_module_below_its_floor_is_named() -> None:
 
 @pytest.fixture(scope="module")
 def release() -> ModuleType:
-    return tool("release")
+    return program("tools/release.py")
 
 
 @pytest.fixture

@@ -20,9 +20,7 @@ import ast
 import functools
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass, field
@@ -33,9 +31,10 @@ import pytest
 
 import aiostream
 from aiostream import simulator
+from commands import ROOT, STAND_INS, python
+from installed import beside
 from support import run_script
 
-ROOT = Path(__file__).parents[2]
 PAGES = [
     path
     for pattern in ("*.md", "docs/*.md", "benchmarks/**/*.md")
@@ -78,7 +77,6 @@ pinned_batch, pinned_scores = batch.pin_memory(), torch.empty((32, 8), pin_memor
 {}
 await pool.aclose()
 """
-STAND_INS = Path(__file__).parents[1] / "stand_ins"
 
 
 @dataclass
@@ -129,8 +127,7 @@ PROGRAMS = [program for page in PAGES if page.name != "torch.md" for program in 
 
 
 def test_the_documents_have_snippets() -> None:
-    if not (ROOT / "docs").is_dir():
-        pytest.skip("the documents are not beside the tests")
+    beside("docs")
     assert len(PROGRAMS) >= 25
     assert len(programs_of(ROOT / "README.md")) >= 2
     shown = {program.name.partition(".md")[0] for program in PROGRAMS if "shown" in program.how}
@@ -214,19 +211,9 @@ def run_files(driver_kind: str, program: Program, folder: Path) -> None:
     """Has pytest run the files of a page, in a folder of their own."""
     for name, code in program.files.items():
         (folder / name).write_text(code)
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
-    variables.pop("PYTEST_ADDOPTS", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    command += ["-p", "aiostream_pytest", f"--aiostream={driver_kind}"]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    options = ["-q", "-p", "no:cacheprovider", "-p", "aiostream_pytest", str(folder)]
+    options += [f"--aiostream={driver_kind}"]
+    done = python(driver_kind, "-m", "pytest", *options, folder=folder, PYTEST_ADDOPTS="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
@@ -297,11 +284,9 @@ def test_named_attributes_are_there() -> None:
 
 def test_pages_of_the_site_are_linked() -> None:
     """Each page of `docs/` can be reached from the first one."""
-    if not (ROOT / "docs").is_dir():
-        pytest.skip("the documents are not beside the tests")
-    first = (ROOT / "docs" / "index.md").read_text()
-    linked = set(re.findall(r"\]\((\w[\w/-]*\.md)", first))
-    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    docs = beside("docs")
+    linked = set(re.findall(r"\]\((\w[\w/-]*\.md)", (docs / "index.md").read_text()))
+    pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
     assert pages - linked == {"index.md"}
 
 
@@ -396,8 +381,5 @@ def check_types(checker: str, folder: Path, programs: list[str]) -> tuple[int, s
         options = ["--pythonpath", sys.executable, "--project", str(folder)]
     else:
         options += map(str, folder.glob("snippet_*.py"))
-    command = [sys.executable, "-m", name, *options]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=110, check=False
-    )
+    done = python("none", "-m", name, *options, folder=folder)
     return done.returncode, done.stdout + done.stderr

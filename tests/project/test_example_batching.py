@@ -5,10 +5,8 @@ On the simulator it runs with kernels of its own. On a GPU it runs its decoder, 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from servers import ROOT, Server, free_port, http_client, started
+from commands import torch_path
+from servers import ROOT, Server, end_under_load, started
 from support import settle
 
 PROGRAM = ROOT / "examples" / "continuous_batching.py"
@@ -24,20 +23,12 @@ VOCABULARY = 1024
 
 
 @pytest.fixture
-def options(driver_kind: str) -> list[str]:
-    if driver_kind == "simulator":
-        return ["--simulator"]
-    if importlib.util.find_spec("torch") is None:
+def engine(driver_kind: str, tmp_path: Path) -> Iterator[Server]:
+    if driver_kind == "gpu" and torch_path(driver_kind):
         pytest.skip("torch is not installed")
-    return []
-
-
-@pytest.fixture
-def engine(driver_kind: str, options: list[str], tmp_path: Path) -> Iterator[Server]:
-    port = free_port()
-    arguments = ("--port", str(port), "--slots", "3", *options)
+    arguments = ("--port", "PORT", "--slots", "3", *["--simulator"] * (driver_kind == "simulator"))
     variables = {"AIOSTREAM_TRACE": str(tmp_path / "trace.json")}
-    with started(PROGRAM, driver_kind, port, *arguments, alive="/health", **variables) as server:
+    with started(PROGRAM, driver_kind, *arguments, alive="/health", **variables) as server:
         yield server
 
 
@@ -71,7 +62,8 @@ def begin(client: httpx.Client, count: int) -> tuple[httpx.Response, Iterator[st
     answer = client.send(request, stream=True)
     lines = (line for line in answer.iter_lines() if line)
     for _ in range(3):
-        next(lines)
+        if next(lines, None) is None:
+            raise httpx.ReadError("the server ends")
     return answer, lines
 
 
@@ -114,34 +106,17 @@ def test_no_token_is_wrong_under_load_until_the_end(
     prompts = range(100, 112)
     for prompt in prompts:
         right.of(prompt)
-    complete, ending = [0], threading.Event()
 
-    def client(number: int) -> None:
-        with http_client(engine.client.base_url) as own:
-            for at in range(10_000):
-                prompt = prompts[(number + at) % len(prompts)]
-                count = 1 + (7 * number + at) % 20
-                try:
-                    if number == 0 and at % 3 == 0:
-                        begin(own, 200)[0].close()  # it leaves in the middle
-                    found = tokens_of(own, prompt, count)
-                except (httpx.TransportError, StopIteration):
-                    assert ending.is_set()
-                    return
-                assert found == right.of(prompt)[: len(found)]
-                if len(found) < count:  # 503, or ended early
-                    assert ending.is_set()
-                    return
-                complete[0] += 1
+    def request(connection: httpx.Client, client: int, number: int) -> bool:
+        prompt = prompts[(client + number) % len(prompts)]
+        count = 1 + (7 * client + number) % 20
+        if client == 0 and number % 3 == 0:
+            begin(connection, 200)[0].close()  # it leaves in the middle
+        found = tokens_of(connection, prompt, count)
+        assert found == right.of(prompt)[: len(found)]
+        return len(found) == count  # else 503, or ended early
 
-    with ThreadPoolExecutor(6) as pool:
-        clients = [pool.submit(client, number) for number in range(6)]
-        assert settle(lambda: complete[0] >= 30)
-        ending.set()
-        code, _, written = engine.stop()  # in the middle of it
-        for each in clients:
-            each.result()
-    assert (code, written) == (0, "")
+    end_under_load(engine, request, 30)
     # The trace has each step, under the stream's name, and when the GPU worked on it.
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     steps = [each for each in events if each["name"].startswith("Stream.run")]

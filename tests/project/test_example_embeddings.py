@@ -4,36 +4,30 @@ leaves. On the simulator it runs with kernels of its own, and with a stand-in fo
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import socket
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import pytest
 
-from servers import ROOT, Server, free_port, http_client, started
-from support import settle
+from commands import torch_path
+from servers import ROOT, Server, end_under_load, started
 
 PROGRAM = ROOT / "examples" / "embedding_server.py"
 CLOSE = 0.1  # bfloat16, and kernels that depend on the batch's size
 KINDS = ["blocking", "to_thread", "polling", "aiostream", "aiostream batch 4", "torch batch 4"]
 
 
-def options_of(kind: str, driver_kind: str) -> tuple[list[str], dict[str, str]]:
+def options_of(kind: str, driver_kind: str) -> tuple[list[str], Sequence[Path]]:
     way, _, batch = kind.partition(" batch ")
     arguments = ["--streams", "3", "--batch", batch or "1"]
-    has_torch = driver_kind == "gpu" and importlib.util.find_spec("torch") is not None
-    if way == "torch" or has_torch:
-        way = way.replace("torch", "aiostream")
-        paths = [] if has_torch else [str(ROOT / "tests" / "stand_ins"), str(ROOT)]
-        path = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-        return [*arguments, "--way", way], {"PYTHONPATH": path}
+    path = torch_path(driver_kind)
+    if way == "torch" or not path:
+        return [*arguments, "--way", way.replace("torch", "aiostream")], path
     if driver_kind == "gpu":
         pytest.skip("torch is not installed")
-    return [*arguments, "--way", way, "--simulator"], {}
+    return [*arguments, "--way", way, "--simulator"], ()
 
 
 @pytest.fixture(
@@ -47,10 +41,9 @@ def options_of(kind: str, driver_kind: str) -> tuple[list[str], dict[str, str]]:
     ]
 )
 def server(request: pytest.FixtureRequest, driver_kind: str) -> Iterator[Server]:
-    port = free_port()
-    arguments, variables = options_of(request.param, driver_kind)
-    arguments += ["--port", str(port)]
-    with started(PROGRAM, driver_kind, port, *arguments, alive="/health", **variables) as running:
+    arguments, path = options_of(request.param, driver_kind)
+    arguments += ["--port", "PORT"]
+    with started(PROGRAM, driver_kind, *arguments, alive="/health", path=path) as running:
         yield running
 
 
@@ -71,30 +64,14 @@ def test_every_answer_is_right_until_the_end(server: Server) -> None:
     for wrong in ("", "?text=x", "?text=-1", "?text=256"):
         assert server.client.get(f"/embed{wrong}").status_code == 400
     expected = server.client.get("/expected").json()
-    right, lost, ending = [0], [0], threading.Event()
 
-    def client(number: int) -> None:
-        with http_client(server.client.base_url) as own:
-            for at in range(10_000):
-                text = (37 * number + at) % len(expected)
-                try:
-                    answer = own.get("/embed", params={"text": text})
-                    if number == 0 and at % 5 == 0:
-                        leave(server, text)
-                except (httpx.TransportError, OSError):  # the server has closed the connection
-                    assert ending.is_set()
-                    lost[0] += 1
-                    return
-                assert answer.status_code == 200
-                assert is_right(answer, expected, text)
-                right[0] += 1
+    def request(connection: httpx.Client, client: int, number: int) -> bool:
+        text = (37 * client + number) % len(expected)
+        answer = connection.get("/embed", params={"text": text})
+        if client == 0 and number % 5 == 0:
+            leave(server, text)
+        assert answer.status_code == 200
+        assert is_right(answer, expected, text)
+        return True
 
-    with ThreadPoolExecutor(6) as pool:
-        clients = [pool.submit(client, number) for number in range(6)]
-        assert settle(lambda: right[0] > 60)
-        ending.set()
-        code, _, written = server.stop()  # in the middle of it
-        for each in clients:
-            each.result()
-    assert (code, written) == (0, "")
-    assert lost[0] == 6
+    end_under_load(server, request, 60)

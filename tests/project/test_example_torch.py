@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 
-from servers import ROOT, environment
+from commands import ROOT, environment, python, torch_path
 from support import succeed
 
-STAND_INS = ROOT / "tests" / "stand_ins"
-
-
-def search_path(driver_kind: str) -> str:
-    """With the stand-in, if torch is not there."""
-    there = driver_kind == "gpu" and importlib.util.find_spec("torch") is not None
-    paths = [] if there else [str(STAND_INS), str(ROOT)]
-    return os.pathsep.join([*paths, str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
-
-
-def check(driver_kind: str) -> subprocess.CompletedProcess[str]:
-    options = ("--check", "--seconds", "0.2", "--connections", "8")
-    return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "torch_server.py"), *options],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**environment(driver_kind), "PYTHONPATH": search_path(driver_kind)},
-        check=False,
-    )
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.slow
 def test_torch_server_answers_right_in_every_way(driver_kind: str) -> None:
-    done = check(driver_kind)
+    options = ("--check", "--seconds", "0.2", "--connections", "8")
+    program = str(EXAMPLES / "torch_server.py")
+    done = python(driver_kind, program, *options, path=torch_path(driver_kind))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "the loop was blocked for" not in line]
     assert [line.split()[:2] for line in lines[1:-1]] == [
@@ -47,7 +25,8 @@ def test_torch_server_answers_right_in_every_way(driver_kind: str) -> None:
 
 def run(driver_kind: str, script: str) -> str:
     pytest.importorskip("fastapi")
-    return succeed(driver_kind, script, PYTHONPATH=search_path(driver_kind))
+    path = environment(driver_kind, *torch_path(driver_kind), EXAMPLES)["PYTHONPATH"]
+    return succeed(driver_kind, script, PYTHONPATH=path)
 
 
 def test_torch_server_serves_without_garbage_collections_of_torch(driver_kind: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from servers import ROOT, Server, environment, free_port, http_client, started
+from commands import python
+from servers import ROOT, Server, http_client, started
 from support import settle
 
 EXAMPLES = ROOT / "examples"
@@ -30,19 +29,11 @@ TOO_LONG = 2000  # milliseconds on the GPU
 # ------------------------------------------------------------------------------ quickstart
 
 
-def quickstart(variables: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / "quickstart.py"), *options],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=variables,
-        check=False,
-    )
+QUICKSTART = ("-W", "error", str(EXAMPLES / "quickstart.py"))
 
 
 def test_quickstart(driver_kind: str) -> None:
-    done = quickstart(environment(driver_kind))
+    done = python(driver_kind, *QUICKSTART)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("driver: ")
@@ -54,12 +45,12 @@ def test_quickstart(driver_kind: str) -> None:
 
 
 def test_quickstart_takes_the_simulator_only_when_asked() -> None:
-    variables = {**environment("none"), "CUDA_VISIBLE_DEVICES": "-1"}  # no GPU, or none to be seen
-    done = quickstart(variables)
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1"}  # no GPU, or none to be seen
+    done = python("none", *QUICKSTART, **hidden)
     assert done.returncode == 1
     assert "AIOSTREAM_SIMULATOR=1" in done.stderr
     assert "Traceback" not in done.stderr
-    done = quickstart(variables, "--simulator")
+    done = python("none", *QUICKSTART, "--simulator", **hidden)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -67,9 +58,8 @@ def test_quickstart_takes_the_simulator_only_when_asked() -> None:
 
 
 def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManager[Server]:
-    port = free_port()
-    options = ("--server", kind, "--port", str(port), "--timeout", str(TIMEOUT), *options)
-    return started(EXAMPLES / "model_server.py", driver_kind, port, *options)
+    options = ("--server", kind, "--port", "PORT", "--timeout", str(TIMEOUT), *options)
+    return started(EXAMPLES / "model_server.py", driver_kind, *options)
 
 
 @pytest.fixture(params=SERVERS)
@@ -160,9 +150,8 @@ def test_server_recovers_from_an_overload(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SERVERS)
 def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_kind: str) -> None:
-    port = free_port()
     with (
-        started(SERVED, driver_kind, port, kind, str(port)) as server,
+        started(SERVED, driver_kind, kind, "PORT") as server,
         ThreadPoolExecutor(2) as pool,
     ):
 
@@ -183,9 +172,8 @@ def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_
 
 @pytest.mark.parametrize("kind", ["uvicorn", HYPERCORN])
 def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str) -> None:
-    port = free_port()
     with (
-        started(SERVED, driver_kind, port, kind, str(port)) as server,
+        started(SERVED, driver_kind, kind, "PORT") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         answer = pool.submit(server.infer, 500.0)
@@ -197,8 +185,7 @@ def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str
 @pytest.mark.simulator_only("a GPU's driver may wait for its kernels when the process ends")
 @pytest.mark.parametrize("kind", SERVERS)
 def test_server_ends_while_the_gpu_hangs(kind: str, driver_kind: str) -> None:
-    port = free_port()
-    with started(SERVED, driver_kind, port, kind, str(port), "0.5", "0.2") as server:
+    with started(SERVED, driver_kind, kind, "PORT", "0.5", "0.2") as server:
         assert server.infer(milliseconds=40_000).status_code == 504
         began = time.monotonic()
         assert server.stop()[::2] == (0, "")
@@ -207,8 +194,7 @@ def test_server_ends_while_the_gpu_hangs(kind: str, driver_kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["uvicorn", HYPERCORN])
 def test_lost_context_ends_the_server(kind: str, driver_kind: str) -> None:
-    port = free_port()
-    with started(SERVED, driver_kind, port, kind, str(port)) as server:
+    with started(SERVED, driver_kind, kind, "PORT") as server:
         assert server.infer().status_code == 200
         with contextlib.suppress(httpx.TransportError):
             server.client.get("/fault")

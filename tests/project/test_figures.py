@@ -9,12 +9,13 @@ import json
 import re
 import tomllib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from commands import ROOT
+from installed import beside
+
 RESULTS = ROOT / "benchmarks" / "results"
 # Each figure of these pages with one of these units is a quoted one.
 PAGES = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/coming-from.md"]
@@ -23,8 +24,8 @@ UNITS = r"[\d,.]+(?= µs| % of (?:a|one) core| ms of CPU)"
 
 @cache
 def claims() -> list[dict[str, Any]]:
-    quoted = RESULTS.parent / "quoted.toml"
-    if not quoted.exists() or not list(RESULTS.glob("*.json")):
+    quoted = beside("benchmarks/quoted.toml")
+    if not list(RESULTS.glob("*.json")):
         pytest.skip("the results are not beside the tests")
     found: list[dict[str, Any]] = tomllib.loads(quoted.read_text())["claim"]
     return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import enums
+from installed import beside, program
 from support import succeed
 
 # Not what is installed, which has the examples too.
@@ -27,17 +27,13 @@ EXAMPLES = TESTS.parent / "examples"
 
 # Public modules whose names are not the package's: `from aiostream.testing import spin`.
 IMPORTED_BY_NAME = {"blocking", "metrics", "testing", "trace"}
-NATIVE = PACKAGE / "native"
 
 
 def table(number: int) -> list[list[str]]:
     """The rows of one of the two tables in docs/design.md, "The house": the storeys, then the
     levels of the native part.
     """
-    design = TESTS.parent / "docs" / "design.md"
-    if not design.exists():
-        pytest.skip("the documents are not here: the tests run on an installed package alone")
-    house = design.read_text().split("\n## The house\n")[1].split("\n## ")[0]
+    house = beside("docs/design.md").read_text().split("\n## The house\n")[1].split("\n## ")[0]
     lines = house.split("---|\n")[number].split("\n\n")[0].splitlines()
     return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
 
@@ -136,9 +132,7 @@ def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
 
 
 def test_native_files_include_downwards_only() -> None:
-    sources = list(NATIVE.glob("*.[ch]"))
-    if not sources:
-        pytest.skip("the sources are not here: the tests run on an installed package alone")
+    sources = list(beside("src/aiostream/native").glob("*.[ch]"))
     floors = rows(2)
     drawn = {path.stem for path in sources}
     assert drawn == floors.keys(), "a new native file needs its floor in docs/design.md"
@@ -151,31 +145,26 @@ def test_native_files_include_downwards_only() -> None:
 
 
 def test_drawing_of_the_native_part_is_current() -> None:
-    script = TESTS.parent / "docs" / "make_graphs.py"
-    if not script.exists():
-        pytest.skip("the documents are not beside the tests")
-    made = runpy.run_path(str(script))
-    assert made["PAGE"].read_text() == made["page"](), "run python docs/make_graphs.py"
+    made = program("docs/make_graphs.py")
+    assert made.PAGE.read_text() == made.page(), "run python docs/make_graphs.py"
 
 
 def test_c_is_formatted() -> None:
     """By `.clang-format`. Another major version breaks some lines elsewhere, so only one counts."""
     folders = [PACKAGE / name for name in ("native", "simulator")]
     files = [path for folder in [*folders, TESTS / "native"] for path in folder.glob("*.[ch]")]
-    if not (TESTS.parent / ".clang-format").exists():
-        pytest.skip("the sources are not here: the tests run on an installed package alone")
+    beside(".clang-format")
     formatter = shutil.which("clang-format")
     if formatter is None:
         pytest.skip("there is no clang-format here: install the group `dev`")
-    version = subprocess.run([formatter, "--version"], capture_output=True, text=True, check=True)
-    if "version 23." not in version.stdout:
-        pytest.skip(f"clang-format 23 is needed: this is {version.stdout.strip()}")
-    checked = subprocess.run(
-        [formatter, "--dry-run", "-Werror", *map(str, files)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([formatter, *options], capture_output=True, text=True, check=False)
+
+    version = run("--version").stdout
+    if "version 23." not in version:
+        pytest.skip(f"clang-format 23 is needed: this is {version.strip()}")
+    checked = run("--dry-run", "-Werror", *map(str, files))
     assert checked.returncode == 0, checked.stderr
 
 
@@ -226,9 +215,9 @@ def test_nothing_happens_at_import() -> None:
     script = """
         import sys, threading
         before = set(sys.modules)
-        import aiostream
+        import aiostream, aiostream.metrics
         new = {name.split(".")[0] for name in set(sys.modules) - before}
-        assert not new & {"cuda", "trio", "anyio", "uvloop"}, new
+        assert not new & {"cuda", "trio", "anyio", "uvloop", "prometheus_client"}, new
         assert threading.active_count() == 1
         with open("/proc/self/maps") as file:
             maps = file.read()
@@ -242,9 +231,7 @@ def test_only_three_files_list_the_wait_strategies() -> None:
     """All other lists derive from these, so a new strategy is known everywhere at once."""
     root, names = TESTS.parent, list(aiostream.WaitStrategy)
     assert set(get_args(get_args(enums.WaitLike)[1])) == set(names)
-    page = root / "docs" / "which-wait.md"
-    if not page.exists():
-        pytest.skip("the documents are not here: the tests run on an installed package alone")
+    page = beside("docs/which-wait.md")
     name = f"[\"'`](?:{'|'.join(names)})[\"'`]|WaitStrategy.(?:{'|'.join(names).upper()})\\b"
     # All of them close together, but perhaps one: those that record an event are a list too.
     listing = re.compile(rf"(?:(?:{name})[^`]{{1,12}}){{{len(names) - 2},}}(?:{name})")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import running
+from commands import python
 
-HERE = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1]
 
 
 def run(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, int], str]:
@@ -26,28 +24,11 @@ def run(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, int], 
     (folder / "test_it.py").write_text(text)
     # Without the other plugins of this environment, which take a second to import.
     plugins = [f"-p{name}" for name in ("running", "xdist.plugin", "pytest_timeout")]
-    command = [sys.executable, "-m", "pytest", *plugins, "-p", "no:cacheprovider", "-ra"]
-    variables = {
-        "PYTHONPATH": str(HERE),
-        "PYTEST_ADDOPTS": "",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-    done = subprocess.run(
-        [*command, *arguments],
-        cwd=folder,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    last = done.stdout.splitlines()[-1]
-    return (
-        done.returncode,
-        {what: int(n) for n, what in re.findall(r"(\d+) (\w+)", last)},
-        done.stdout,
-    )
+    options = ["-m", "pytest", *plugins, "-p", "no:cacheprovider", "-ra", *arguments]
+    variables = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = python("none", *options, folder=folder, PYTHONPATH=str(TESTS), **variables)
+    counts = re.findall(r"(\d+) (\w+)", done.stdout.splitlines()[-1])
+    return done.returncode, {what: int(n) for n, what in counts}, done.stdout + done.stderr
 
 
 HANGS = """

@@ -8,11 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
-import pkgutil
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import aiostream
+from commands import ROOT, python
+from installed import beside, program
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MENU = ROOT / "mkdocs.yml"
 # Pages that docs/site_hooks.py makes of files outside of docs/.
@@ -36,8 +33,7 @@ ELSEWHERE = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_beside_the_documents() -> None:
-    if not MENU.exists():
-        pytest.skip("the documents are not beside the tests")
+    beside("mkdocs.yml")
 
 
 def menu() -> list[str]:
@@ -71,22 +67,11 @@ def test_the_api_reference_has_every_public_name_once() -> None:
         name for name in shown if name.partition(".")[0] not in aiostream.__all__ or "." not in name
     ]
     public = [*aiostream.__all__]
-    for module in modules_with_names_of_their_own():
+    for module in program("docs/make_reference.py").submodules():
         names = importlib.import_module(f"aiostream.{module}").__all__
         public += [module]
         public += [f"{module}.{name}" for name in names if name not in aiostream.__all__]
     assert Counter(shown) == Counter(public)
-
-
-def modules_with_names_of_their_own() -> list[str]:
-    """Public modules whose names the package does not have, such as `simulator`."""
-    found = []
-    for module in pkgutil.iter_modules(aiostream.__path__):
-        if not module.name.startswith("_") and module.name != "bench":
-            names = getattr(importlib.import_module(f"aiostream.{module.name}"), "__all__", [])
-            if set(names) - set(aiostream.__all__):
-                found.append(module.name)
-    return found
 
 
 def test_the_site_names_no_other_host() -> None:
@@ -106,15 +91,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: the group docs brings it")
     site = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    command = ("-m", "mkdocs", "build", "--strict", "--site-dir", str(site))
+    done = python("none", *command, folder=ROOT, NO_MKDOCS_2_WARNING="1")
     assert done.returncode == 0, done.stdout + done.stderr
     return site
 
