@@ -3,42 +3,52 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import aiostream
 from aiostream import simulator
+from benchmarks import results as files
 from benchmarks.child import reason
 from benchmarks.runner import Runner
 from benchmarks.worker import Worker
+from commands import ROOT, python
 
-__all__ = ["ROOT", "LocalRunner", "command", "pack_wheel", "running"]
-
-ROOT = Path(__file__).parents[1]
+RESULTS = "results.json"
 
 
 def command(
-    driver_kind: str, *arguments: str, path: Path | None = None
+    driver_kind: str, *arguments: str, path: Sequence[Path] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m benchmarks`, with a folder that comes first on the path if one is given."""
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
-    if path is not None:
-        known = (str(path), os.environ.get("PYTHONPATH"))
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, known))
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=variables,
-        check=False,
-    )
+    """Runs `python -m benchmarks`, with folders that come first on the path."""
+    return python(driver_kind, "-m", "benchmarks", *arguments, folder=ROOT, path=path)
+
+
+def quick_run(
+    driver_kind: str, folder: Path, *arguments: str, path: Sequence[Path] = ()
+) -> tuple[str, dict[str, Any]]:
+    """What `python -m benchmarks --quick` prints, and its results, which are left in a folder."""
+    file = folder / RESULTS
+    done = command(driver_kind, "--quick", *arguments, "--json", str(file), path=path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, files.read(file)
+
+
+def new_runner(driver_kind: str, loop: str, names: Sequence[str] = (), **options: Any) -> Runner:
+    """A runner of the driver under test that says nothing."""
+    simulator = driver_kind == "simulator"
+    return Runner([loop], names, simulator=simulator, say=lambda line: None, **options)
+
+
+def results_of(rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """A file of results that has these rows."""
+    keys = ("gpu", "driver", "cuda", "cores", "python")
+    known = {"environment": dict.fromkeys(keys), "date": "2026-11-21T00:00:00+00:00"}
+    return {**known, "simulator": False, "rows": rows, **more}
 
 
 class Local:

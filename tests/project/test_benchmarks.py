@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,29 +11,33 @@ from typing import Any
 import pytest
 
 import aiostream
-from benching import ROOT, command
+from benching import RESULTS, command, quick_run
 from benchmarks import __main__ as program
 from benchmarks import command as benchmark
 from benchmarks import plan, ready, server, work
 from benchmarks import results as files
 from benchmarks.patterns import Patterns
+from commands import ROOT, python
 
 # ------------------------------------------------------------------------------------------- a run
 
 
 @pytest.fixture(scope="module")
-def quick_run(driver_kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    path = tmp_path_factory.mktemp("bench") / "results.json"
-    done = command(driver_kind, "--quick", "goals", "fairness", "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    return done.stdout, path
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture(scope="module")
+def goals(driver_kind: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """What a quick run prints, and its results."""
+    return quick_run(driver_kind, folder, "goals", "fairness")
 
 
 @pytest.mark.slow
 def test_a_quick_run_writes_sane_cells_of_every_measure(
-    quick_run: tuple[str, Path], driver_kind: str
+    goals: tuple[str, dict[str, Any]], driver_kind: str
 ) -> None:
-    results = files.read(quick_run[1])
+    _, results = goals
     assert results["simulator"] == (driver_kind == "simulator")
     assert results["environment"]["gpu"] == aiostream.Device(0).name
     assert {"driver", "cuda", "python", "cuda-bindings", "cores"} <= results["environment"].keys()
@@ -62,31 +64,28 @@ def test_a_quick_run_writes_sane_cells_of_every_measure(
 
 @pytest.mark.slow
 def test_a_quick_run_prints_progress_tables_goals_and_what_was_not_run(
-    quick_run: tuple[str, Path], driver_kind: str
+    goals: tuple[str, dict[str, Any]], driver_kind: str, folder: Path
 ) -> None:
-    out, path = quick_run
+    out, results = goals
     for words in (
         *("about 0:", "left] goals: latency, 20 us steady", "Latency over the kernel's length"),
-        *("Loop lag in us", "Goals", "not measured", f"Results: {path}"),
+        *("Loop lag in us", "Goals", "not measured", f"Results: {folder / RESULTS}"),
         *(["not run: cupy on every loop", files.SIMULATED] if driver_kind == "simulator" else []),
     ):
         assert words in out
     if driver_kind == "simulator":
-        not_run = {entry["peer"]: entry["reason"] for entry in files.read(path)["not_run"]}
+        not_run = {entry["peer"]: entry["reason"] for entry in results["not_run"]}
         assert "runtime library" in not_run["cupy"]
 
 
 @pytest.mark.slow
 def test_a_run_is_added_to_a_file_and_shown(
-    quick_run: tuple[str, Path], driver_kind: str, tmp_path: Path
+    goals: tuple[str, dict[str, Any]], driver_kind: str, folder: Path
 ) -> None:
-    path = tmp_path / "more.json"
-    path.write_bytes(quick_run[1].read_bytes())
-    before = files.read(path)["rows"]
-    arguments = ("--quick", "fairness", "--json", str(path), "--append", "--peers", "polling")
-    assert command(driver_kind, *arguments).returncode == 0
-    assert len(files.read(path)["rows"]) == len(before)  # replaced, not doubled
-    shown = command("none", "--show", str(path))
+    options = ("fairness", "--append", "--peers", "polling")
+    _, results = quick_run(driver_kind, folder, *options)
+    assert len(results["rows"]) == len(goals[1]["rows"])  # replaced, not doubled
+    shown = command("none", "--show", str(folder / RESULTS))
     assert "Completions of a task in a window" in shown.stdout
     assert "\nGoals\n" in shown.stdout
 
@@ -95,11 +94,7 @@ def test_a_run_is_added_to_a_file_and_shown(
 def test_each_measure_of_late_ends_is_run_printed_and_judged(
     driver_kind: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "results.json"
-    options = ("--quick", *plan.TAILS, "--json", str(path), "--loops", "asyncio")
-    done = command(driver_kind, *options)
-    assert done.returncode == 0, done.stderr
-    results = files.read(path)
+    printed, results = quick_run(driver_kind, tmp_path, *plan.TAILS, "--loops", "asyncio")
     for measure in plan.TAILS:
         rows = [row for row in results["rows"] if row["set"] == measure]
         peers = plan.FULL_PEERS if measure == "full" else plan.TAIL_PEERS
@@ -117,7 +112,7 @@ def test_each_measure_of_late_ends_is_run_printed_and_judged(
         *("Lateness in us by pattern of work", "8 streams"),
         *("Completions of a task in a window", "all on one core"),
     ):
-        assert words in done.stdout
+        assert words in printed
     # --quick has no 16 streams.
     assert {goal["group"] for goal in results["goals"]} == {"patterns", "fairness", "one core"}
     assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
@@ -222,14 +217,7 @@ def test_ready_is_compared_with_a_loop_of_sleeps(capsys: pytest.CaptureFixture[s
 @pytest.mark.slow
 @pytest.mark.alone
 def test_idioms_that_block_are_found_and_no_others(driver_kind: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.blocking_idioms"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""},
-        cwd=ROOT,
-        check=False,
-    )
+    done = python(driver_kind, "-m", "benchmarks.blocking_idioms", folder=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 rows are wrong" in done.stdout
     assert len(re.findall("^bindings ", done.stdout, re.MULTILINE)) == 13

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benching import results_of
 from benchmarks import goals, loops, peers, pictures, plan, serving, stats, tables, work
 from benchmarks.measure import Measure
 
@@ -158,12 +159,6 @@ def drawable() -> list[dict[str, Any]]:
         for peer in ("aiostream auto", "to_thread", "polling")
         for name in work.patterns(0, 1)
     ]
-
-
-def results_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    keys = ("gpu", "driver", "cuda", "cores", "python")
-    date = "2026-11-21T00:00:00+00:00"
-    return {"environment": dict.fromkeys(keys), "date": date, "simulator": False, "rows": rows}
 
 
 def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> None:

@@ -9,24 +9,16 @@ from typing import Any
 
 import pytest
 
-from benching import LocalRunner, running
-from benchmarks import child, loops, plan, runner, work
+from benching import LocalRunner, new_runner, running
+from benchmarks import child, loops, plan, work
 from benchmarks.idle import Idle
 from benchmarks.lag import PLAIN, Lag
 from benchmarks.latency import Latency
 from benchmarks.measure import Found, Measure, Turn
 from benchmarks.patterns import Patterns
 from benchmarks.peers import Peer, Wait
-from benchmarks.pending import Memory, Pending
-from benchmarks.windows import Fairness, Full, Mixed, OneCore, Throughput
-
-
-def new_runner(
-    driver_kind: str, loop: str, names: tuple[str, ...], **options: Any
-) -> runner.Runner:
-    simulator = driver_kind == "simulator"
-    return runner.Runner([loop], names, simulator=simulator, say=lambda line: None, **options)
-
+from benchmarks.pending import Pending
+from benchmarks.windows import Fairness, Full, Mixed, Throughput
 
 # ----------------------------------------------------------------------------------- on every loop
 
@@ -68,24 +60,6 @@ def test_every_measure_runs_in_a_worker(driver_kind: str, loop: str) -> None:
             assert {row["peer"] for row in rows} == expected, job.title
             assert {(row["measure"], row["loop"]) for row in rows} == {(job.name, loop)}
         assert bench_runner.not_run == []
-
-
-def test_one_core_has_a_worker_of_its_own(driver_kind: str) -> None:
-    on = (("asyncio",), ("aiostream auto", "polling"))
-    part = Fairness(*on, streams=2, rounds=1, window=0.03, warm=0.0)
-    with running(new_runner(driver_kind, "asyncio", on[1])) as bench_runner:
-        rows = OneCore(*on, parts=(part,)).run(bench_runner)
-    assert [(row["measure"], row["peer"]) for row in rows] == [("fairness", name) for name in on[1]]
-
-
-@pytest.mark.slow
-def test_memory_is_measured_in_a_worker_for_each_turn(driver_kind: str) -> None:
-    job = Memory(("asyncio",), ("aiostream auto",), count=100, rounds=1)
-    with running(new_runner(driver_kind, "asyncio", ("aiostream auto",))) as bench_runner:
-        rows = job.run(bench_runner)
-    assert {(row["peer"], row["by"]) for row in rows} == {
-        (peer, by) for peer in ("aiostream auto", PLAIN) for by in ("traced", "rss")
-    }
 
 
 # ---------------------------------------------------------------------------------------- failures

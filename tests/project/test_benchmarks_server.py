@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from benching import command, pack_wheel
+from benching import new_runner, pack_wheel, quick_run, results_of
 from benchmarks import goals, load, pictures, plan, runner, server, serving
-from benchmarks import results as files
 
 MS = 1_000_000  # ns
 KNOWN = ("polling", "aiostream auto")
@@ -28,10 +27,7 @@ KNOWN = ("polling", "aiostream auto")
 def test_each_load_is_run_with_every_peer_printed_and_judged(
     driver_kind: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "results.json"
-    done = command(driver_kind, "--quick", "server", "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    results = files.read(path)
+    printed, results = quick_run(driver_kind, tmp_path, "server")
     assert results["not_run"] == []
     for usual in server.USUAL[:3]:
         closed = usual.name.startswith("closed")
@@ -48,10 +44,10 @@ def test_each_load_is_run_with_every_peer_printed_and_judged(
             assert row["peer"] == "blocking" or row["ping"]["samples"] > 0
             assert (row["client_late"] is None) == closed
             assert row["server"].startswith("uvicorn ")
-    for words in ("A server's requests", "  pool enqueue_async", f"Results: {path}"):
-        assert words in done.stdout
+    for words in ("A server's requests", "  pool enqueue_async"):
+        assert words in printed
     for load_name in ("closed 128 x 5 ms", "open 2000/s x log-normal"):
-        assert re.search(f"^{load_name} *$", done.stdout, re.MULTILINE)
+        assert re.search(f"^{load_name} *$", printed, re.MULTILINE)
     assert len(results["goals"]) == 5 + 8
     # On a busy machine a window of --quick may serve too little to give the CPU of a request.
     some_unknown = any(row["cpu_us"] is None for row in results["rows"])
@@ -162,21 +158,17 @@ def test_an_open_loop_with_free_connections_is_not_late() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"),
+    ("path", "limit", "reason"),
     [
-        ("/bad", "answered with HTTP/1.1 500 Internal Server Error: ValueError: no more"),
-        ("/gone", "the connection broke"),
+        ("/bad", 10, "answered with HTTP/1.1 500 Internal Server Error: ValueError: no more"),
+        ("/gone", 10, "the connection broke"),
+        ("/wait", 0.2, load.TOO_LONG),
     ],
 )
-def test_a_request_that_fails_ends_the_window(path: str, reason: str) -> None:
+def test_a_window_ends_with_a_failure_or_late(path: str, limit: float, reason: str) -> None:
     for rate in (0, 200):
         with pytest.raises(RuntimeError, match=reason):
-            window(path, connections=3, rate=rate)
-
-
-def test_a_window_that_takes_too_long_is_given_up() -> None:
-    with pytest.raises(RuntimeError, match=load.TOO_LONG):
-        window(limit=0.2)
+            window(path, connections=3, rate=rate, limit=limit)
 
 
 def test_pings_that_were_due_meanwhile_count() -> None:
@@ -186,19 +178,6 @@ def test_pings_that_were_due_meanwhile_count() -> None:
     assert load.ping_times(10 * MS, 27 * MS, 12 * MS, 22 * MS) == [12 * MS, 7 * MS]
     assert load.ping_times(10 * MS, 11 * MS, 0, 100 * MS) == [1 * MS]
     assert load.ping_times(10 * MS, 11 * MS, 11 * MS, 100 * MS) == []
-
-
-def test_an_answer_may_come_in_pieces() -> None:
-    answers: list[tuple[str, bytes]] = []
-    whole = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
-    for size in (1, 7, len(whole)):
-        connection = load.Connection()
-        connection.connection_made(asyncio.Transport())
-        with contextlib.suppress(NotImplementedError):  # that transport cannot write
-            connection.ask(b"", lambda _, problem, body: answers.append((problem, body)))
-        for at in range(0, len(whole), size):
-            connection.data_received(whole[at : at + size])
-    assert answers == [("", b"hello")] * 3
 
 
 # ---------------------------------------------------------------------------------------- failures
@@ -221,11 +200,6 @@ def measured(driver_kind: str, folder: Path, lines: str) -> tuple[list[Any], dic
     ):
         rows = job.run(bench_runner)
     return rows, {entry["peer"]: entry["reason"] for entry in bench_runner.not_run}
-
-
-def new_runner(driver_kind: str, loop: str, **options: Any) -> runner.Runner:
-    simulator = driver_kind == "simulator"
-    return runner.Runner([loop], [], simulator=simulator, say=lambda line: None, **options)
 
 
 BROKEN = """
@@ -361,12 +335,6 @@ def test_the_server_is_judged_against_its_rivals() -> None:
 
 def test_the_server_has_a_figure_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    keys = ("gpu", "driver", "cuda", "cores", "python")
-    results: dict[str, Any] = {
-        "environment": dict.fromkeys(keys),
-        "date": "2026-11-21T00:00:00+00:00",
-    }
-    results |= {"simulator": True, "rows": canned()}
-    drawn = pictures.draw([results], tmp_path / "results")
+    drawn = pictures.draw([results_of(canned(), simulator=True)], tmp_path / "results")
     assert [path.name for path in drawn] == ["results-server.svg", "results-server-dark.svg"]
     assert b"<svg" in drawn[0].read_bytes()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import re
 from contextlib import closing
 from pathlib import Path
@@ -12,23 +10,16 @@ from typing import Any
 
 import pytest
 
-from benching import command
-from benchmarks import goals, plan, runner, server, serving, torch_server, torch_ways
-from benchmarks import results as files
-
-STAND_INS = Path(__file__).parents[1] / "stand_ins"
+from benching import new_runner, quick_run
+from benchmarks import goals, plan, server, serving, torch_server, torch_ways
+from commands import STAND_INS, environment, torch_path
 
 # ------------------------------------------------------------------------------------------- a run
 
 
 @pytest.mark.slow
 def test_each_way_is_served_printed_and_judged(driver_kind: str, tmp_path: Path) -> None:
-    there = driver_kind == "gpu" and importlib.util.find_spec("torch") is not None
-    path = tmp_path / "results.json"
-    arguments = ("--quick", "torch", "--json", str(path))
-    done = command(driver_kind, *arguments, path=None if there else STAND_INS)
-    assert done.returncode == 0, done.stderr
-    results = files.read(path)
+    printed, results = quick_run(driver_kind, tmp_path, "torch", path=torch_path(driver_kind))
     assert results["not_run"] == []
     assert {row["peer"] for row in results["rows"]} == {*torch_server.PEERS, server.PING}
     for row in results["rows"]:
@@ -40,8 +31,8 @@ def test_each_way_is_served_printed_and_judged(driver_kind: str, tmp_path: Path)
         for name in ("uvicorn ", "FastAPI ", "torch "):
             assert name in row["server"]
     for words in ("A torch server's requests", "\n  launch + to_thread  ", "  aiostream graph  "):
-        assert words in done.stdout
-    assert re.search("^closed 16 x model *$", done.stdout, re.MULTILINE)
+        assert words in printed
+    assert re.search("^closed 16 x model *$", printed, re.MULTILINE)
     assert len(results["goals"]) == 3
     assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
 
@@ -78,18 +69,15 @@ def test_a_way_that_fails_is_left_out_with_the_reason(
     reasons: dict[str, str],
 ) -> None:
     """With a stand-in with more lines."""
-    folder = tmp_path
     pytest.importorskip("fastapi")
-    (folder / "torch.py").write_text(f"{(STAND_INS / 'torch.py').read_text()}\n{more}\n")
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    )
+    (tmp_path / "torch.py").write_text(f"{(STAND_INS / 'torch.py').read_text()}\n{more}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", environment(driver_kind, tmp_path)["PYTHONPATH"])
     ways, load = (torch_ways.LAUNCH, "launch + query"), torch_server.MAIN
     job = torch_server.TorchServer(
         ("asyncio",), ways, load=load, rounds=1, window=0.3, warm=0.0, trial=0.0
     )
-    with closing(new_runner(driver_kind)) as bench_runner:
+    with closing(new_runner(driver_kind, "asyncio")) as bench_runner:
         rows = job.run(bench_runner)
     not_run = {entry["peer"]: entry["reason"] for entry in bench_runner.not_run}
     assert {row["peer"] for row in rows} == peers, not_run
@@ -97,16 +85,11 @@ def test_a_way_that_fails_is_left_out_with_the_reason(
     assert all(reason in not_run[peer] for peer, reason in reasons.items())
 
 
-def new_runner(driver_kind: str) -> runner.Runner:
-    simulator = driver_kind == "simulator"
-    return runner.Runner(["asyncio"], [], simulator=simulator, say=lambda line: None)
-
-
 def test_what_is_not_installed_is_named(driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_server, "NEEDED", ("uvicorn", "no_such_library"))
     job = torch_server.TorchServer(("asyncio",), torch_server.PEERS, load=torch_server.MAIN)
     with (
-        closing(new_runner(driver_kind)) as bench_runner,
+        closing(new_runner(driver_kind, "asyncio")) as bench_runner,
         pytest.raises(RuntimeError, match=r"^no_such_library is not installed: pip install torch"),
     ):
         job.run(bench_runner)
