@@ -18,7 +18,6 @@ from pathlib import Path
 from docstrings import public_docstrings
 
 ROOT = Path(__file__).parents[2]
-COLUMNS = 100
 
 # Words and constructions that a reader with another first language stumbles on, and what to write
 # instead. Regular expressions, for whole words, in any case.
@@ -84,7 +83,6 @@ MARKDOWN = _files(
     "benchmarks/**/*.md",
     but=("docs/reference.md", "docs/coverage.md", "CODE_OF_CONDUCT.md"),
 )
-OTHER_PYTHON = _files("*.py", "docs/*.py", "tests/**/*.py")
 
 
 # ------------------------------------------------------------------------------- what is read where
@@ -198,23 +196,6 @@ def test_stop_list() -> None:
 
 
 # ------------------------------------------------------------------------------ the layout of files
-
-
-def test_columns() -> None:
-    """Lines with an address may be longer, as in ruff, and a file that ruff lets be long."""
-
-    def faults_of(path: Path) -> list[str]:
-        lines = path.read_text().splitlines()
-        if any(line.startswith("# ruff: noqa: E501") for line in lines):
-            return []
-        return [
-            f"line {number}: {len(line)} columns"
-            for number, line in enumerate(lines, 1)
-            if len(line) > COLUMNS and "://" not in line
-        ]
-
-    long = find_faults([*PYTHON, *OTHER_PYTHON], faults_of)
-    assert not long, "\n".join(long)
 
 
 _ENDS = re.compile(r"""[.!?:]["')*_`\]]*$""")
