@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import textwrap
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aiostream
-import aiostream_pytest
+from commands import python
 from installed import installed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "test_with_plugin.py"
@@ -32,18 +30,9 @@ def pytest_of(
     (folder / "pytest.ini").write_text(
         "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]
-    plugins = ["-p", "aiostream_pytest"]
-    alone = {"AIOSTREAM_SIMULATOR": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        [*command, *plugins, *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
-        env={**os.environ, **alone, **environment},
-        check=False,
-    )
+    words = ("-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "-p", "aiostream_pytest")
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
+    return python("none", *words, *options, folder=folder, **alone)
 
 
 def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -259,15 +248,8 @@ def test_the_example_runs_with_the_command_of_its_page(tmp_path: Path, devices: 
     page = (EXAMPLE.parents[1] / "docs" / "testing.md").read_text()
     assert "\npytest --aiostream=simulator\n" in page
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    done = pytest_of(
-        tmp_path,
-        EXAMPLE.read_text(),
-        "--aiostream=simulator",
-        devices,
-        "-v",
-        *WITHOUT_TRIO,
-        **hidden,
-    )
+    options = ("--aiostream=simulator", devices, "-v", *WITHOUT_TRIO)
+    done = pytest_of(tmp_path, EXAMPLE.read_text(), *options, **hidden)
     passed, gpus = 9 if WITHOUT_TRIO else 10, 1 if devices == "-v" else 2
     expected = f"{passed} passed, 1 skipped" if gpus == 1 else f"{passed + 1} passed"
     assert last_line(done).strip("= ").startswith(expected), done.stdout
@@ -277,8 +259,8 @@ def test_the_example_runs_with_the_command_of_its_page(tmp_path: Path, devices: 
     assert re.search(header, done.stdout, re.MULTILINE), done.stdout
 
 
-@pytest.mark.parametrize(("plugin", "mark"), [("anyio", "anyio"), ("asyncio", "asyncio")])
-def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str, mark: str) -> None:
+@pytest.mark.parametrize("plugin", ["anyio", "asyncio"])
+def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str) -> None:
     suite = f"""
     import aiostream
     import pytest
@@ -288,17 +270,17 @@ def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str, m
     def anyio_backend():
         return "asyncio"
 
-    @pytest.mark.{mark}
+    @pytest.mark.{plugin}
     async def test_awaits():
         async with aiostream.Stream() as stream:
             await stream.enqueue_async(spin, 0.001)
 
-    @pytest.mark.{mark}
+    @pytest.mark.{plugin}
     async def test_blocks():
         async with aiostream.Stream() as stream:
             stream.synchronize()
 
-    @pytest.mark.{mark}
+    @pytest.mark.{plugin}
     async def test_leaves_a_stream():
         test_leaves_a_stream.kept = aiostream.Stream()
     """
@@ -339,6 +321,7 @@ def test_an_old_pytest_is_left_alone_until_it_is_asked(tmp_path: Path) -> None:
 
 
 def test_without_the_option_nothing_is_checked_and_nothing_imported(tmp_path: Path) -> None:
+    """For this the plugin is not a part of the package."""
     suite = """
     import sys
 
@@ -377,35 +360,31 @@ def test_fixtures_work_without_the_option(tmp_path: Path) -> None:
     assert "3 passed, 2 errors" in last_line(done), done.stdout
 
 
-@pytest.mark.slow
-def test_gpu_asked_for_is_not_replaced_by_the_simulator(tmp_path: Path, driver_kind: str) -> None:
-    suite = "def test_it():\n    pass\n"
-    done = pytest_of(tmp_path, suite, "--aiostream=gpu", AIOSTREAM_SIMULATOR="1")
+@pytest.mark.parametrize(
+    ("option", "environment", "words"),
+    [
+        ("--aiostream-devices=2", {}, "--aiostream-devices needs --aiostream=simulator"),
+        ("--aiostream=gpu", {"AIOSTREAM_SIMULATOR": "1"}, "AIOSTREAM_SIMULATOR"),
+        (
+            "--aiostream=gpu",
+            {"CUDA_VISIBLE_DEVICES": "-1"},
+            "--aiostream=gpu: No CUDA driver",
+        ),
+    ],
+)
+def test_options_are_refused_that_mean_nothing(
+    tmp_path: Path, option: str, environment: dict[str, str], words: str
+) -> None:
+    """A GPU that is asked for is not replaced by the simulator."""
+    done = pytest_of(tmp_path, "", option, **environment)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "AIOSTREAM_SIMULATOR" in done.stderr
-    done = pytest_of(tmp_path, suite, "--aiostream=gpu")
-    if driver_kind == "gpu":
-        assert last_line(done).startswith("1 passed"), done.stdout
-    else:
-        assert done.returncode == pytest.ExitCode.USAGE_ERROR
-        assert "--aiostream=gpu: No CUDA driver was found" in done.stderr
-
-
-def test_options_are_refused_that_mean_nothing(tmp_path: Path) -> None:
-    done = pytest_of(tmp_path, "", "--aiostream-devices=2")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--aiostream-devices needs --aiostream=simulator" in done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.gpu_only("the simulator skips none of them")
 def test_tests_that_need_the_simulator_are_skipped_on_a_gpu(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, EXAMPLE.read_text(), "--aiostream=gpu")
     assert "8 passed, 3 skipped" in last_line(done), done.stdout
-
-
-def test_the_plugin_is_not_part_of_the_package() -> None:
-    """Else each pytest of the environment would import aiostream."""
-    assert Path(aiostream_pytest.__file__).parent == Path(aiostream.__file__).parents[1]
 
 
 @pytest.mark.slow
