@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import inspect
 import json
-import os
 import re
 import runpy
 import shutil
@@ -25,11 +24,11 @@ import trio
 from cuda.bindings import driver as cuda
 
 import aiostream
-import commands
 import internals
 from aiostream import Stream, blocking, metrics, simulator, trace
 from aiostream.testing import check, spin
-from support import PLAIN_LOOPS, new_uvloop, run_on, run_script, settle
+from installed import beside
+from support import PLAIN_LOOPS, new_uvloop, run_on, settle
 
 HERE = Path(__file__).name
 
@@ -114,23 +113,14 @@ async def test_each_way_to_wait_is_found(way: str, seconds: float, native: Path)
 
 
 KINDS_OF_LOOPS = pytest.mark.parametrize("kind", PLAIN_LOOPS)
+LIBRARIES = pytest.mark.parametrize("library", [ctypes.CDLL, ctypes.PyDLL])  # PyDLL keeps the GIL
 
 
 @KINDS_OF_LOOPS
-def test_the_task_and_the_loop_are_named(kind: str) -> None:
-    with blocking.watch() as found:
-        run_on(kind, blocked_by)
-    (call,) = waits(found)
-    assert call.loop == kind
-    assert "blocked_by" in str(call.task) or "Task-" in str(call.task)
-
-
-@KINDS_OF_LOOPS
-def test_a_caller_that_keeps_the_gil_is_named_although_it_has_ended(
-    kind: str, native: Path
-) -> None:
-    # The reader looks at such a call when its task and its thread may be gone.
-    wait = by_native_code(ctypes.PyDLL, native)
+@LIBRARIES
+def test_the_caller_is_named_although_it_has_ended(kind: str, library: Any, native: Path) -> None:
+    # The reader looks at one that keeps the GIL when its task and its thread may be gone.
+    wait = by_native_code(library, native)
     names: list[Any] = []
 
     async def main(stream: Stream) -> None:
@@ -175,10 +165,10 @@ def test_each_of_two_native_loops_has_its_own_task() -> None:
     assert (call.loop, call.task) == (expected, names[0] if expected == "uvloop" else None)
 
 
-@pytest.mark.parametrize("kind", [ctypes.CDLL, ctypes.PyDLL])
-async def test_variables_of_a_caller_end_with_its_function(kind: Any, native: Path) -> None:
+@LIBRARIES
+async def test_variables_of_a_caller_end_with_its_function(library: Any, native: Path) -> None:
     # The reader must not keep them: their finalizers would run in its thread, under its lock.
-    wait, ended = by_native_code(kind, native), []
+    wait, ended = by_native_code(library, native), []
 
     class Variable:
         def __del__(self) -> None:
@@ -196,9 +186,9 @@ async def test_variables_of_a_caller_end_with_its_function(kind: Any, native: Pa
             assert ended == [threading.current_thread()] * n
 
 
-@pytest.mark.parametrize("kind", [ctypes.CDLL, ctypes.PyDLL])
-async def test_a_call_under_many_frames_is_found(kind: Any, native: Path) -> None:
-    wait = by_native_code(kind, native)
+@LIBRARIES
+async def test_a_call_under_many_frames_is_found(library: Any, native: Path) -> None:
+    wait = by_native_code(library, native)
 
     def under(frames: int, stream: Stream) -> None:
         if frames:
@@ -374,7 +364,10 @@ def installed() -> Iterator[Callable[..., Callable[[], None]]]:
 
 
 async def test_counts_by_place(installed: Callable[..., Any]) -> None:
-    installed("count", threshold=0.0)
+    """Also if an installation that was replaced, or has ended, is ended again."""
+    installed("count", threshold=0.0)()
+    replaced, _ = installed("count", threshold=0.0), installed("count", threshold=0.0)
+    replaced()
     for _ in range(3):
         await blocked_by()
     (place,) = [each for each in blocking.places() if each.place.endswith(here())]
@@ -404,16 +397,6 @@ async def test_warns_once_for_each_place(
     _, category, file, line, *_ = warning
     assert category is blocking.BlockedLoopWarning
     assert f"{Path(file).name}:{line}" == here()
-
-
-async def test_the_end_of_a_replaced_install_leaves_the_next(
-    installed: Callable[..., Any],
-) -> None:
-    installed("count", threshold=0.0)()
-    first, _ = installed("count", threshold=0.0), installed("count", threshold=0.0)
-    first()
-    await blocked_by()
-    assert here() in [each.place.rpartition("/")[2] for each in blocking.places()]
 
 
 RAISES = pytest.mark.filterwarnings("ignore::aiostream.blocking.BlockedLoopWarning")
@@ -489,157 +472,6 @@ def test_wrong_arguments_are_named() -> None:
     assert blocking.BlockedLoopError("mine").call is None
 
 
-@pytest.mark.simulator_only("the simulator's library is loaded by its path")
-def test_a_driver_that_was_loaded_before_is_an_error_that_says_how_to_start() -> None:
-    done = run_script(
-        "",
-        f"""
-        import ctypes
-        ctypes.CDLL({internals.simulator_path()!r})
-        from aiostream import blocking
-        try: blocking.install()
-        except RuntimeError as error: print(error)
-    """,
-    )
-    assert "is loaded already" in done.stdout
-    assert "python -m aiostream blocking -- PROGRAM" in done.stdout
-
-
-PROGRAM = """
-import asyncio
-import multiprocessing
-import sys
-
-import aiostream
-from aiostream.testing import spin
-
-async def handle(stream):
-    spin(stream, 0.04)
-    stream.synchronize()
-
-async def main():
-    async with aiostream.Stream() as stream:
-        for n in range(2):
-            await asyncio.create_task(handle(stream), name=f"request {n}")
-
-def work():
-    asyncio.run(main())
-
-if __name__ == "__main__":
-    work()
-    print(sys.argv[1:])
-    if "worker" in sys.argv:
-        worker = multiprocessing.get_context("spawn").Process(target=work)
-        worker.start()
-        worker.join()
-"""
-LINE = PROGRAM[: PROGRAM.index("stream.synchronize()")].count("\n") + 1
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Path:
-    path = tmp_path / "app.py"
-    path.write_text(PROGRAM)
-    return path
-
-
-COMMAND = ("blocking", "--threshold", "0.02", "--")  # on a busy machine, any call takes some ms
-
-
-def test_the_command_names_the_lines_of_a_program_and_of_its_workers(
-    driver_kind: str, app: Path
-) -> None:
-    done = commands.command(driver_kind, *COMMAND, str(app), "worker")
-    assert (done.returncode, done.stdout) == (0, "['worker']\n"), done.stderr
-    tables = done.stderr.split("\naiostream blocking, process ")[1:]
-    assert len(tables) == 2
-    for table in tables:
-        assert f"cuStreamSynchronize {app}:{LINE}" in table
-        assert "stream.synchronize()  (task 'request 1')" in table
-
-
-def test_the_command_says_what_is_missing(driver_kind: str, tmp_path: Path) -> None:
-    done = commands.command(driver_kind, "blocking")
-    assert done.returncode == 2
-    assert "blocking -- app.py" in done.stderr
-    (tmp_path / "quiet.py").write_text("import sys\nsys.exit(3)\n")
-    done = commands.command(driver_kind, "blocking", "--", str(tmp_path / "quiet.py"))
-    assert done.returncode == 3
-    assert "No driver call has blocked a loop." in done.stderr
-    (tmp_path / "module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
-    done = commands.command(
-        *(driver_kind, "blocking", "--", "-m", "module", "a"),
-        PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
-    )
-    assert done.stdout == "__main__ ['a']\n", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("action", "is_forked"),
-    [("warn:0.02", False), ("count:0", False), ("raise:0.02", False), ("count:0.02", True)],
-)
-def test_the_environment_variable_acts_at_the_import(
-    driver_kind: str, app: Path, action: str, is_forked: bool
-) -> None:
-    """In a forked worker too."""
-    forked = """
-        import os, sys
-        import app
-        if os.fork() == 0:
-            app.work()
-            sys.exit(0)
-        assert os.wait()[1] == 0
-    """
-    done = run_script(
-        driver_kind,
-        forked if is_forked else "import app; app.work()",
-        warnings="default",
-        AIOSTREAM_BLOCKING=action,
-        PYTHONPATH=f"{Path(commands.__file__).parent}:{app.parent}",
-    )
-    assert ("BlockedLoopWarning: cu" in done.stderr) == (action[0] != "c"), done.stderr
-    assert ("BlockedLoopError: cu" in done.stderr) == (action[0] == "r")
-    assert (done.returncode != 0) == (action[0] == "r")
-    # On a busy machine, the first call that raises may be the launch in the line before.
-    assert (
-        f"app.py:{LINE if action[0] != 'r' else ''}"
-        in done.stderr.split("\naiostream blocking, process ")[1]
-    )
-
-
-def test_the_end_of_the_interpreter_is_not_delayed(driver_kind: str) -> None:
-    script = """
-        import ctypes, os, time
-        from aiostream import blocking
-        blocking.install("count", threshold=0.0)
-        import aiostream
-
-        class Last:
-            def __init__(self):
-                self.stream = aiostream.Stream()
-                self.handle = ctypes.c_void_p(self.stream.into_raw())
-                self.wait = ctypes.CDLL("libcuda.so.1").cuStreamSynchronize
-
-            # Python ends, and its threads have stopped. Bound here, as globals may be gone.
-            def __del__(self, now=time.monotonic, write=os.write):
-                began = now()
-                for _ in range(3):
-                    self.wait(self.handle)
-                write(1, b"slow" if now() - began > 2 else b"quick")
-
-        last = Last()
-    """
-    done = run_script(driver_kind, script)
-    assert done.stdout == "quick", done.stderr
-
-
-@pytest.mark.parametrize("value", ["shout", "warn:soon", "warn:"])
-def test_a_wrong_variable_is_named(driver_kind: str, value: str) -> None:
-    done = run_script(driver_kind, "import aiostream", AIOSTREAM_BLOCKING=value)
-    assert "the environment variable AIOSTREAM_BLOCKING is one of warn, count, raise" in done.stderr
-    assert repr(value) in done.stderr
-
-
 async def test_metrics_have_the_places(installed: Callable[..., Any]) -> None:
     client = pytest.importorskip("prometheus_client")
     installed("count", threshold=0.0)
@@ -671,8 +503,6 @@ async def test_traces_have_the_calls_in_red(tmp_path: Path) -> None:
 
 
 def test_each_kind_has_its_advice_on_the_page() -> None:
-    page = Path(__file__).parents[2] / "docs" / "blocking.md"
-    if not page.exists():
-        pytest.skip("the documents are not here: the tests run on an installed package alone")
-    sections = re.findall(r"^### (\w+)$", page.read_text(), re.MULTILINE)
+    page = beside("docs/blocking.md").read_text()
+    sections = re.findall(r"^### (\w+)$", page, re.MULTILINE)
     assert sections == list(internals.blocking_kinds()) == list(internals.blocking_advice())

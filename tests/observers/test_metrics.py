@@ -22,7 +22,7 @@ from aiostream.metrics import Collector, Wait, on_wait
 from aiostream.testing import Gate
 from interrupts import Striker, at_line, sample
 from support import run_on, settle, succeed
-from waiters import wait_for_work
+from waiters import turns, wait_for_work
 
 
 @contextlib.contextmanager
@@ -35,20 +35,8 @@ def hooked(hook: Callable[[Wait], Any]) -> Iterator[None]:
         end()
 
 
-@pytest.fixture
-def waits() -> Iterator[list[Wait]]:
-    seen: list[Wait] = []
-    with hooked(seen.append):
-        yield seen
-
-
 def outcomes(waits: list[Wait]) -> list[tuple[str, str]]:
     return [(wait.call, wait.outcome) for wait in waits]
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await anyio.lowlevel.checkpoint()
 
 
 @pytest.mark.cuda_leaks(1)
@@ -314,12 +302,19 @@ def test_waits_are_counted_also_if_no_scrape_comes(
 
 
 async def test_collector_counts_waits_pools_and_handles() -> None:
-    async with StreamPool(3) as pool:
-        with scraped(pools={"model": pool}, buckets=(0.005, 10)) as scrape:
+    async with StreamPool(2) as pool, anyio.create_task_group() as group:
+        with scraped(pools={"model": pool}, buckets=(0.005, 10)) as scrape, Gate() as gate:
             async with pool.stream() as stream:
                 await wait_for_work(stream, 0.02)
                 await stream.synchronize_async()
                 now = scrape()
+                async with pool.stream():
+                    gate.hold(stream)
+                    group.start_soon(stream.synchronize_async)
+                    group.start_soon(pool.run, int)
+                    await turns()
+                    waiting = scrape()
+                    gate.open()
     waits = 'aiostream_wait_seconds{}{{call="Stream.synchronize_async",{}outcome="done"}}'.format
     assert now[waits("_count", "")] == 2
     assert 0.02 <= now[waits("_sum", "")] < 10
@@ -330,33 +325,14 @@ async def test_collector_counts_waits_pools_and_handles() -> None:
     }
     assert in_buckets["10.0"] == in_buckets["+Inf"] == 2
     assert in_buckets["0.005"] <= 1
-    for state, count in {"idle": 2, "busy": 0, "lent": 1}.items():
-        assert now[f'aiostream_pool_streams{{pool="model",state="{state}"}}'] == count
-    assert now['aiostream_pool_waiting_tasks{pool="model"}'] == 0
-    assert now["aiostream_open_handles"] == aiostream.statistics().handles.open + 3
+    for state, counts in {"idle": [1, 0], "busy": [0, 0], "lent": [1, 2]}.items():
+        name = f'aiostream_pool_streams{{pool="model",state="{state}"}}'
+        assert [now[name], waiting[name]] == counts
+    for name in ('aiostream_pool_waiting_tasks{pool="model"}', 'aiostream_pending{kind="wait"}'):
+        assert [now[name], waiting[name]] == [0, 1]
+    assert now["aiostream_open_handles"] == aiostream.statistics().handles.open + 2
     assert now["aiostream_context_lost"] == 0
-    assert now['aiostream_pending{kind="wait"}'] == 0
     assert now['aiostream_leaked_total{kind="handle"}'] == aiostream.statistics().handles.leaked
-
-
-async def test_collector_shows_who_waits() -> None:
-    async with StreamPool(1) as pool:
-        with scraped(pools={"model": pool}) as scrape, Gate() as gate:
-            async with anyio.create_task_group() as group:
-
-                async def one() -> None:
-                    async with pool.stream() as stream:
-                        gate.hold(stream)
-                        await stream.synchronize_async()
-
-                group.start_soon(one)
-                group.start_soon(one)
-                await turns(10)
-                now = scrape()
-                gate.open()
-    assert now['aiostream_pending{kind="wait"}'] == 1
-    assert now['aiostream_pool_waiting_tasks{pool="model"}'] == 1
-    assert now['aiostream_pool_streams{pool="model",state="lent"}'] == 1
 
 
 async def test_collector_counts_as_host_functions_only_those_of_streams() -> None:
@@ -456,17 +432,6 @@ async def test_pools_of_a_collector_are_checked_at_once() -> None:
         Collector(pools={"a": pool}).close()
 
 
-def test_importing_it_needs_no_prometheus(driver_kind: str) -> None:
-    succeed(
-        driver_kind,
-        """
-        import sys
-        import aiostream.metrics
-        assert "prometheus_client" not in sys.modules
-        """,
-    )
-
-
 # ------------------------------------------------------------------------------ logging
 
 
@@ -513,9 +478,8 @@ def test_a_slow_handler_of_logging_does_not_delay_the_listeners(breakable: Any) 
     assert came_first == [True]
 
 
+@pytest.mark.simulator_only("loses a context on command")
 def test_nothing_is_printed_where_logging_is_not_configured(driver_kind: str) -> None:
-    if driver_kind != "simulator":
-        pytest.skip("loses a context on command")
     printed = succeed(
         driver_kind,
         """

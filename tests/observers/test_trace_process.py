@@ -91,21 +91,38 @@ def awaits_after(end: str, code: int, driver_kind: str, folder: Path) -> int:
     return awaits(path)
 
 
-def test_drain_writes_the_trace(driver_kind: str, tmp_path: Path) -> None:
-    end = "assert await aiostream.drain(10); os.kill(os.getpid(), signal.SIGKILL)"
-    assert awaits_after(end, -signal.SIGKILL, driver_kind, tmp_path) == 1
+LOST = "aiostream.exit_on_context_failed({}); simulator.break_context(700); await asyncio.sleep(30)"
+simulated = pytest.mark.simulator_only("a GPU's context stays lost")
 
 
-@pytest.mark.simulator_only("a GPU's context stays lost")
-@pytest.mark.parametrize("arguments", ["", "grace=1"])
-def test_process_that_ends_with_its_context_leaves_its_trace(
-    arguments: str, driver_kind: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("assert await aiostream.drain(10); os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        pytest.param(LOST.format(""), 70, marks=simulated),
+        pytest.param(LOST.format("grace=1"), 70, marks=simulated),
+    ],
+    ids=["drained", "lost context", "lost context, grace"],
+)
+def test_process_that_is_ended_leaves_its_trace(
+    end: str, code: int, driver_kind: str, tmp_path: Path
 ) -> None:
-    end = (
-        f"aiostream.exit_on_context_failed({arguments}); simulator.break_context(700); "
-        "await asyncio.sleep(30)"
-    )
-    assert awaits_after(end, 70, driver_kind, tmp_path) == 1
+    assert awaits_after(end, code, driver_kind, tmp_path) == 1
+
+
+def test_forked_child_leaves_the_file_alone(driver_kind: str, tmp_path: Path) -> None:
+    behind = """
+    path = os.environ["AIOSTREAM_TRACE"]
+    assert asyncio.run(aiostream.drain(10))  # writes it
+    before = os.stat(path).st_ino
+    if (child := os.fork()) == 0:
+        raise SystemExit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.stat(path).st_ino == before
+    """
+    path = tmp_path / "trace.json"
+    succeed(driver_kind, PROGRAM.format(end="pass") + behind, AIOSTREAM_TRACE=str(path))
+    assert awaits(path) == 2
 
 
 def test_earlier_trace_stays_until_there_is_a_new_one(driver_kind: str, tmp_path: Path) -> None:
