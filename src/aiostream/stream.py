@@ -24,7 +24,7 @@ from aiostream._waits import waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
-from aiostream.errors import StreamCaptureError
+from aiostream.errors import StreamCaptureError, closed
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.hostfunc import HostFunctionMethods
