@@ -86,6 +86,9 @@ bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int
 }
 
 void timer_wake_by(struct timer *timer, int64_t time) {
+    /* Each future that the loop polls comes here, and after the first one the timer is set. */
+    int64_t set_for = atomic_load(&timer->set_for);
+    if (set_for && set_for <= time) return;
     pthread_mutex_lock(&timer->lock);
     if (!timer->closed) set_by(timer, time);
     pthread_mutex_unlock(&timer->lock);
