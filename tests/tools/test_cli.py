@@ -213,7 +213,7 @@ def test_examples_are_listed_and_copied(driver_kind: str, tmp_path: Path) -> Non
 
 
 def test_with_the_other_aiostream_on_top_the_command_still_says_so(tmp_path: Path) -> None:
-    """Installed last, their `__init__` replaces ours, and everything else of ours stays."""
+    """The other package, if it is installed last, replaces our `__init__` and no other module."""
     (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
     package = tmp_path / "aiostream"
     (package / "_base").mkdir(parents=True)
