@@ -51,7 +51,7 @@ def test_every_name_exists_and_is_documented(reference: ModuleType) -> None:
 def used_names() -> set[str]:
     """What the library's tests call, read of something, or quote because it is a parameter."""
     files = [path for path in TESTS.glob("*/test_*.py") if path.parent != Path(__file__).parent]
-    found = [re.findall(r'[."]\w+|\w+[.(]', path.read_text()) for path in files]
+    found = [re.findall(r'[."]\w+|\w+(?=[.(])', path.read_text()) for path in files]
     return {name.strip('."(') for names in found for name in names}
 
 
