@@ -71,7 +71,7 @@ Sanitizers and busy machines are slow.
 """
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
-"""The kinds of loops of each `async def` test. A new kind has a line here and in `run_on`."""
+"""The kinds of loops of each `async def` test. A new kind stands here, below and in `run_on`."""
 if sys.version_info < (3, 12):
     LOOPS.remove("asyncio-eager")  # eager tasks came with Python 3.12
 

@@ -110,8 +110,9 @@ def is_elsewhere(future: Any) -> bool:
 
     Only that loop's thread may touch it: neither asyncio's nor trio's futures are safe for others.
     """
-    if isinstance(future, on_trio.TrioFuture):
-        return not future.belongs_here()
+    belongs_here = getattr(future, "belongs_here", None)  # an `_native.OwnFuture` has it
+    if belongs_here is not None:
+        return not belongs_here()
     get_loop = getattr(future, "get_loop", None)  # asyncio's futures, tasks, and their like
     return get_loop is not None and get_loop() is not _running_loop()
 

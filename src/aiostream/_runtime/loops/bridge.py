@@ -88,7 +88,10 @@ class Bridge:
         return False
 
     def new_future(self) -> Any:
-        """Makes a future of this bridge's loop: asyncio's, or an `_native.OwnFuture`."""
+        """Makes a future of this bridge's loop: asyncio's, or an `_native.OwnFuture`.
+
+        The latter has a method `belongs_here`: see `TrioFuture`.
+        """
         raise NotImplementedError
 
     def new_queued_future(self, queue: dict[Any, None]) -> Any:
