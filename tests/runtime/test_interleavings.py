@@ -53,6 +53,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     "scenarios",
     [
         pytest.param("two firings", id="some"),
+        pytest.param("refused", id="refused"),
         pytest.param("", id="every", marks=pytest.mark.slow),
     ],
 )
