@@ -328,6 +328,8 @@ def measure_policy(folder: Path) -> Counts:
             title = " ".join(head[1].split())
         elif row := re.match(r"(\S.*?) {2,}\d.* (\S+) +(\S+) +(\S+)$", line):
             found[f"{title}: {row[1]}"] = f"polls*{row[2]} passes*{row[3]} wakes*{row[4]}"
+        elif row := re.match(r"(ready, .*): .* (\S+) questions$", line):
+            found[row[1]] = f"questions*{row[2]}"
     return found
 
 
