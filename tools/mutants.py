@@ -39,7 +39,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "policy": (("tests/runtime/test_native.py", "tests/waits"), ("native/policy.c",)),
     "points": (("tests/runtime", "tests/waits"), ("native/points.c", "native/queues.c")),
     "completion": (
-        ("tests/waits", "tests/runtime", "tests/objects"),
+        ("tests/waits", "tests/runtime", "tests/objects", "tests/handles/test_releases.py"),
         (
             *("native/module_completions.c", "native/module_enqueue.c", "native/module_drain.c"),
             *("futures.py", "_runtime/completion.py"),
@@ -53,7 +53,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "pool": (
-        ("tests/servers", "tests/waits"),
+        ("tests/servers", "tests/waits", "tests/runtime/test_fair_turns.py"),
         ("native/module_pool.c", "_servers/*.py", "pool.py"),
     ),
 }
