@@ -9,10 +9,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forks
 from aiostream import Stream, WaitStrategy, statistics
 from aiostream.testing import Gate, recover, settle, spin
 from commands import python
@@ -31,6 +32,7 @@ __all__ = [
     "LOOPS",
     "PLAIN_LOOPS",
     "STRATEGIES",
+    "USUAL",
     "Blind",
     "Gate",
     "cases_on_loops",
@@ -113,6 +115,9 @@ def cases_on_loops(names: str, cases: Iterable[Any]) -> pytest.MarkDecorator:
 
 STRATEGIES = [strategy.value for strategy in WaitStrategy]
 """The names of all wait strategies."""
+
+USUAL = ("asyncio", "anyio", *installed(["trio"]), "cuda.bindings.driver", "support")
+"""What most scripts import."""
 
 EVENT_STRATEGIES = [name for name in STRATEGIES if name != "hostfunc"]
 """Those of the strategies that record an event."""
@@ -199,6 +204,7 @@ def run_script(
     timeout: float = 60.0,
     warnings: str = "error",
     folder: Path | None = None,
+    forked: Sequence[str] = (),
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
@@ -206,12 +212,18 @@ def run_script(
     Failed contexts, exits and forks cannot be tested in the process that tests. The modules of
     `tests/` can be imported there. The test is skipped if the text imports a loop that is not
     installed.
+
+    With `forked`, such as `USUAL`, the process is forked from one that has imported these modules,
+    which takes half the time. `forks.py` says what needs a new process.
     """
     import pytest
 
     for line in re.findall(r"^ *import .*", script, re.MULTILINE):
         for name in missing_of(line):
             pytest.skip(f"{name} is not installed")
+    if forked:
+        text = textwrap.dedent(script)
+        return forks.run(driver_kind, text, forked, timeout, folder, environment)
     path = environment.pop("PYTHONPATH", os.path.dirname(__file__))
     return python(
         driver_kind,

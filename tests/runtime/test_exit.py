@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from support import BACKENDS, STRATEGIES, run_script, succeed
+from support import BACKENDS, STRATEGIES, USUAL, run_script, succeed
 
 # 100 completions and 100 Python host functions on four streams, behind `{work}`; `end` is when that
 # work would be done.
@@ -59,7 +59,7 @@ def end_of(driver_kind: str, script: str, code: int = 0) -> str:
     """Runs a script that prints when its work would end, and holds what P9 says of the process's
     own end.
     """
-    done = run_script(driver_kind, script)
+    done = run_script(driver_kind, script, forked=USUAL)
     ended = time.monotonic()
     assert (done.returncode, done.stderr) == (code, ""), (
         f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -137,7 +137,7 @@ def test_an_interrupt_while_the_end_waits_for_a_host_function(driver_kind: str) 
         atexit.register(at_end.set)
         print(time.monotonic(), flush=True)
     """
-    done = run_script(driver_kind, script)
+    done = run_script(driver_kind, script, forked=USUAL)
     ended = time.monotonic()
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "KeyboardInterrupt: ")
     assert ended - float(done.stdout) < 10
@@ -222,7 +222,7 @@ def test_objects_that_die_after_the_modules_end_quietly(driver_kind: str, kind: 
 
         make()
     """
-    assert succeed(driver_kind, script) == ""
+    assert succeed(driver_kind, script, forked=USUAL) == ""
 
 
 LATE = """
@@ -442,7 +442,10 @@ FORK = """
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)"], ids=["exit", "_exit"])
 def test_a_forked_child_is_told_and_its_parent_goes_on(driver_kind: str, end: str) -> None:
-    assert succeed(driver_kind, FORK.format(end=end)) == "child 38\nparent 0\nparent done\n"
+    assert (
+        succeed(driver_kind, FORK.format(end=end), forked=USUAL)
+        == "child 38\nparent 0\nparent done\n"
+    )
 
 
 CHILD_ON_THE_LOOP = """
@@ -481,4 +484,4 @@ CHILD_ON_THE_LOOP = """
 def test_a_forked_child_that_goes_on_with_the_loop_takes_nothing_from_its_parent(
     driver_kind: str,
 ) -> None:
-    assert succeed(driver_kind, CHILD_ON_THE_LOOP) == "parent 0\n"
+    assert succeed(driver_kind, CHILD_ON_THE_LOOP, forked=USUAL) == "parent 0\n"

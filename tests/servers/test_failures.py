@@ -21,6 +21,7 @@ from aiostream import ContextFailedError, CudaError, Device, Event, Stream, stat
 from support import (
     BACKENDS,
     PLAIN_LOOPS,
+    USUAL,
     Gate,
     Kept,
     held_stream,
@@ -182,7 +183,7 @@ def test_a_fault_in_one_of_32_streams_fails_every_waiter(
         adversary=adversary,
         fires="fire" in adversary,
     )
-    done = run_script(driver_kind, script)
+    done = run_script(driver_kind, script, forked=USUAL)
     print(done.stdout)
     assert (done.returncode, done.stderr) == (7, ""), (
         f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -213,7 +214,9 @@ def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
         gate.open()
         assert called.wait(20)
     """
-    assert succeed(driver_kind, script) == "None before\nContextFailedError 719 after\n"
+    assert (
+        succeed(driver_kind, script, forked=USUAL) == "None before\nContextFailedError 719 after\n"
+    )
 
 
 # ------------------------------------------------------------------- in this process: the simulator

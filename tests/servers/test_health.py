@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiostream import CudaError, Stream, statistics
-from support import Gate, settle, succeed
+from support import USUAL, Gate, settle, succeed
 
 pytestmark = pytest.mark.simulator_only("a GPU refuses nothing on command")
 
@@ -62,4 +62,4 @@ def test_a_fault_counts_before_a_context_that_was_destroyed(driver_kind: str) ->
         simulator.break_context(716)
         print(aiostream.health().code)
     """
-    assert succeed(driver_kind, script) == "716\n"
+    assert succeed(driver_kind, script, forked=USUAL) == "716\n"

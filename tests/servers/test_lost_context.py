@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 import aiostream
-from support import run_script, succeed
+from support import USUAL, run_script, succeed
 
 BEGIN = """
     import asyncio, os, signal, sys, threading, time
@@ -32,7 +32,7 @@ def script(*parts: str) -> str:
 
 def said_by(driver_kind: str, program: str) -> str:
     """What a program says. It ends at once then, whatever its context is like."""
-    return succeed(driver_kind, script(program, "os._exit(0)"))
+    return succeed(driver_kind, script(program, "os._exit(0)"), forked=USUAL)
 
 
 # --------------------------------------------------------------------------------------- being told
@@ -253,7 +253,7 @@ def exiting(place: str) -> str:
 @pytest.mark.parametrize("place", PLACES)
 def test_process_ends_wherever_the_error_first_appears(driver_kind: str, place: str) -> None:
     """Before any task or listener is told, with one line on stderr."""
-    done = run_script(driver_kind, exiting(place))
+    done = run_script(driver_kind, exiting(place), forked=USUAL)
     told = place == "the call itself"  # which comes too late for the listener
     assert (done.returncode, done.stdout.split()) == (
         71,
@@ -278,7 +278,7 @@ def test_stderr_that_nobody_reads_does_not_keep_the_process(driver_kind: str) ->
             fcntl.fcntl(writing, fcntl.F_SETFL, 0)
         os.dup2(writing, 2)
     """
-    done = run_script(driver_kind, script(full) + exiting("any call"), timeout=30)
+    done = run_script(driver_kind, script(full) + exiting("any call"), forked=USUAL, timeout=30)
     assert (done.returncode, done.stdout.split()) == (71, ["ready"])
 
 
@@ -310,7 +310,7 @@ def test_grace_lets_the_process_end_by_itself(
     driver_kind: str, grace: float, then: str, code: int
 ) -> None:
     """And ends it at last, whatever happens."""
-    done = run_script(driver_kind, script(GRACE.format(grace=grace, then=then)))
+    done = run_script(driver_kind, script(GRACE.format(grace=grace, then=then)), forked=USUAL)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (
         code,
         ["failed 719", "listened", "signal 10"],
@@ -330,7 +330,7 @@ def test_end_and_a_second_call(driver_kind: str) -> None:
             aiostream.health()
             time.sleep(0.001)
     """
-    assert run_script(driver_kind, script(replaced)).returncode == 73
+    assert run_script(driver_kind, script(replaced), forked=USUAL).returncode == 73
     ended = """
         aiostream.exit_on_context_failed(1)
         aiostream.exit_on_context_failed(73)()
@@ -340,7 +340,7 @@ def test_end_and_a_second_call(driver_kind: str) -> None:
         say("lives")
         os._exit(0)
     """
-    assert succeed(driver_kind, script(ended)) == "lives\n"
+    assert succeed(driver_kind, script(ended), forked=USUAL) == "lives\n"
 
 
 def test_ordinary_end_and_forked_child_are_left_alone(driver_kind: str) -> None:
@@ -358,7 +358,7 @@ def test_ordinary_end_and_forked_child_are_left_alone(driver_kind: str) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
         stream.close()
     """
-    assert succeed(driver_kind, script(ordinary)) == "True\n"
+    assert succeed(driver_kind, script(ordinary), forked=USUAL) == "True\n"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import aiostream
 import internals
 from aiostream import StalledError, Stream, StreamPool, simulator
 from aiostream.testing import Faults
-from support import BACKENDS, EVENT_STRATEGIES, Gate, run_on, run_script, settle, succeed
+from support import BACKENDS, EVENT_STRATEGIES, USUAL, Gate, run_on, run_script, settle, succeed
 from waiters import end_lost_task
 
 LIMIT = 0.05
@@ -333,6 +333,7 @@ def test_held_gil_is_said_on_stderr(driver_kind: str) -> None:
 
         asyncio.run(main())
         """,
+        forked=USUAL,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == NAME + "\n"
@@ -364,6 +365,7 @@ def test_process_ends_if_it_was_asked_to(driver_kind: str, blocked: str) -> None
 
         asyncio.run(main())
         """,
+        forked=USUAL,
     )
     assert ended.returncode == 71, ended.stderr
     assert f"aiostream: {NAME} is stalled: " in ended.stderr
@@ -393,6 +395,7 @@ def test_process_that_was_stopped_has_no_stall(driver_kind: str) -> None:
             asyncio.run(main())
             print(heard)
         """,
+        forked=USUAL,
     )
     assert printed == "[]\n"
 
@@ -415,6 +418,7 @@ def test_endless_kernel_ends_with_its_process(driver_kind: str) -> None:
 
         asyncio.run(main())
         """,
+        forked=USUAL,
     )
     assert (ended.returncode, ended.stdout) == (71, "False\n"), ended.stderr
     assert f"aiostream: {NAME} is stalled: no work" in ended.stderr
