@@ -7,7 +7,7 @@ import re
 import pytest
 
 from docstrings import examples_of, public_docstrings, run_docstring
-from support import succeed
+from support import USUAL, succeed
 
 DOCSTRINGS = public_docstrings()
 WITH_EXAMPLES = [name for name, text in DOCSTRINGS.items() if examples_of(text)]
@@ -42,7 +42,8 @@ def test_the_examples_of_a_docstring_do_what_they_show(name: str, driver_kind: s
     if re.search(r"simulator|Faults\(", code) and driver_kind == "gpu":
         pytest.skip("the example uses the simulator")
     if any(name in code for name in CHANGES_THE_PROCESS):
-        succeed(driver_kind, f"import docstrings; docstrings.run_in_this_process({name!r})")
+        script = f"import docstrings; docstrings.run_in_this_process({name!r})"
+        succeed(driver_kind, script, forked=USUAL)
     else:
         run_docstring(name, text)
 
