@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,8 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from forks import Forks
+
 ROOT = Path(__file__).parents[1]
-STAND_INS = ROOT / "tests" / "stand_ins"
+TESTS = ROOT / "tests"
+STAND_INS = TESTS / "stand_ins"
+OF_A_SCRIPT = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": ""}
+"""The variables of scripts and of what is forked."""
+
+FIRST_IMPORTS = ("asyncio", "anyio", "aiostream", "cuda.bindings.driver")
+"""What a command or a first program imports."""
 
 
 def environment(driver_kind: str, *folders: Path | str, **variables: str) -> dict[str, str]:
@@ -53,6 +62,25 @@ def python(
     )
 
 
+@functools.cache
+def _forks(driver_kind: str, modules: tuple[str, ...]) -> Forks:
+    return Forks(modules, environment(driver_kind, TESTS, **OF_A_SCRIPT))
+
+
+def forked(
+    driver_kind: str,
+    text: str,
+    modules: tuple[str, ...],
+    *,
+    folder: Any = None,
+    timeout: Any = 110,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python text in a fork of a process that has imported these modules: see `forks.py`."""
+    variables = environment(driver_kind, TESTS, **OF_A_SCRIPT, **variables)
+    return _forks(driver_kind, modules).run(text, folder or Path.cwd(), variables, timeout)
+
+
 def torch_path(driver_kind: str) -> Sequence[Path]:
     """The folders in which there is a stand-in for torch, if torch is not there."""
     is_there = driver_kind == "gpu" and find_spec("torch") is not None
@@ -62,9 +90,13 @@ def torch_path(driver_kind: str) -> Sequence[Path]:
 def command(
     driver_kind: str, *arguments: str, folder: Any = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python -W error -m aiostream ...`."""
-    words = ("-W", "error", "-m", "aiostream", *arguments)
-    return python(driver_kind, *words, folder=folder, **variables)
+    """Runs `python -W error -m aiostream ...`, in a fork unless a variable is read at the start."""
+    if any(name.startswith(("PYTHON", "AIOSTREAM")) for name in variables):
+        words = ("-W", "error", "-m", "aiostream", *arguments)
+        return python(driver_kind, *words, folder=folder, **variables)
+    text = f"import runpy, sys; sys.argv = {['', *arguments]}\n"
+    text += "runpy.run_module('aiostream', run_name='__main__', alter_sys=True)"
+    return forked(driver_kind, text, FIRST_IMPORTS, folder=folder, **variables)
 
 
 def succeed(driver_kind: str, *arguments: str, **environment: str) -> str:

@@ -10,7 +10,6 @@ process.
 from __future__ import annotations
 
 import atexit
-import functools
 import importlib
 import json
 import os
@@ -20,10 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-from commands import environment
 
 MOST = 1 << 17
 """Bytes of a request."""
@@ -45,7 +41,8 @@ def serve(descriptor: int, *modules: str) -> str:
                     os.dup2(output, number)
                     os.close(output)
                 wanted = json.loads(request)
-                os.environ.update(wanted["variables"])
+                os.environ.clear()
+                os.environ.update(wanted["environment"])
                 os.chdir(wanted["folder"])
                 text: str = wanted["text"]
                 return text
@@ -55,10 +52,10 @@ def serve(descriptor: int, *modules: str) -> str:
             requests.send(str(os.waitpid(child, 0)[1]).encode())
 
 
-class _Forks:
+class Forks:
     """The process that forks, as the tests see it."""
 
-    def __init__(self, driver_kind: str, *modules: str) -> None:
+    def __init__(self, modules: Sequence[str], environment: dict[str, str]) -> None:
         self._requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = f"import forks; exec(forks.serve{(other.fileno(), *modules)})"
         with other:
@@ -66,12 +63,7 @@ class _Forks:
                 [sys.executable, "-W", "error", "-c", program],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
-                env=environment(
-                    driver_kind,
-                    os.path.dirname(__file__),
-                    PYTHONFAULTHANDLER="1",
-                    PYTHONUNBUFFERED="",
-                ),
+                env=environment,
             )
         atexit.register(self._end)
 
@@ -79,9 +71,12 @@ class _Forks:
         self._requests.close()
         self._process.wait()
 
-    def run(self, text: str, timeout: float, **wanted: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, text: str, folder: Any, environment: dict[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        wanted = {"text": text, "folder": str(folder), "environment": environment}
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            request = json.dumps({"text": text, **wanted}).encode()
+            request = json.dumps(wanted).encode()
             socket.send_fds(self._requests, [request], [out.fileno(), err.fileno()])
             child = int(self._requests.recv(MOST))
             self._requests.settimeout(timeout)
@@ -97,21 +92,3 @@ class _Forks:
             err.seek(0)
             code = os.waitstatus_to_exitcode(status)
             return subprocess.CompletedProcess(text, code, out.read(), err.read())
-
-
-_started = functools.cache(_Forks)
-
-
-def run(
-    driver_kind: str,
-    text: str,
-    modules: Sequence[str],
-    timeout: float,
-    folder: Path | None,
-    variables: dict[str, str],
-) -> subprocess.CompletedProcess[str]:
-    """Runs Python text in a fork of a process that has imported the modules, with warnings as
-    errors.
-    """
-    forks = _started(driver_kind, *modules)
-    return forks.run(text, timeout, folder=str(folder or Path.cwd()), variables=variables)

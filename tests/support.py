@@ -9,14 +9,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import forks
+import commands
 from aiostream import Stream, WaitStrategy, statistics
 from aiostream.testing import Gate, recover, settle, spin
-from commands import python
 from installed import installed, missing_of
 from internals import has_gil, is_drain
 
@@ -204,7 +203,7 @@ def run_script(
     timeout: float = 60.0,
     warnings: str = "error",
     folder: Path | None = None,
-    forked: Sequence[str] = (),
+    forked: tuple[str, ...] = (),
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
@@ -222,17 +221,16 @@ def run_script(
         for name in missing_of(line):
             pytest.skip(f"{name} is not installed")
     if forked:
-        text = textwrap.dedent(script)
-        return forks.run(driver_kind, text, forked, timeout, folder, environment)
+        options: dict[str, Any] = {"folder": folder, "timeout": timeout, **environment}
+        return commands.forked(driver_kind, textwrap.dedent(script), forked, **options)
     path = environment.pop("PYTHONPATH", os.path.dirname(__file__))
-    return python(
+    return commands.python(
         driver_kind,
         *("-W", warnings, "-c", textwrap.dedent(script)),
         folder=folder,
         path=[path],
         timeout=timeout,
-        PYTHONFAULTHANDLER="1",
-        PYTHONUNBUFFERED="",
+        **commands.OF_A_SCRIPT,
         **environment,
     )
 

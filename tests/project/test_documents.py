@@ -31,7 +31,7 @@ import pytest
 
 import aiostream
 from aiostream import simulator
-from commands import ROOT, STAND_INS, python
+from commands import FIRST_IMPORTS, ROOT, STAND_INS, python
 from installed import beside
 from support import run_script
 
@@ -47,8 +47,6 @@ NOT_OURS: dict[str, tuple[str, ...]] = {
     "design.md": ("Device.sync",),
     "simulator.md": ("Device.sync",),
 }
-# What most snippets import.
-IMPORTED = ("asyncio", "anyio", "aiostream", "cuda.bindings.driver")
 # What the extra `test` brings, and JAX, which nothing here brings.
 OPTIONAL = ("fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
 _SNIPPET = re.compile(
@@ -194,7 +192,7 @@ def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> Non
     if has_stand_in:
         code = f"import sys; sys.path[:0] = {[str(STAND_INS), str(ROOT)]}\n{code}"
     # Other libraries warn.
-    options: dict[str, Any] = {"warnings": "ignore"} if program.needs else {"forked": IMPORTED}
+    options: dict[str, Any] = {"warnings": "ignore"} if program.needs else {"forked": FIRST_IMPORTS}
     done = run_script(driver_kind, code, folder=tmp_path, NO_COLOR="1", **options)
     assert done.returncode == 0, done.stderr
     assert program.needs or not done.stderr, done.stderr
