@@ -125,18 +125,14 @@ def run(loop_kind: str) -> Callable[..., Any]:
 
 
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> None:
-    if inspect.iscoroutinefunction(obj) and name.startswith("test") and not _is_pytest_asyncio(obj):
+    if inspect.iscoroutinefunction(obj) and name.startswith("test"):
         pytest.mark.usefixtures("loop_kind")(obj)
-
-
-def _is_pytest_asyncio(obj: Any) -> bool:
-    return any(mark.name == "asyncio" for mark in getattr(obj, "pytestmark", []))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     function = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(function) or _is_pytest_asyncio(function):
+    if not inspect.iscoroutinefunction(function):
         return None
     wanted = inspect.signature(function).parameters
     arguments = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}

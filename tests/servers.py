@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 
 from commands import ROOT as ROOT
+from commands import TESTS as TESTS
 from commands import environment as environment
 from support import settle
 
-TESTS = ROOT / "tests"
 LOST = re.compile(
     r"^aiostream: .* (?:\(719\): the CUDA context is lost|is stalled: .*)\. Process (\d+) "
     r"ends now, with exit code (?:70|0) .*$",

@@ -14,8 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,9 @@ import pytest
 import internals
 import support
 from aiostream import Stream
+from commands import TESTS, python
 from support import FULL, LOOPS
 
-TESTS = Path(__file__).parents[1]
 MOST, SEED = 30 if FULL else 6, 1
 KINDS = ["none", *(LOOPS if FULL else ["asyncio", "trio"])]
 ENOUGH = {
@@ -66,15 +64,12 @@ def test_each_call_of_each_path_fails_once(
     Each first use has a process of its own for each fault. The second use must succeed, and leave
     as many descriptors and threads behind as one without a fault.
     """
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    variables = {"PYTHONPATH": path, "AIOSTREAM_SIMULATOR": "1", "LD_PRELOAD": str(faulty_libc)}
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "fault_program.py"), kind, str(most), str(SEED), name],
-        capture_output=True,
-        text=True,
+    done = python(
+        driver_kind,
+        *(str(TESTS / "fault_program.py"), kind, str(most), str(SEED), name),
+        path=[TESTS],
         timeout=3000 if FULL else 800,
-        env={**os.environ, **variables},
-        check=False,
+        LD_PRELOAD=str(faulty_libc),
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     found = re.search(

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from servers import LOST, TESTS, Ask, Clients, asked, environment, free_port, running
+from commands import TESTS, python
+from servers import LOST, Ask, Clients, asked, environment, free_port, running
 from support import settle
 
 # Each is started by its command, in the folder of the tests, and listens on the port at the end.
@@ -66,15 +65,8 @@ def test_worker_that_lost_its_context_is_replaced(
 
 def test_dask_repeats_the_tasks_of_a_lost_worker(driver_kind: str, tmp_path: Path) -> None:
     need("distributed")
-    done = subprocess.run(
-        [sys.executable, "served_dask.py", str(tmp_path / "marker")],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=TESTS,
-        env=variables(driver_kind, tmp_path),
-        check=False,
-    )
+    marker, settings = str(tmp_path / "marker"), variables(driver_kind, tmp_path)
+    done = python(driver_kind, "served_dask.py", marker, folder=TESTS, timeout=200, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     before, after, failing = json.loads(done.stdout.splitlines()[-1])
     assert len(after) == 16

@@ -344,31 +344,38 @@ def test_held_gil_is_said_on_stderr(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("blocked", ["the GPU", "the loop", "the lock of Python"])
 def test_process_ends_if_it_was_asked_to(driver_kind: str, blocked: str) -> None:
-    """Also if Python is blocked."""
+    """Also if Python is blocked, and with an endless kernel, for which `drain` gives up. Then the
+    GPU serves the next test.
+    """
+    sleep = {
+        "the GPU": "print(await aiostream.drain(0.1), flush=True)",
+        "the loop": "time.sleep(10)",
+        "the lock of Python": "ctypes.PyDLL(None).sleep(10)",
+    }[blocked]
     ended = run_script(
         driver_kind,
         f"""
         import asyncio, ctypes, time, aiostream
-        from support import Gate
+        from support import spin
 
         async def main():
             aiostream.exit_on_context_failed(71, stalled=True)
-            async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
-                gate = Gate()
-                gate.hold(stream)
-                task = asyncio.ensure_future(stream.synchronize_async())
+            async with aiostream.Stream(name="model", stalled_after=0.5) as stream:
+                await stream.run(spin, stream, 0.001)  # loads the kernels
+                seconds = {100.0 if blocked == "the GPU" else 0.05}
+                task = asyncio.ensure_future(stream.run(spin, stream, seconds))
                 await asyncio.sleep(0.01)
-                if {blocked != "the GPU"}:
-                    gate.open()
-                    {"time.sleep(10)" if blocked == "the loop" else "ctypes.PyDLL(None).sleep(10)"}
+                {sleep}
                 await task
 
         asyncio.run(main())
         """,
         forked=USUAL,
     )
-    assert ended.returncode == 71, ended.stderr
+    printed = "False\n" * (blocked == "the GPU")
+    assert (ended.returncode, ended.stdout) == (71, printed), ended.stderr
     assert f"aiostream: {NAME} is stalled: " in ended.stderr
+    assert ("is stalled: no work" in ended.stderr) is (blocked == "the GPU")
     assert "ends now, with exit code 71 (exit_on_context_failed).\n" in ended.stderr
     assert 'File "<string>", line ' in ended.stderr  # the stacks
 
@@ -398,30 +405,6 @@ def test_process_that_was_stopped_has_no_stall(driver_kind: str) -> None:
         forked=USUAL,
     )
     assert printed == "[]\n"
-
-
-def test_endless_kernel_ends_with_its_process(driver_kind: str) -> None:
-    """`drain` gives up, and the GPU serves the next test."""
-    ended = run_script(
-        driver_kind,
-        """
-        import asyncio, anyio, aiostream, internals
-
-        async def main():
-            aiostream.exit_on_context_failed(71, stalled=True)
-            async with aiostream.Stream(name="model", stalled_after=1) as stream:
-                await stream.run(internals.spin, stream, 0.001)  # loads the kernels
-                waiting = asyncio.ensure_future(stream.run(internals.spin, stream, 100.0))
-                await asyncio.sleep(0)
-                print(await aiostream.drain(0.1), flush=True)
-                await waiting
-
-        asyncio.run(main())
-        """,
-        forked=USUAL,
-    )
-    assert (ended.returncode, ended.stdout) == (71, "False\n"), ended.stderr
-    assert f"aiostream: {NAME} is stalled: no work" in ended.stderr
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), "1", True])

@@ -261,19 +261,25 @@ def test_the_example_runs_with_the_command_of_its_page(tmp_path: Path, devices: 
 
 @pytest.mark.parametrize("plugin", ["anyio", "asyncio"])
 def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str) -> None:
+    fixture = "pytest.fixture" if plugin == "anyio" else "pytest_asyncio.fixture"
     suite = f"""
     import aiostream
-    import pytest
+    import pytest, pytest_asyncio
     from aiostream.testing import spin
 
     @pytest.fixture
     def anyio_backend():
         return "asyncio"
 
+    @{fixture}
+    async def stream(request):
+        async with aiostream.Stream() as made:
+            yield made
+
     @pytest.mark.{plugin}
-    async def test_awaits():
-        async with aiostream.Stream() as stream:
-            await stream.enqueue_async(spin, 0.001)
+    async def test_awaits(stream):
+        await stream.enqueue_async(spin, 0.001)
+        await stream.synchronize_async()
 
     @pytest.mark.{plugin}
     async def test_blocks():
