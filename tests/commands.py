@@ -81,6 +81,20 @@ def forked(
     return _forks(driver_kind, modules).run(text, folder or Path.cwd(), variables, timeout)
 
 
+def forked_module(
+    driver_kind: str,
+    name: str,
+    *arguments: str,
+    modules: tuple[str, ...],
+    folder: Any = None,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m name ...` in such a fork."""
+    text = f"import runpy, sys; sys.argv = {['', *arguments]}\n"
+    text += f"runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    return forked(driver_kind, text, modules, folder=folder, **variables)
+
+
 def torch_path(driver_kind: str) -> Sequence[Path]:
     """The folders in which there is a stand-in for torch, if torch is not there."""
     is_there = driver_kind == "gpu" and find_spec("torch") is not None
@@ -94,9 +108,8 @@ def command(
     if any(name.startswith(("PYTHON", "AIOSTREAM")) for name in variables):
         words = ("-W", "error", "-m", "aiostream", *arguments)
         return python(driver_kind, *words, folder=folder, **variables)
-    text = f"import runpy, sys; sys.argv = {['', *arguments]}\n"
-    text += "runpy.run_module('aiostream', run_name='__main__', alter_sys=True)"
-    return forked(driver_kind, text, FIRST_IMPORTS, folder=folder, **variables)
+    options: dict[str, Any] = {"modules": FIRST_IMPORTS, "folder": folder, **variables}
+    return forked_module(driver_kind, "aiostream", *arguments, **options)
 
 
 def succeed(driver_kind: str, *arguments: str, **environment: str) -> str:

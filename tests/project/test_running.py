@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import running
-from commands import python
-
-TESTS = Path(__file__).parents[1]
+from commands import forked_module
 
 
 def run(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, int], str]:
@@ -24,9 +23,10 @@ def run(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, int], 
     (folder / "test_it.py").write_text(text)
     # Without the other plugins of this environment, which take a second to import.
     plugins = [f"-p{name}" for name in ("running", "xdist.plugin", "pytest_timeout")]
-    options = ["-m", "pytest", *plugins, "-p", "no:cacheprovider", "-ra", *arguments]
-    variables = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = python("none", *options, folder=folder, PYTHONPATH=str(TESTS), **variables)
+    options = [*plugins, "-p", "no:cacheprovider", "-ra", *arguments]
+    variables: dict[str, Any] = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    variables |= {"modules": ("pytest",), "folder": folder}
+    done = forked_module("none", "pytest", *options, **variables)
     counts = re.findall(r"(\d+) (\w+)", done.stdout.splitlines()[-1])
     return done.returncode, {what: int(n) for n, what in counts}, done.stdout + done.stderr
 

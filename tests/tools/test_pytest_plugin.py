@@ -7,11 +7,12 @@ import subprocess
 import textwrap
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import aiostream
-from commands import python
+from commands import forked_module
 from installed import installed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "test_with_plugin.py"
@@ -30,9 +31,9 @@ def pytest_of(
     (folder / "pytest.ini").write_text(
         "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
     )
-    words = ("-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "-p", "aiostream_pytest")
-    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
-    return python("none", *words, *options, folder=folder, **alone)
+    words = ("-q", "-ra", "-p", "no:cacheprovider", "-p", "aiostream_pytest", *options)
+    settings: dict[str, Any] = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
+    return forked_module("none", "pytest", *words, modules=("pytest",), folder=folder, **settings)
 
 
 def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
