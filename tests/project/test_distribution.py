@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import aiostream
-from commands import ROOT
+from commands import FIRST_IMPORTS, ROOT
 from installed import beside, program
 from support import succeed
 
@@ -167,7 +167,7 @@ def test_console_script_is_the_command_line(driver_kind: str, project: dict[str,
             from {module} import {function}
             {function}()
             """
-        assert succeed(driver_kind, script).startswith(usage)
+        assert succeed(driver_kind, script, forked=FIRST_IMPORTS).startswith(usage)
 
 
 def test_tested_pythons_are_the_ones_that_are_named(project: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from aiostream import Device
 from commands import python
 from servers import ROOT, Server, free_port, http_client, started
-from support import run_script, settle, succeed
+from support import USUAL, run_script, settle, succeed
 
 EXAMPLES = ROOT / "examples"
 
@@ -30,11 +30,13 @@ def tokens(server: Server, count: int) -> list[str]:
 # ------------------------------------------------------------------------------ token_stream.py
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def generator(driver_kind: str) -> Iterator[Server]:
+    """For all tests, and its end is clean."""
     options = ("--port", "PORT", "--streams", "2", "--waiting", "0")
     with started(EXAMPLES / "token_stream.py", driver_kind, *options) as server:
         yield server
+        assert server.stop()[::2] == (0, "")
 
 
 def test_each_token_is_sent_when_it_is_there(generator: Server) -> None:
@@ -50,7 +52,6 @@ def test_each_token_is_sent_when_it_is_there(generator: Server) -> None:
     with ThreadPoolExecutor(2) as pool:
         for sent in pool.map(lambda _: tokens(generator, 50), range(2)):
             assert sent == [f"data: {n}" for n in range(1, 51)]
-    assert generator.stop()[::2] == (0, "")
 
 
 def test_client_that_disconnects_ends_its_generation(generator: Server) -> None:
@@ -63,7 +64,6 @@ def test_client_that_disconnects_ends_its_generation(generator: Server) -> None:
         assert [next(each)[:9] for each in streams] == [b"data: 1\n\n"] * 2
         assert generator.client.get(url).status_code == 503  # two streams, and nobody may wait
     assert settle(lambda: tokens(generator, 3) == ["data: 1", "data: 2", "data: 3"])
-    assert generator.stop()[::2] == (0, "")
 
 
 # ------------------------------------------------------------------------------ pipeline.py
@@ -155,7 +155,7 @@ def test_more_workers_than_gpus_are_refused(driver_kind: str, tmp_path: Path) ->
         with claim() as first:
             assert first == "GPU-a"
     """
-    printed = succeed(driver_kind, script, WORKERS_LOCKS=str(tmp_path))
+    printed = succeed(driver_kind, script, forked=USUAL, WORKERS_LOCKS=str(tmp_path))
     assert printed == "other processes hold all 2 GPUs\n"
 
 
@@ -218,5 +218,5 @@ def test_no_loop_serves_if_one_cannot(driver_kind: str) -> None:
         several_loops.application = fails_in_one
         print(several_loops.serve(loops=3, streams=2, port={free_port()}))
     """
-    done = run_script(driver_kind, script)
+    done = run_script(driver_kind, script, forked=USUAL)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

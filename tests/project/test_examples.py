@@ -62,10 +62,14 @@ def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManage
     return started(EXAMPLES / "model_server.py", driver_kind, *options)
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, driver_kind: str) -> Iterator[Server]:
+    """For all tests, and its end is clean."""
     with serving(request.param, driver_kind) as server:
         yield server
+        code, out, err = server.stop()
+        assert (code, err) == (0, "")
+        assert out.startswith("driver: ")
 
 
 def test_each_of_many_requests_at_once_gets_its_own_answer(server: Server) -> None:
@@ -91,9 +95,6 @@ def test_each_of_many_requests_at_once_gets_its_own_answer(server: Server) -> No
         answer = server.client.post("/infer", content=body)
         assert answer.status_code == 400
         assert "bad request" in answer.json()["error"]
-    code, out, err = server.stop()
-    assert (code, err) == (0, "")
-    assert out.startswith("driver: ")
 
 
 def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Server) -> None:
@@ -118,8 +119,7 @@ def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Ser
     # The GPU is still at it, on one of its streams: the next request takes another.
     assert server.answers()
     assert server.infer().json() == {"y": [10.0, 12.0, 14.0]}
-    # The end awaits the work that nobody waits for any more.
-    assert server.stop()[::2] == (0, "")
+    # The end, in the fixture, awaits the work that nobody waits for any more.
 
 
 @pytest.mark.parametrize("kind", SERVERS)

@@ -10,7 +10,7 @@ import pytest
 
 import internals
 from aiostream import ContextFailedError, Device, Stream, StreamPool
-from support import Gate, recover, spin, succeed
+from support import USUAL, Gate, recover, spin, succeed
 from waiters import until, use_once
 
 
@@ -151,6 +151,7 @@ def test_the_error_names_the_device_that_is_lost(driver_kind: str) -> None:
 
         asyncio.run(main())
         """,
+        forked=USUAL,
     )
     assert "a pool of 2 streams on devices 0, 1, whose device 1 is lost: " in printed
 
