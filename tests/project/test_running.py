@@ -1,16 +1,17 @@
-"""How the suite runs: the limit that holds, the tests that run alone, the slow ones, and parts."""
+"""How the suite runs: the limits that hold, the tests that run alone, the slow ones, and parts."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import running
-from commands import forked_module
+from commands import forked, forked_module
 
 
 def run(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, int], str]:
@@ -125,3 +126,9 @@ def test_slow_tests_run_if_asked_for_and_parts_have_each_test_once(tmp_path: Pat
 def test_parts_that_do_not_exist_are_refused(part: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="such as 1/4"):
         running.part_of(part)
+
+
+def test_a_fork_that_hangs_is_ended_and_the_next_one_runs() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked("none", "import time; time.sleep(60)", (), timeout=0.1)
+    assert forked("none", "print(5)", ()).stdout == "5\n"

@@ -85,6 +85,7 @@ def test_doctor_without_a_device_says_what_to_do(driver: str, devices: str, word
         ("CUDA_DEVICE_MAX_CONNECTIONS", "64", "PROBLEM: '64' is not a number from 1 to 32", 1),
         ("AIOSTREAM_WAIT", "spin", "spin, unless", 0),
         ("AIOSTREAM_WAIT", "fast", "PROBLEM: the environment", 1),
+        ("CUDA_LAUNCH_BLOCKING", "1", "✗ CUDA_LAUNCH_BLOCKING", 1),
     ],
 )
 def test_doctor_explains_a_variable(
@@ -166,11 +167,6 @@ def test_doctor_says_which_devices_cuda_sees(
     environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     assert f"CUDA_VISIBLE_DEVICES        {words}" in succeed(driver_kind, "doctor", **environment)
     assert as_json(driver_kind, **environment)["environment"]["CUDA_VISIBLE_DEVICES"] == value
-
-
-def test_doctor_warns_of_launches_that_block(driver_kind: str) -> None:
-    (problem,) = as_json(driver_kind, CUDA_LAUNCH_BLOCKING="1")["problems"]
-    assert problem["what"] == "CUDA_LAUNCH_BLOCKING"
 
 
 @pytest.mark.simulator_only("a GPU's driver would look for the daemon, too")
