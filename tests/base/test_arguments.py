@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,6 +26,7 @@ from aiostream import (
     Graph,
     Stream,
     StreamAttribute,
+    StreamCaptureError,
     StreamClosedError,
     StreamPool,
     statistics,
@@ -392,6 +395,8 @@ NOT_PLAIN: list[Any] = [
     generator_function,
     async_generator_function,
 ]
+if sys.version_info >= (3, 12):
+    NOT_PLAIN.append(inspect.markcoroutinefunction(lambda *_: coroutine_function()))
 
 
 async def test_functions_whose_body_would_never_run(stream: Stream) -> None:
@@ -400,9 +405,6 @@ async def test_functions_whose_body_would_never_run(stream: Stream) -> None:
         *(stream.enqueue_async, stream.launch_host_func, stream.add_callback),
         aiostream.on_context_failed,
     ]
-    for fn in NOT_PLAIN:
-        with pytest.raises(TypeError, match=r"run_in_thread takes a plain function.*cannot await"):
-            await stream.enqueue_in_thread(fn)
     for call in calls:
         never = r"takes a plain function, not an? .*function, whose body would never run"
         refuses(call, NOT_PLAIN, never)
@@ -411,6 +413,36 @@ async def test_functions_whose_body_would_never_run(stream: Stream) -> None:
     plain = type("Plain", (), {"__call__": lambda *_: "called"})()
     assert await stream.enqueue_async(plain) == "called"
     assert await stream.enqueue_async(functools.partial(plain)) == "called"
+
+
+async def test_refusals_come_before_the_function(stream: Stream) -> None:
+    called: list[Any] = []
+
+    async def refuses_each(
+        error: type[Exception], message: str = ".", fn: Any = called.append
+    ) -> None:
+        for method in (
+            *(stream.run, stream.run_in_thread),
+            *(stream.enqueue_async, stream.enqueue_in_thread),
+        ):
+            with pytest.raises(error, match=message):
+                await method(fn)
+
+    for fn in NOT_PLAIN:
+        await refuses_each(TypeError, "takes a plain function.*cannot await", fn)
+    await refuses_each(TypeError, "takes a callable", 3)
+    with pytest.raises(TypeError, match=r"an anyio\.CapacityLimiter, not int"):
+        await stream.enqueue_in_thread(called.append, limiter=3)
+    stream.begin_capture(CaptureMode.THREAD_LOCAL)
+    await refuses_each(StreamCaptureError)
+    with pytest.raises(StreamCaptureError):
+        await stream
+    stream.end_capture().close()
+    stream.close()
+    await refuses_each(StreamClosedError)
+    with pytest.raises(StreamClosedError):
+        await stream
+    assert not called
 
 
 # ------------------------------------------------------------------------------------------- blocks

@@ -272,15 +272,6 @@ async def test_launches_are_refused_before_anything_is_enqueued(stream: Stream) 
     assert statistics().points.armed == armed
 
 
-def test_only_the_plain_launch_works_without_a_loop(stream: Stream) -> None:
-    executable = executable_of(stream)
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        executable.launch_async(stream)
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        executable.launch_and_wait(stream).send(None)
-    executable.close()
-
-
 def test_launches_from_a_thread_without_a_context(stream: Stream) -> None:
     executable = executable_of(stream)
 

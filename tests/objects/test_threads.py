@@ -133,25 +133,6 @@ async def test_error_keeps_nothing_alive(stream: Stream) -> None:
         gc.enable()
 
 
-async def test_what_is_refused_is_refused_before_fn_is_called(stream: Stream) -> None:
-    calls: list[Any] = []
-    with pytest.raises(TypeError, match=r"an anyio\.CapacityLimiter, not int"):
-        await stream.enqueue_in_thread(calls.append, limiter=3)
-    stream.begin_capture(CaptureMode.THREAD_LOCAL)
-    with pytest.raises(StreamCaptureError):
-        await stream.enqueue_in_thread(calls.append)
-    stream.end_capture().close()
-    stream.close()
-    with pytest.raises(StreamClosedError):
-        await stream.enqueue_in_thread(calls.append)
-    assert not calls
-
-
-def test_without_a_loop_it_is_refused(stream: Stream) -> None:
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        stream.enqueue_in_thread(lambda _: None).send(None)
-
-
 # ---------------------------------------------------------------------------------------- cancelled
 
 

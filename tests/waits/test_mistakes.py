@@ -10,11 +10,7 @@ import aiostream
 from aiostream.testing import spin
 
 
-def takes_no_stream() -> None:
-    """Launches nothing."""
-
-
-def fails_itself(stream: Any) -> None:
+def fails_itself(*_: Any) -> None:
     raise TypeError("its own")
 
 
@@ -26,14 +22,18 @@ async def test_a_pool_s_stream_after_its_block() -> None:
             await stream.synchronize_async()
 
 
-async def test_a_function_that_takes_no_stream() -> None:
+async def test_a_function_that_takes_no_stream_or_wants_one() -> None:
     call: Any
     async with aiostream.Stream() as stream:
-        for name in ("enqueue_async", "enqueue_in_thread"):
-            call = getattr(stream, name)
+        for call, wrong, says in (
+            (stream.enqueue_async, lambda: None, "calls fn("),
+            (stream.enqueue_in_thread, lambda: None, "calls fn("),
+            (stream.run, lambda stream: None, "without the stream"),
+            (stream.run_in_thread, lambda stream: None, "without the stream"),
+        ):
             with pytest.raises(TypeError) as found:
-                await call(takes_no_stream)
-            assert "calls fn(" in found.value.__notes__[0]
+                await call(wrong)
+            assert says in found.value.__notes__[0]
             with pytest.raises(TypeError) as found:
                 await call(fails_itself)
             assert not hasattr(found.value, "__notes__")

@@ -122,12 +122,6 @@ async def test_wrong_arguments_are_refused(query: Any, options: Any, match: str)
         await aiostream.ready(query, **options)
 
 
-def test_without_a_loop_it_is_refused() -> None:
-    coroutine: Any = aiostream.ready(lambda: False)
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        coroutine.send(None)
-
-
 async def test_query_runs_in_the_thread_and_the_context_of_its_task() -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
     seen: list[tuple[int, int]] = []

@@ -271,38 +271,6 @@ async def test_close_while_it_waits_leaves_the_wait_and_its_objects() -> None:
     assert settle(lambda: watched() is None)
 
 
-async def test_refusals_come_before_the_function() -> None:
-    called: list[int] = []
-
-    async def coroutine_function() -> None: ...
-
-    stream = Stream()
-    for wrong, message in ((3, "callable"), (coroutine_function, "coroutine function")):
-        for method in (stream.run, stream.run_in_thread):
-            with pytest.raises(TypeError, match=message):
-                await method(wrong)  # type: ignore[arg-type, unused-coroutine]
-    stream.begin_capture()
-    with pytest.raises(StreamCaptureError):
-        await stream.run(called.append, 1)
-    with pytest.raises(StreamCaptureError):
-        await stream
-    stream.end_capture()
-    stream.close()
-    with pytest.raises(StreamClosedError):
-        await stream.run(called.append, 1)
-    with pytest.raises(StreamClosedError):
-        await stream
-    assert not called
-
-
-async def test_a_wrong_call_says_what_run_passes() -> None:
-    async with Stream() as stream:
-        for method in (stream.run, stream.run_in_thread):
-            with pytest.raises(TypeError) as caught:
-                await method(lambda stream, numbers: None, [1])
-            assert "without the stream" in caught.value.__notes__[0]
-
-
 @pytest.mark.cuda_leaks(1)  # no event can be recorded during a capture
 async def test_function_that_closes_or_captures_gets_an_error() -> None:
     before = statistics().points.leaked

@@ -5,24 +5,22 @@ loop.
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
-import inspect
 import sys
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 import aiostream
-from aiostream import CompletionFuture, Context, Stream, StreamClosedError
+from aiostream import CompletionFuture, Context, Stream
 from support import FULL, STRATEGIES, Gate, held_stream
 from waiters import turns, until
 
 pytestmark = pytest.mark.all_loops
-
-NO_LOOP = "no running event loop"
 
 
 class Buffer:
@@ -170,48 +168,29 @@ async def test_a_function_may_close_its_own_stream() -> None:
     await future
 
 
-async def test_enqueue_async_refuses_before_it_calls() -> None:
-    called: list[Stream] = []
-    stream = Stream()
-    with pytest.raises(TypeError, match="callable"):
-        stream.enqueue_async(3)  # type: ignore[arg-type]
-
-    async def coroutine(on: Stream) -> None: ...
-
-    class Asynchronous:
-        async def __call__(self, on: Stream) -> None: ...
-
-        async def method(self, on: Stream) -> None: ...
-
-    refused: list[Any] = [
-        coroutine,
-        functools.partial(coroutine),
-        Asynchronous(),
-        Asynchronous().method,
-    ]
-    if sys.version_info >= (3, 12):
-        refused.append(inspect.markcoroutinefunction(lambda on: coroutine(on)))
-    for each in refused:
-        with pytest.raises(TypeError, match="cannot await"):
-            stream.enqueue_async(each)
-    stream.close()
-    with pytest.raises(StreamClosedError):
-        stream.enqueue_async(called.append)
-    assert called == []
-
-
 def test_without_a_loop_the_waits_are_refused() -> None:
     called: list[Stream] = []
     stream = Stream()
-    for wait in (
+    with stream.capture_executable() as capture:
+        pass
+    waits: list[Callable[[], Any]] = [
         stream.completion_future,
         stream.checked_completion_future,
         lambda: stream.enqueue_async(called.append),
-        lambda: stream.synchronize_async().send(None),
-    ):
-        with pytest.raises(RuntimeError, match=NO_LOOP):
+        lambda: capture.executable.launch_async(stream),
+    ]
+    coroutines: list[Any] = [
+        stream.synchronize_async(),
+        stream.enqueue_in_thread(called.append),
+        capture.executable.launch_and_wait(stream),
+        aiostream.ready(lambda: False),
+    ]
+    waits += [partial(coroutine.send, None) for coroutine in coroutines]
+    for wait in waits:
+        with pytest.raises(RuntimeError, match="no running event loop"):
             wait()
     assert called == []
+    capture.executable.close()
     stream.close()
 
 
