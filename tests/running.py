@@ -18,7 +18,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,26 @@ def _limit_of(item: pytest.Item) -> float:
     if marker is not None and marker.args:
         return float(marker.args[0])
     return float(item.config.getoption("timeout") or item.config.getini("timeout") or 0)
+
+
+@pytest.fixture(scope="session")
+def made_once(pytestconfig: pytest.Config) -> Callable[[str, Callable[[Path], None]], Path]:
+    """`made_once(name, make)` has one worker fill a folder of that name, which all workers read."""
+    shared = Path(
+        getattr(pytestconfig, "workerinput", {}).get("locks") or pytestconfig.stash[_LOCKS]
+    )
+
+    def once(name: str, make: Callable[[Path], None]) -> Path:
+        folder = shared / name
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                partial = Path(tempfile.mkdtemp(dir=shared))
+                make(partial)
+                partial.rename(folder)
+        return folder
+
+    return once
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ The number for each scenario is printed (`pytest -rP tests/runtime/test_interlea
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,14 +39,16 @@ def link(objects: list[Path], target: Path) -> None:
     gcc("-no-pie", *objects, "-o", target, *wraps)
 
 
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("interleavings")
-    compiled = {name: compile_native(name, folder) for name in INTERLEAVED}
-    compiled["interleavings"] = folder / "interleavings.o"
+def compile_all(folder: Path) -> None:
+    for name in INTERLEAVED:
+        compile_native(name, folder)
     flags = ["-g", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-no-pie"]
-    gcc(*flags, "-c", PROGRAMS / "interleavings.c", "-o", compiled["interleavings"])
-    return compiled
+    gcc(*flags, "-c", PROGRAMS / "interleavings.c", "-o", folder / "interleavings.o")
+
+
+@pytest.fixture
+def objects(made_once: Callable[..., Path]) -> dict[str, Path]:
+    return {path.stem: path for path in made_once("interleavings", compile_all).iterdir()}
 
 
 @pytest.mark.timeout(2 * LIMIT)

@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from support import FULL, LIMIT, chosen_seconds, chosen_seed
 
 # The compiled files of the library that are not Python's. module.c and its companions are the ones
 # that are.
-DRIVER_SIDE = sorted(path.name for path in NATIVE.glob("*.c") if not path.name.startswith("module"))
+DRIVER_SIDE = sorted(path for path in NATIVE.glob("*.c") if not path.name.startswith("module"))
 SANITIZERS = {
     "thread": (
         ["-fsanitize=thread"],
@@ -44,19 +44,28 @@ FIXED_LAYOUT = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") 
 FLAGS = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-error=tsan"]
 
 
+def compile_all(folder: Path) -> None:
+    for source in DRIVER_SIDE:
+        gcc(*FLAGS, "-fPIC", "-c", source, "-o", folder / f"{source.stem}.o")
+
+
+@pytest.fixture
+def objects(made_once: Callable[..., Path]) -> list[Path]:
+    return sorted(made_once("native", compile_all).iterdir())
+
+
 def build_and_run(
     name: str,
     folder: Path,
+    files: Sequence[Path],
     *arguments: float,
-    without: Sequence[str] = (),
     flags: Sequence[str] = (),
     before: Sequence[str] = (),
     **variables: str,
 ) -> None:
-    """Runs a program of `tests/native`, with the native files, of which it may include some."""
-    sources = [NATIVE / source for source in DRIVER_SIDE if source not in without]
+    """Runs a program of `tests/native` with these native files."""
     program = folder / name
-    gcc(*FLAGS, *flags, PROGRAMS / f"{name}.c", *sources, "-lm", "-o", program)
+    gcc(*FLAGS, *flags, PROGRAMS / f"{name}.c", *files, "-lm", "-o", program)
     ran = run_command(*before, program, *arguments, **variables)
     # On a busy machine a thread of stress_waits.c may take a stall too late.
     said = [line for line in ran.stderr.splitlines() if "no listener is called" not in line]
@@ -79,6 +88,7 @@ def run_under(sanitizer: str, name: str, folder: Path, *more_flags: str) -> None
     build_and_run(
         name,
         folder,
+        DRIVER_SIDE,
         chosen_seconds(1 if more_flags else 0.5),
         chosen_seed(),
         flags=[*flags, *more_flags],
@@ -104,16 +114,17 @@ def test_native_threads_that_pause_anywhere(name: str, tmp_path: Path) -> None:
     run_under("thread", name, tmp_path, "-include", str(PROGRAMS / "pauses.h"))
 
 
-def test_races_played_by_hand(tmp_path: Path) -> None:
+def test_races_played_by_hand(objects: list[Path], tmp_path: Path) -> None:
     """Its file includes those whose statics it needs."""
-    build_and_run("races", tmp_path, without=["queues.c", "points.c"])
+    others = [path for path in objects if path.stem not in ("queues", "points")]
+    build_and_run("races", tmp_path, others)
 
 
-def test_policy_in_virtual_time(tmp_path: Path) -> None:
+def test_policy_in_virtual_time(objects: list[Path], tmp_path: Path) -> None:
     """By the policy alone: how late a task runs again, against the bound, and at which cost, for
     patterns of work.
     """
-    build_and_run("policy", tmp_path, 2000 if FULL else 500)
+    build_and_run("policy", tmp_path, objects, 2000 if FULL else 500)
 
 
 # The model of one list has functions of its own in place of these.
@@ -121,19 +132,18 @@ VIRTUAL = ["now_ns", "waker_wake_before", "waker_oversleep", "read", "write", "t
 
 
 @pytest.mark.timeout(2 * LIMIT)
-def test_model_of_one_list_in_virtual_time(tmp_path: Path) -> None:
+def test_model_of_one_list_in_virtual_time(objects: list[Path], tmp_path: Path) -> None:
     """Promise 16 for each of several waits on a stream, after each step of random schedules."""
     wraps = [f"-Wl,--wrap={name}" for name in VIRTUAL]
-    build_and_run("one_list", tmp_path, chosen_seconds(0.25), chosen_seed(), flags=wraps)
+    build_and_run("one_list", tmp_path, objects, chosen_seconds(0.25), chosen_seed(), flags=wraps)
 
 
-def test_nothing_that_the_driver_calls_needs_python(tmp_path: Path) -> None:
+def test_nothing_that_the_driver_calls_needs_python(objects: list[Path], tmp_path: Path) -> None:
     """Without module.c and its companions, the native files need no symbol of Python's and nothing
     of libcuda's.
     """
     library = tmp_path / "n.so"
-    sources = [NATIVE / name for name in DRIVER_SIDE]
-    gcc(*FLAGS, "-shared", "-fPIC", *sources, "-o", library)
+    gcc("-shared", *objects, "-o", library)
     undefined = subprocess.check_output(["nm", "-D", "--undefined-only", library], text=True)
     names = {line.split()[-1].split("@")[0] for line in undefined.splitlines()}
     assert not {name for name in names if re.match(r"_?Py|cu[A-Z]", name)}
