@@ -14,7 +14,7 @@ import pytest
 
 import internals
 from aiostream import Device, Stream
-from support import BACKENDS, FULL, Gate, spin, succeed
+from support import FULL, Gate, cases_on_loops, spin, succeed
 
 # A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the
 # GIL on a driver thread, or in a driver call of another thread, this script would hang for ever,
@@ -23,7 +23,7 @@ KEEPS_THE_GIL = """
     import ctypes, os, threading, time
     import anyio
     from aiostream import Stream, statistics
-    from support import spin
+    from support import run_on, spin
     {adversary}
     streams = [Stream() for _ in range(4)]
     for stream in streams:
@@ -60,31 +60,34 @@ KEEPS_THE_GIL = """
         count = statistics()
         assert count.balanced and count.futures.pending == 0 and count.futures.done >= 44, count
 
-    anyio.run(main, backend={backend!r})
+    run_on({kind!r}, main)
 """
+LOCKS = """
+    from aiostream import simulator
+    simulator.install()
+    simulator.adversary(driver_lock=True)
+"""
+with_a_driver_that_locks = pytest.mark.simulator_only(
+    "whether a driver holds a lock round host functions cannot be chosen"
+)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    ("where", "adversary"),
+@cases_on_loops(
+    "thread, driver",
     [
-        ("synchronize()", ""),
-        ("threading.Thread(target=synchronize).start()", ""),
-        pytest.param(
-            "threading.Thread(target=synchronize).start()",
-            "from aiostream import simulator; simulator.install(); "
-            "simulator.adversary(driver_lock=True)",
-            marks=pytest.mark.simulator_only(
-                "whether a driver holds a lock round host functions cannot be chosen"
-            ),
-        ),
+        ("of the loop", "as it is"),
+        ("another", "as it is"),
+        pytest.param("another", "locks", marks=with_a_driver_that_locks),
     ],
-    ids=["in the loop's thread", "in another thread", "a driver that locks"],
 )
 def test_a_thread_that_keeps_the_gil_across_a_blocking_call(
-    driver_kind: str, where: str, adversary: str, backend: str
+    driver_kind: str, thread: str, driver: str, loop_kind: str
 ) -> None:
-    script = KEEPS_THE_GIL.format(adversary=adversary, where=where, backend=backend)
+    where = (
+        "threading.Thread(target=synchronize).start()" if thread == "another" else "synchronize()"
+    )
+    adversary = LOCKS if driver == "locks" else ""
+    script = KEEPS_THE_GIL.format(adversary=adversary, where=where, kind=loop_kind)
     print(succeed(driver_kind, script))
 
 
@@ -163,34 +166,32 @@ FULL_STREAM = """
     import asyncio, threading, time
     from aiostream import Stream
     from support import Gate, spin
-    entering, progress = threading.Event(), 0
-    gate = Gate()
-    stream = Stream()
-    spin(stream, 0)
-    stream.synchronize()
-    gate.hold(stream)
-    filled = 0
 
-    def open_later():
-        # Needs the GIL thousands of times before it lets the enqueue go on.
-        global progress
-        entering.wait(30)
-        deadline = time.monotonic() + 0.1
-        while time.monotonic() < deadline:
-            progress += 1
-        gate.open()
+    async def main(call, *arguments):
+        entering, progress, filled = threading.Event(), 0, 0
+        gate, stream = Gate(), Stream()
+        spin(stream, 0)
+        stream.synchronize()
+        gate.hold(stream)
 
-    def fill():
-        global filled
-        for _ in range(1022):
-            spin(stream, 0)
-            filled += 1
+        def open_later():
+            # Needs the GIL thousands of times before it lets the enqueue go on.
+            nonlocal progress
+            entering.wait(30)
+            deadline = time.monotonic() + 0.1
+            while time.monotonic() < deadline:
+                progress += 1
+            gate.open()
 
-    async def main():
-        thread = threading.Thread(target=open_later)
-        thread.start()
-        filler = threading.Thread(target=fill)
-        filler.start()
+        def fill():
+            nonlocal filled
+            for _ in range(1022):
+                spin(stream, 0)
+                filled += 1
+
+        threads = [threading.Thread(target=function) for function in (open_later, fill)]
+        for thread in threads:
+            thread.start()
         before = -1
         # or until a launch blocks already, on a GPU that takes fewer than an H200 does
         while before < filled < 1022:
@@ -198,30 +199,25 @@ FULL_STREAM = """
             time.sleep(0.3)
         began = time.monotonic()
         entering.set()
-        future = {call}
+        future = getattr(stream, call)(*arguments)
         blocked = time.monotonic() - began
         await (future or stream.synchronize_async())
-        thread.join()
-        filler.join()
-        print(f"{call} was blocked for {{blocked * 1000:.0f}} ms; "
+        for thread in threads:
+            thread.join()
+        stream.close()
+        print(f"{{call}} was blocked for {{blocked * 1000:.0f}} ms; "
               f"another thread made {{progress}} steps meanwhile")
-        assert progress > 1000
-        assert blocked > 0.05 or not {must_block}
+        assert progress > 1000, call
+        assert blocked > 0.05 or not {must_block}, call
 
-    asyncio.run(main())
+    for call in (["completion_future"], ["checked_completion_future"], ["launch_host_func", int],
+            ["add_callback", id]):
+        asyncio.run(main(*call))
 """
 
 
-@pytest.mark.parametrize(
-    "call", ["completion_future", "checked_completion_future", "launch_host_func", "add_callback"]
-)
-def test_an_enqueue_that_blocks_on_a_full_stream_lets_other_threads_go_on(
-    driver_kind: str, call: str
-) -> None:
-    given = {"launch_host_func": "int", "add_callback": "id"}.get(call, "")
-    must_block = driver_kind == "simulator"
-    script = FULL_STREAM.format(call=f"stream.{call}({given})", must_block=must_block)
-    print(succeed(driver_kind, script))
+def test_an_enqueue_that_blocks_on_a_full_stream_lets_other_threads_go_on(driver_kind: str) -> None:
+    print(succeed(driver_kind, FULL_STREAM.format(must_block=driver_kind == "simulator")))
 
 
 LOCKED_HOST_FUNCTION = """
@@ -256,7 +252,7 @@ LOCKED_HOST_FUNCTION = """
 
 
 @pytest.mark.needs_gil("a host function waits for it")
-@pytest.mark.simulator_only("whether a driver holds a lock round host functions cannot be chosen")
+@with_a_driver_that_locks
 def test_end_of_a_function_while_the_driver_holds_a_lock_for_a_host_function(
     driver_kind: str,
 ) -> None:
