@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 import aiostream
-from aiostream import Device, Event, Stream, StreamClosedError, StreamPool
+from aiostream import CaptureMode, Device, Event, Stream, StreamClosedError, StreamPool
 from support import EVENT_STRATEGIES, STRATEGIES, spin
 from waiters import default_wait
 
@@ -16,14 +16,20 @@ from waiters import default_wait
 class Scene:
     """What one await uses. Everything is made before it begins."""
 
-    def __init__(self, strategy: Any, captures: bool, device: Device | int) -> None:
-        self.stream = Stream(wait=strategy, device=device)
+    def __init__(
+        self, strategy: Any, captures: bool, device: Device | int, shared: Stream | None
+    ) -> None:
+        self.stream = (
+            Stream(wait=strategy, device=device)
+            if shared is None
+            else Stream.borrow(shared, wait=strategy)
+        )
         with default_wait(strategy):
             self.event = Event(device=device)
         self.pool = StreamPool(1)
         self.made: list[Any] = [self.stream, self.event]
         if captures:
-            with self.stream.capture_executable() as scope:
+            with self.stream.capture_executable(CaptureMode.THREAD_LOCAL) as scope:
                 self.stream.launch_host_func(int)
             self.made.append(scope.executable)
         spin(self.stream, 0.0002)
@@ -193,8 +199,13 @@ AWAITS: dict[str, tuple[str, Function]] = {
 }
 
 
-def scene_of(name: str, device: Device | int = 0) -> tuple[Scene, Callable[[], Awaitable[Any]]]:
-    """What an await uses, and what begins it."""
+def scene_of(
+    name: str, device: Device | int = 0, shared: Stream | None = None
+) -> tuple[Scene, Callable[[], Awaitable[Any]]]:
+    """What an await uses, and what begins it. It may use a stream of that device that others use
+    too, unless it is the launch of a graph, which is captured on its stream.
+    """
     strategy, function = AWAITS[name]
-    scene = Scene(strategy, name.startswith("launch"), device)
+    captures = name.startswith("launch")
+    scene = Scene(strategy, captures, device, None if captures else shared)
     return scene, lambda: function(scene)

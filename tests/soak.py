@@ -32,6 +32,7 @@ import aiostream
 import awaits
 import internals
 from aiostream import (
+    CaptureMode,
     Device,
     Event,
     PoolFullError,
@@ -123,36 +124,13 @@ def growth(samples: list[Sample]) -> dict[str, tuple[float, float]]:
     return grown
 
 
-class Soak:
-    """A run: its long-lived streams and pools, and how far it has come."""
+class Activities:
+    """What tasks do with streams that they share."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str, streams: list[Stream]) -> None:
         self.rng = random.Random(seed)
+        self.streams = streams
         self.completions = 0  # awaits that have ended as they should, in all threads
-        self.did: dict[str, int] = {}
-        self.contexts = 0
-        self.gate = Gate()
-        self.devices = [Device(number) for number in range(Device.count())]
-        self.streams = [
-            Stream(device=device, wait=wait) for device in self.devices for wait in STRATEGIES
-        ]
-        for device in self.devices:
-            internals.load_kernels(device.primary_context)
-        self.wait_lists = 0
-        self.replace_wait_lists()
-
-    def replace_wait_lists(self) -> None:
-        """Lets each context remember unused streams in place of those that it has met.
-
-        The streams of a pool share one history. So the number of histories depends on how many
-        of the remembered streams were a pool's, and only a number without them can stay flat.
-        """
-        for device in self.devices:
-            for _ in range(WAIT_LISTS):
-                self.wait_lists += 1
-                internals.use_wait_list(device.primary_context, -self.wait_lists)
-
-    # --------------------------------------------------------------------------------- what is done
 
     def some_stream(self) -> Stream:
         return self.rng.choice(self.streams)
@@ -162,7 +140,7 @@ class Soak:
 
     async def any_await(self) -> None:
         name = self.rng.choice(list(awaits.AWAITS))
-        scene, begin = awaits.scene_of(name, self.rng.choice(self.devices))
+        scene, begin = awaits.scene_of(name, self.some_stream().device)
         await begin()
         await scene.serve()
         scene.close()
@@ -223,7 +201,7 @@ class Soak:
         stream = Stream()
         called: list[int] = []
         self.some_work(stream)
-        with stream.capture() as scope:
+        with stream.capture(CaptureMode.THREAD_LOCAL) as scope:
             stream.launch_host_func(called.append, 1)
         with scope.graph as graph, graph.instantiate() as executable:
             for _ in range(3):
@@ -269,6 +247,52 @@ class Soak:
             self.some_work(other)
         self.completions += 1
 
+    async def leave_pending(self) -> None:
+        """The loop may end before these do."""
+        stream = self.some_stream()
+        spin(stream, 0.001)
+        stream.completion_future()
+        stream.enqueue_async(lambda _, kept: kept, bytearray(100))
+
+    async def wave(self) -> None:
+        """Many short waits, for the number."""
+        stream, other = self.streams[0], self.streams[1]
+        for _ in range(100):
+            await stream.synchronize_async()
+            futures: list[Any] = [other.enqueue_async(_nothing) for _ in range(10)]
+            for future in futures:
+                await future
+            self.completions += 11
+
+
+class Soak(Activities):
+    """A run: its long-lived streams and pools, and how far it has come."""
+
+    def __init__(self, seed: int) -> None:
+        self.devices = [Device(number) for number in range(Device.count())]
+        super().__init__(
+            seed,
+            [Stream(device=device, wait=wait) for device in self.devices for wait in STRATEGIES],
+        )
+        self.did: dict[str, int] = {}
+        self.contexts = 0
+        self.gate = Gate()
+        for device in self.devices:
+            internals.load_kernels(device.primary_context)
+        self.wait_lists = 0
+        self.replace_wait_lists()
+
+    def replace_wait_lists(self) -> None:
+        """Lets each context remember unused streams in place of those that it has met.
+
+        The streams of a pool share one history. So the number of histories depends on how many
+        of the remembered streams were a pool's, and only a number without them can stay flat.
+        """
+        for device in self.devices:
+            for _ in range(WAIT_LISTS):
+                self.wait_lists += 1
+                internals.use_wait_list(device.primary_context, -self.wait_lists)
+
     async def use_a_gate(self) -> None:
         """Values in memory that one stream writes and the other waits for; events between
         streams.
@@ -303,23 +327,6 @@ class Soak:
         await stream.aclose()
         self.completions += 2
         internals.driver_call("cuCtxDestroy", handle)
-
-    async def leave_pending(self) -> None:
-        """The loop may end before these do."""
-        stream = self.some_stream()
-        spin(stream, 0.001)
-        stream.completion_future()
-        stream.enqueue_async(lambda _, kept: kept, bytearray(100))
-
-    async def wave(self) -> None:
-        """Many short waits, for the number."""
-        stream, other = self.streams[0], self.streams[1]
-        for _ in range(100):
-            await stream.synchronize_async()
-            futures: list[Any] = [other.enqueue_async(_nothing) for _ in range(10)]
-            for future in futures:
-                await future
-            self.completions += 11
 
     # --------------------------------------------------------------------------------------- rounds
 
