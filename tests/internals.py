@@ -244,11 +244,6 @@ def simulated_objects() -> dict[str, int]:
 launch_kernel, load_kernels, spin = testing.launch, testing.load_kernels, testing.spin
 
 
-def stamp(stream: Any, pointer: int) -> None:
-    """Launches a kernel that writes the GPU's clock to an address."""
-    testing.launch(stream, "stamp", ctypes.c_uint64(pointer))
-
-
 # --------------------------------------------------------------------------------------- interrupts
 
 ENQUEUE_STEPS = {

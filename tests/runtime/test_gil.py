@@ -4,17 +4,9 @@ deadlock with the driver.
 
 from __future__ import annotations
 
-import ctypes
-import statistics as numbers
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
-import internals
-from aiostream import Device, Stream
-from support import FULL, Gate, cases_on_loops, spin, succeed
+from support import cases_on_loops, succeed
 
 # A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the
 # GIL on a driver thread, or in a driver call of another thread, this script would hang for ever,
@@ -89,75 +81,6 @@ def test_a_thread_that_keeps_the_gil_across_a_blocking_call(
     adversary = LOCKS if driver == "locks" else ""
     script = KEEPS_THE_GIL.format(adversary=adversary, where=where, kind=loop_kind)
     print(succeed(driver_kind, script))
-
-
-# ------------------------------------------------------------------------------- what the GPU idles
-
-
-@contextmanager
-def computing_in_python() -> Iterator[None]:
-    """Another thread computes in Python meanwhile. A thread that needs the GIL has to wait for the
-    switch interval.
-    """
-    stopping = False
-
-    def compute() -> None:
-        number = 0
-        while not stopping:
-            number = (number * 31 + 7) % 1_000_003
-
-    thread = threading.Thread(target=compute, name="aiostream-test-compute")
-    thread.start()
-    try:
-        yield
-    finally:
-        stopping = True
-        thread.join()
-
-
-async def idle_time(kind: str) -> float:
-    """Microseconds between two kernels with a completion between them, by the GPU's own clock."""
-    stream = Stream()
-    with Device(0).primary_context.as_current():
-        pointer = int(internals.driver_call("cuMemHostAlloc", 16, 3))
-    stamps = (ctypes.c_uint64 * 2).from_address(pointer)
-    internals.stamp(stream, pointer)
-    await stream.synchronize_async()
-    with Gate() as gate:
-        # All of it is enqueued before any of it runs, however long Python takes for that.
-        gate.hold(stream)
-        spin(stream, 0.02)  # the driver's thread has gone to sleep by then, busy Python or not
-        internals.stamp(stream, pointer)
-        future = getattr(stream, kind)()
-        internals.stamp(stream, pointer + 8)
-        gate.open()
-        await future
-        stream.synchronize()
-    microseconds = (stamps[1] - stamps[0]) / 1000
-    stream.close()
-    with Device(0).primary_context.as_current():
-        internals.driver_call("cuMemFreeHost", pointer)
-    return microseconds
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("loop_kind", ["uvloop"])
-@pytest.mark.parametrize(
-    "kind",
-    ["completion_future", pytest.param("checked_completion_future", marks=pytest.mark.slow)],
-)
-async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> None:
-    rounds = 60 if FULL else 15
-    quiet, busy = [], []
-    for _ in range(rounds):  # in turn, because the time that the driver's thread needs drifts
-        quiet.append(await idle_time(kind))
-        with computing_in_python():
-            busy.append(await idle_time(kind))
-    still, computing = numbers.median(quiet), numbers.median(busy)
-    print(f"GPU idle round a {kind}: {still:.1f} us, with Python busy {computing:.1f} us")
-    # One that took the GIL would wait for it for Python's switch interval of 5 ms. The ratio is for
-    # a reader to judge: the driver's thread wakes up in 0.2 to 0.5 ms, at its own pleasure.
-    assert computing <= still + 2000
 
 
 # ------------------------------------------------------------------------------ enqueues that block
