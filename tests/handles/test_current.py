@@ -113,7 +113,10 @@ async def test_shared_stream_is_current_in_fn(
     stream = Stream(wait=strategy)
     assert await stream.enqueue_async(lambda _: current_handles()) == NOTHING
     getattr(stream, library)()
-    for call in (stream.enqueue_async, stream.enqueue_in_thread):
+    for call in (
+        *(stream.enqueue_async, stream.enqueue_in_thread),
+        *(lambda fn: stream.run(fn, stream), lambda fn: stream.run_in_thread(fn, stream)),
+    ):
         handles = await call(lambda _: current_handles())
         assert handles == {**NOTHING, library: stream.handle}
         assert current_handles() == NOTHING

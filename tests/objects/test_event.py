@@ -10,7 +10,6 @@ import pytest
 import aiostream
 from aiostream import ContextFailedError, CudaError, Event, Stream, StreamClosedError
 from support import Gate, held_stream, recover, spin
-from waiters import counts, until
 
 
 def test_event_without_a_record_is_complete() -> None:
@@ -28,20 +27,6 @@ def test_event_without_a_record_is_complete() -> None:
     ):
         with pytest.raises(StreamClosedError):
             use()
-
-
-def test_second_record_replaces_the_first(stream: Stream, event: Event) -> None:
-    with Gate() as gate:
-        held = held_stream(gate)
-        event.record(stream)
-        event.synchronize()
-        assert event.query()
-        event.record(held)
-        assert not event.query()
-        gate.open()
-        event.synchronize()
-        assert event.query()
-        held.close()
 
 
 async def test_awaiting_an_event(stream: Stream, event: Event) -> None:
@@ -104,37 +89,11 @@ def test_elapsed_time_is_in_milliseconds(stream: Stream) -> None:
         end.record(stream)
         with pytest.raises(CudaError, match="The GPU has not passed both events yet"):
             start.elapsed_time(end)
-    with pytest.raises(ValueError, match="timing=True"):
+    with pytest.raises(ValueError, match=r"Event\(timing=True\)"):
         start.elapsed_time(plain)
     with pytest.raises(TypeError):
         start.elapsed_time(3)  # type: ignore[arg-type]
     for each in (start, end, plain):
-        each.close()
-
-
-@pytest.mark.simulator_only("a GPU refuses nothing on command")
-async def test_refused_record_does_not_delay_the_next() -> None:
-    """A wait for another event ends although the refused one is still awaited."""
-    first, second = Event(), Event()
-    with Gate() as shut, Gate() as opened:
-        held, free = held_stream(shut), held_stream(opened)
-        first.record(held)
-        second.record(free)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(first.synchronize_async)
-            async with anyio.create_task_group() as others:
-                others.start_soon(second.synchronize_async)
-                await until(lambda: counts().pending == 2)
-                aiostream.simulator.fail("cuEventRecordWithFlags", 1)
-                with pytest.raises(CudaError) as caught:
-                    first.record(held)
-                assert caught.value.code == 1
-                second.record(held)
-                opened.open()
-                others.cancel_scope.deadline = anyio.current_time() + 5
-            assert not others.cancel_scope.cancelled_caught
-            shut.open()
-    for each in (first, second, held, free):
         each.close()
 
 

@@ -22,27 +22,11 @@ from aiostream import (
     CudaError,
     OutOfMemoryError,
     Stream,
-    StreamCaptureError,
     statistics,
 )
 from internals import ENQUEUE_STEPS
 from interrupts import Striker
 from support import PLAIN_LOOPS, Gate, Kept, held_stream, is_at_rest, recover, settle, spin
-
-
-@pytest.mark.cuda_leaks(1)
-@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
-async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: str) -> None:
-    stream = Stream()
-    before = statistics().points.leaked
-    with pytest.raises(StreamCaptureError) as caught:
-        stream.enqueue_async(lambda own: own.begin_capture())
-    assert statistics().points.leaked == before + 1
-    # Also while somebody keeps the error, and so its frames.
-    assert statistics().waits.pending == 0, caught
-    stream.end_capture().close()
-    assert await stream.enqueue_async(lambda _: 1) == 1
-    stream.close()
 
 
 async def test_earlier_futures_of_the_stream_are_done_before() -> None:

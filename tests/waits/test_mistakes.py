@@ -68,14 +68,6 @@ async def test_an_await_in_a_capture() -> None:
         capture.graph.close()
 
 
-def test_events_without_times() -> None:
-    begin, end = aiostream.Event(), aiostream.Event()
-    with pytest.raises(ValueError, match=r"Event\(timing=True\)"):
-        begin.elapsed_time(end)
-    begin.close()
-    end.close()
-
-
 def test_a_spin_of_less_than_nothing() -> None:
     with pytest.raises(ValueError, match="-1"):
         spin(1, -1)

@@ -17,7 +17,6 @@ import pytest
 
 from aiostream import (
     Context,
-    Event,
     PoolFullError,
     Stream,
     StreamCaptureError,
@@ -26,7 +25,7 @@ from aiostream import (
     statistics,
 )
 from foreign import CupyStream, current_handles, currents, install_libraries
-from internals import driver_call, keep_work, run_in_janitor, run_in_releaser
+from internals import keep_work, run_in_janitor, run_in_releaser
 from interrupts import Striker, ends, run_interrupted, sample
 from support import (
     ASYNCIO_LOOPS,
@@ -59,45 +58,11 @@ async def test_program_with_a_timeout_of_asyncio(loop_kind: str) -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(stream, 0.01)
         await asyncio.wait_for(stream, 10)
-        nothing, doubled = await asyncio.gather(stream, stream.run(double, [1]))
-        assert (nothing, doubled) == (None, [2])
+        nothing, tripled, doubled = await asyncio.gather(
+            stream, stream.run(double, [1], factor=3), stream.run_in_thread(double, [2])
+        )
+        assert (nothing, tripled, doubled) == (None, [3], [4])
         assert stream.query()
-
-
-async def test_program_of_copies_and_kernels() -> None:
-    size, count = 256, 20
-    async with Stream() as copies, Stream() as kernels:
-        with copies.context.as_current():
-            memory = int(driver_call("cuMemAlloc", size))
-        answers = []
-        for number in range(count):
-            batch, answer = bytearray([number]) * size, bytearray(size)
-
-            def enqueue(
-                stream: Stream, batch: bytearray, answer: bytearray, copied: Event
-            ) -> bytearray:
-                driver_call("cuMemcpyHtoDAsync", memory, bytes(batch), size, copies.handle)
-                copied.record(copies)
-                stream.wait_event(copied)
-                driver_call("cuMemcpyDtoHAsync", answer, memory, size, stream.handle)
-                return answer
-
-            with Event() as copied:
-                answers.append(await kernels.run(enqueue, kernels, batch, answer, copied))
-        assert [set(answer) for answer in answers] == [{number} for number in range(count)]
-        with copies.context.as_current():
-            driver_call("cuMemFree", memory)
-
-
-@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
-async def test_program_of_tasks(loop_kind: str) -> None:
-    async with Stream() as stream, StreamPool(2) as pool, asyncio.TaskGroup() as group:
-        of_stream = group.create_task(stream.run(double, [1], factor=3))
-        of_pool = group.create_task(pool.run(double, [2]))
-        in_thread = group.create_task(pool.run_in_thread(double, [3]))
-        lent = await asyncio.create_task(pool.acquire())
-        pool.release(lent)
-    assert [each.result() for each in (of_stream, of_pool, in_thread)] == [[3], [4], [6]]
 
 
 # ------------------------------------------------------------------------------ what they promise
@@ -142,18 +107,6 @@ async def test_a_stream_that_the_function_returns_is_not_awaited() -> None:
             assert await pool.run(lambda: held) is held
         await held
         held.close()
-
-
-async def test_the_stream_is_current_in_the_libraries_that_know_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    install_libraries(monkeypatch)
-    async with Stream() as stream:
-        stream.torch()
-        stream.cupy()
-        outside = current_handles()
-        assert await stream.run(current_handles) == dict.fromkeys(current_handles(), stream.handle)
-        assert current_handles() == outside
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
