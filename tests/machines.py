@@ -187,7 +187,3 @@ def check(machine: type[OnLoop], backend: str, examples: int, steps: int) -> Non
 only_simulated = pytest.mark.simulator_only(
     "hundreds of streams in steps: on a GPU it would take minutes"
 )
-
-
-class Thing:
-    """What a call keeps alive."""

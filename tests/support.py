@@ -42,6 +42,7 @@ __all__ = [
     "new_uvloop",
     "recover",
     "releasing_threads",
+    "run_as_guest",
     "run_on",
     "run_script",
     "run_together",
@@ -161,6 +162,22 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
     factory = new_uvloop if loop_kind == "uvloop" else None
     with asyncio.Runner(debug=loop_kind == "asyncio-debug", loop_factory=factory) as runner:
         return runner.run(function(*args))
+
+
+def run_as_guest(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    """Begins a run of trio in the asyncio loop that runs here."""
+    import trio
+
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Any] = loop.create_future()
+    trio.lowlevel.start_guest_run(
+        function,
+        *args,
+        run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+        done_callback=ended.set_result,
+        host_uses_signal_set_wakeup_fd=True,
+    )
+    return ended
 
 
 def run_together(

@@ -13,7 +13,7 @@ import pytest
 
 import internals
 from aiostream import Device, Event, Stream, StreamPool, drain, wait
-from support import Gate, run_on, spin, succeed
+from support import Gate, run_as_guest, run_on, spin, succeed
 
 RUNNERS = pytest.mark.parametrize(
     "run_asyncio",
@@ -109,22 +109,6 @@ def test_asyncio_run_by_a_trio_task(run_asyncio: Callable[[Any], Any]) -> None:
 
     trio.run(main)
     assert called == ["asyncio"]
-
-
-def run_as_guest(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-    """Begins a run of trio in the asyncio loop that runs here."""
-    import trio
-
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[Any] = loop.create_future()
-    trio.lowlevel.start_guest_run(
-        function,
-        *args,
-        run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-        done_callback=ended.set_result,
-        host_uses_signal_set_wakeup_fd=True,
-    )
-    return ended
 
 
 @RUNNERS

@@ -25,8 +25,8 @@ from aiostream import (
     statistics,
 )
 from internals import load_kernels
-from machines import OnLoop, Thing, Waiter, check, only_simulated
-from support import BACKENDS, LIMIT, spin
+from machines import OnLoop, Waiter, check, only_simulated
+from support import BACKENDS, LIMIT, Kept, spin
 
 
 class Recording:
@@ -163,7 +163,7 @@ class Captures(OnLoop):
     @rule(data=st.data())
     def what_a_capture_refuses(self, data: st.DataObject) -> None:
         """It is refused before the driver sees it, and the capture goes on."""
-        stream, thing = self.streams[self.a_stream(data, capturing=True)], Thing()
+        stream, thing = self.streams[self.a_stream(data, capturing=True)], Kept()
         reference = weakref.ref(thing)
         for refused in (
             stream.completion_future,

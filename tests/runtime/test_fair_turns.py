@@ -22,64 +22,45 @@ pytestmark = pytest.mark.all_loops
 PATIENCE = 5.0  # seconds after which a loop without turns is given up
 
 
-async def drain(stream: Stream, done: Any) -> None:
-    await aiostream.drain(1)
-
-
-async def wait(stream: Stream, done: Any) -> None:
-    await aiostream.wait([done])
-
-
-async def as_completed(stream: Stream, done: Any) -> None:
+async def as_completed(done: Any) -> None:
     async for _ in aiostream.as_completed([done]):
         pass
 
 
-async def synchronize(stream: Stream, done: Any) -> None:
-    await stream.synchronize_async()
-
-
-async def enqueue(stream: Stream, done: Any) -> None:
-    await stream.enqueue_async(lambda _: None)
-
-
-async def end_again(stream: Stream, done: Any) -> None:
-    closed = stream.to_borrowed()
-    closed.close()
-    await closed.aclose()
-
-
-async def enter_a_block(stream: Stream, done: Any) -> None:
-    async with stream.to_borrowed():
+async def enter_and_leave(block: Any) -> None:
+    async with block:
         pass
 
 
-@pytest.mark.parametrize(
-    "over_at_once",
-    [drain, wait, as_completed, synchronize, enqueue, end_again, enter_a_block],
-)
-async def test_a_timeout_ends_a_loop_of_awaits_that_are_over(
-    over_at_once: Callable[[Stream, Any], Awaitable[None]],
-) -> None:
+OVER_AT_ONCE: dict[str, Callable[[Stream, Any], Awaitable[Any]]] = {
+    "drain": lambda stream, done: aiostream.drain(1),
+    "wait": lambda stream, done: aiostream.wait([done]),
+    "as_completed": lambda stream, done: as_completed(done),
+    "synchronize": lambda stream, done: stream.synchronize_async(),
+    "enqueue": lambda stream, done: stream.enqueue_async(lambda _: None),
+    "end again": lambda stream, done: stream.aclose(),
+    "enter a block": lambda stream, done: enter_and_leave(stream.to_borrowed()),
+}
+
+
+@pytest.mark.parametrize("name", OVER_AT_ONCE)
+async def test_a_timeout_ends_a_loop_of_awaits_that_are_over(name: str) -> None:
     async with Stream() as stream:
         done = stream.enqueue_async(lambda stream: None)
-        if over_at_once is not drain:  # which gives turns before anything else was awaited, too
+        if name != "drain":  # which gives turns before anything else was awaited, too
             await done
+        if name == "end again":
+            stream.close()
         end = time.monotonic() + PATIENCE
         with anyio.move_on_after(0.05) as scope:
             while time.monotonic() < end:
-                await over_at_once(stream, done)
+                await OVER_AT_ONCE[name](stream, done)
         assert scope.cancelled_caught
 
 
 class OwnRelease(StreamPool):
     def release(self, stream: Stream) -> None:
         super().release(stream)
-
-
-async def lend_in_a_block(pool: StreamPool) -> None:
-    async with pool.stream():
-        pass
 
 
 async def acquire_and_release(pool: StreamPool) -> None:
@@ -92,7 +73,9 @@ async def leave_work(pool: StreamPool) -> None:
 
 
 @pytest.mark.parametrize("kind", [StreamPool, OwnRelease])
-@pytest.mark.parametrize("use", [lend_in_a_block, acquire_and_release, leave_work])
+@pytest.mark.parametrize(
+    "use", [lambda pool: enter_and_leave(pool.stream()), acquire_and_release, leave_work]
+)
 async def test_a_timeout_ends_a_loop_of_loans_that_take_no_turn(
     kind: type[StreamPool], use: Callable[[StreamPool], Awaitable[None]]
 ) -> None:

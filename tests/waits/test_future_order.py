@@ -14,7 +14,7 @@ import pytest
 import internals
 from aiostream import ContextFailedError, Stream, statistics
 from interrupts import at_line
-from support import PLAIN_LOOPS, Gate, cases_on_loops, held_stream, spin
+from support import PLAIN_LOOPS, Gate, Kept, cases_on_loops, held_stream, spin
 from waiters import until
 
 KINDS: dict[str, Callable[[Stream], Any]] = {
@@ -79,10 +79,6 @@ async def test_cancelled_future_does_not_stand_in_the_way() -> None:
     stream.close()
 
 
-class Buffer:
-    """Stands for memory that the GPU uses."""
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_work_that_a_signal_handler_enqueues_in_between(kind: str) -> None:
     """It may be behind or in front of the point whose call it interrupts. It lies behind a gate, so
@@ -95,7 +91,7 @@ async def test_work_that_a_signal_handler_enqueues_in_between(kind: str) -> None
 
             def handle(gate: Gate = gate, inner: list[Any] = inner) -> None:
                 gate.hold(stream)
-                buffer = Buffer()
+                buffer = Kept()
                 inner.append(weakref.ref(buffer))
                 inner.append(stream.enqueue_async(lambda _, kept: None, buffer))
 

@@ -19,7 +19,7 @@ import pytest
 import aiostream
 from internals import HISTORIES, code_of_query, native_counters
 from interrupts import run_interrupted, sample
-from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Blind, run_on, settle
+from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Blind, Kept, run_on, settle
 
 
 class Work:
@@ -235,11 +235,8 @@ async def test_thousands_of_keys_need_no_more_memory_than_one_thousand() -> None
 
 @pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 async def test_error_leaves_no_cycle(loop_kind: str) -> None:
-    class Argument:
-        pass
-
     def failing() -> Callable[[], bool]:
-        argument, noes = Argument(), iter([False, False])
+        argument, noes = Kept(), iter([False, False])
         watched.append(weakref.ref(argument))
 
         def query() -> bool:
@@ -248,7 +245,7 @@ async def test_error_leaves_no_cycle(loop_kind: str) -> None:
 
         return query
 
-    watched: list[weakref.ref[Argument]] = []
+    watched: list[weakref.ref[Kept]] = []
     gc.disable()
     try:
         for _ in range(3):

@@ -26,8 +26,8 @@ from aiostream import (
     WaitStrategy,
     statistics,
 )
-from machines import STRATEGIES, OnLoop, Thing, Waiter, check, only_simulated
-from support import BACKENDS, LIMIT, spin
+from machines import STRATEGIES, OnLoop, Waiter, check, only_simulated
+from support import BACKENDS, LIMIT, Kept, spin
 
 # ------------------------------------------------------------------------------ streams and futures
 
@@ -36,7 +36,7 @@ class Entry:
     """What the model knows of one future: when it may come, and who wants to know."""
 
     def __init__(
-        self, future: Any, stream: int, ahead: frozenset[int], thing: weakref.ref[Thing] | None
+        self, future: Any, stream: int, ahead: frozenset[int], thing: weakref.ref[Kept] | None
     ) -> None:
         self.future, self.stream, self.ahead, self.thing = future, stream, ahead, thing
         self.cancelled = False
@@ -55,7 +55,7 @@ class Futures(OnLoop):
         self.ahead: dict[int, frozenset[int]] = {}
         self.entries: list[Entry] = []
         self.waits: list[tuple[Waiter, frozenset[int]]] = []
-        self.things: list[tuple[weakref.ref[Thing], frozenset[int]]] = []
+        self.things: list[tuple[weakref.ref[Kept], frozenset[int]]] = []
         self.made = 0
         self.event, self.ahead_of_event = Event(), frozenset[int]()
 
@@ -105,7 +105,7 @@ class Futures(OnLoop):
         stream, reference = self.streams[number], None
         spin(stream, data.draw(st.sampled_from([0, 0.0001])))
         if kind == "enqueue_async":
-            thing = Thing()
+            thing = Kept()
             reference = weakref.ref(thing)
             self.things.append((reference, self.ahead[number]))
             future = self.call(stream.enqueue_async, lambda _, kept: None, thing)
@@ -117,7 +117,7 @@ class Futures(OnLoop):
     @precondition(lambda self: self.streams)
     @rule(data=st.data())
     def a_function_that_raises(self, data: st.DataObject) -> None:
-        number, thing = self.a_stream(data), Thing()
+        number, thing = self.a_stream(data), Kept()
         self.things.append((weakref.ref(thing), self.ahead[number]))
         with pytest.raises(ZeroDivisionError):
             self.call(self.streams[number].enqueue_async, lambda _, kept: 1 // 0, thing)

@@ -16,7 +16,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import CompletionFuture, CudaError, Stream
-from support import Gate, held_stream, settle
+from support import Gate, held_stream, run_as_guest, settle
 from waiters import until
 
 trio = pytest.importorskip("trio")
@@ -206,18 +206,9 @@ def test_the_host_of_a_guest_run_does_not_await_its_futures() -> None:
         await futures[0]
 
     async def host() -> None:
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Any] = loop.create_future()
         with Gate() as gate:
             async with Stream() as stream:
-                trio.lowlevel.start_guest_run(
-                    guest,
-                    stream,
-                    gate,
-                    run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-                    done_callback=ended.set_result,
-                    host_uses_signal_set_wakeup_fd=True,
-                )
+                ended = run_as_guest(guest, stream, gate)
                 while not futures:
                     await asyncio.sleep(0)
                 with pytest.raises(RuntimeError, match=ANOTHER_RUN):

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from aiostream import Stream, drain
-from support import Gate, settle, spin
+from support import Gate, Kept, settle, spin
 from waiters import (
     Waiter,
     counts,
@@ -78,16 +78,13 @@ async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
 def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wait: Any) -> None:
     """A loop that is not closed, but does not run, as between two tests of one session's loop."""
 
-    class Buffer:
-        pass
-
     def use(stream: Stream, buffer: object) -> None:
         gate.hold(stream)
 
-    async def request() -> weakref.ref[Buffer]:
+    async def request() -> weakref.ref[Kept]:
         for _ in range(8 if known else 0):
             await stream.enqueue_async(spin, 0.004)
-        buffer = Buffer()
+        buffer = Kept()
         future: asyncio.Future[None]
         if call == "enqueue_async":
             future = stream.enqueue_async(use, buffer)

@@ -17,14 +17,10 @@ import pytest
 
 import aiostream
 from aiostream import CompletionFuture, Context, Stream
-from support import FULL, STRATEGIES, Gate, held_stream
+from support import FULL, STRATEGIES, Gate, Kept, held_stream
 from waiters import turns, until
 
 pytestmark = pytest.mark.all_loops
-
-
-class Buffer:
-    """Something that must not die while the GPU uses it."""
 
 
 async def test_ready_waits_of_one_task_starve_no_other() -> None:
@@ -115,11 +111,11 @@ async def test_enqueue_async_calls_now_and_settles_with_the_result() -> None:
 async def test_what_was_enqueued_lives_until_the_gpu_has_passed() -> None:
     with Gate() as gate:
         stream = held_stream(gate)
-        argument = Buffer()
+        argument = Kept()
         alive = [weakref.ref(argument)]
 
-        def work(on: Stream, given: Buffer) -> Buffer:
-            result = Buffer()
+        def work(on: Stream, given: Kept) -> Kept:
+            result = Kept()
             alive.append(weakref.ref(result))
             return result
 
@@ -142,14 +138,14 @@ async def test_arguments_of_a_function_that_raised_are_kept_likewise(
 ) -> None:
     """It may have enqueued work, and the error comes in the middle of the native step."""
 
-    def fails(on: Stream, given: Buffer) -> None:
+    def fails(on: Stream, given: Kept) -> None:
         assert Context.get_current() == on.context
         raise error
 
     before = Context.get_current()
     with Gate() as gate:
         async with held_stream(gate, wait=strategy) as stream:
-            arguments = [Buffer()]
+            arguments = [Kept()]
             alive = weakref.ref(arguments[0])
             with pytest.raises(error):
                 stream.enqueue_async(fails, arguments.pop())
