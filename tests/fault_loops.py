@@ -20,7 +20,7 @@ from aiostream import Event, Stream, StreamPool
 from fault_engine import Faults, Scenario
 from fault_scenarios import WITHOUT_LOOP, a_stream, a_waiter, use, use_async, without_loop
 from installed import installed
-from support import PLAIN_LOOPS, Blind, run_on
+from support import PLAIN_LOOPS, run_on
 
 for _name in installed(["trio", "uvloop"]):
     import_module(_name)  # once, and not in each child
@@ -29,12 +29,8 @@ for _name in installed(["trio", "uvloop"]):
 
 
 def _runs() -> dict[str, Callable[[Callable[[], Any]], None]]:
-    def run_blind(main: Callable[[], Any]) -> None:
-        with asyncio.Runner(loop_factory=Blind) as runner:
-            runner.run(main())
-
-    runs = {kind: functools.partial(run_on, kind) for kind in installed(PLAIN_LOOPS)}
-    return {**runs, "blind loop": run_blind}
+    kinds = installed([*PLAIN_LOOPS, "blind"])
+    return {kind: functools.partial(run_on, kind) for kind in kinds}
 
 
 def _first_use(name: str, run: Callable[[Callable[[], Any]], None], awaited: str) -> None:

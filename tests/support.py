@@ -159,7 +159,7 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 
         with asyncio.Runner() as runner:
             return runner.run(eagerly())
-    factory = new_uvloop if loop_kind == "uvloop" else None
+    factory = {"uvloop": new_uvloop, "blind": Blind}.get(loop_kind)
     with asyncio.Runner(debug=loop_kind == "asyncio-debug", loop_factory=factory) as runner:
         return runner.run(function(*args))
 
@@ -213,6 +213,10 @@ def held_stream(gate: Gate, **options: Any) -> Stream:
     return stream
 
 
+FORKS_WITH_THREADS = "ignore:This process:DeprecationWarning"
+"""What Python 3.12 and newer say where a process with threads is forked, as some scripts do."""
+
+
 def run_script(
     driver_kind: str,
     script: str,
@@ -243,7 +247,7 @@ def run_script(
     path = environment.pop("PYTHONPATH", os.path.dirname(__file__))
     return commands.python(
         driver_kind,
-        *("-W", warnings, "-c", textwrap.dedent(script)),
+        *("-W", warnings, "-W", FORKS_WITH_THREADS, "-c", textwrap.dedent(script)),
         folder=folder,
         path=[path],
         timeout=timeout,

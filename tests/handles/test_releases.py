@@ -195,12 +195,11 @@ def test_listeners_are_called_where_no_thread_can_be_made(driver_kind: str, begi
 @pytest.mark.simulator_only("a GPU's context cannot be broken")
 def test_a_process_that_is_forked_in_a_listener_ends(driver_kind: str) -> None:
     script = """
-        import os, warnings
+        import os
         import aiostream
         from aiostream import simulator
         from support import settle
 
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on
         children = []
 
         def fork(error):

@@ -19,13 +19,13 @@ import pytest
 import aiostream
 import internals
 from aiostream import Stream, StreamPool
-from support import Blind, Gate, Kept, held_stream, new_uvloop, run_on, settle, spin, succeed
+from support import ASYNCIO_LOOPS, Blind, Gate, Kept, held_stream, run_on, settle, spin
 
 # ----------------------------------------------------------------------------------- what they hold
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_uvloop, Blind])
-def test_a_loop_does_not_keep_what_a_tasks_variables_hold(new_loop: Any) -> None:
+@pytest.mark.parametrize("kind", [*ASYNCIO_LOOPS, "blind"])
+def test_a_loop_does_not_keep_what_a_tasks_variables_hold(kind: str) -> None:
     """asyncio copies the context of whoever adds a reader, or calls something later."""
     variable: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
     requests: list[weakref.ref[Any]] = []
@@ -56,8 +56,7 @@ def test_a_loop_does_not_keep_what_a_tasks_variables_hold(new_loop: Any) -> None
             assert [request() for request in requests] == [None] * 5
             assert await aiostream.drain(10)
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(main())
+    run_on(kind, main)
 
 
 def test_queues_are_used_again_while_a_destructor_blocks(loop_kind: str) -> None:
@@ -209,8 +208,7 @@ def test_a_loop_that_cannot_be_told_or_asked_holds_up_no_other(
         faulty.torn, faulty.error = torn, error
         gate.open()
         assert settle(lambda: bool(reported) and (error is None or faulty.refused > 0))
-        with asyncio.Runner(loop_factory=Blind) as other:
-            other.run(wait_for_a_completion())
+        run_on("blind", wait_for_a_completion)
         assert settle(lambda: error is None or faulty.refused > 3)
         faulty.torn, faulty.error = False, None
         runner.run(asyncio.wait_for(future, 10))
@@ -249,31 +247,3 @@ def test_the_janitor_lets_go_of_a_descriptor_that_another_loop_has_got() -> None
         descriptors.add(trio.run(serve))
         gc.collect()
     raise AssertionError("no loop got the queue of an earlier run of trio")
-
-
-@pytest.mark.parametrize("used_before", [True, False])
-def test_loop_that_cannot_watch_works_in_a_late_exit_handler(
-    driver_kind: str, used_before: bool
-) -> None:
-    """One that was registered before the library's own runs after it."""
-    script = f"""
-        import asyncio, atexit
-
-        def run():
-            with asyncio.Runner(loop_factory=Blind) as runner:
-                runner.run(main())
-
-        async def main():
-            async with aiostream.Stream() as stream:
-                await stream.completion_future()
-            print("done")
-
-        atexit.register(run)
-        import aiostream
-        from support import Blind
-        if {used_before}:
-            run()
-        else:
-            aiostream.Stream().close()
-    """
-    assert succeed(driver_kind, script).split() == ["done"] * (1 + used_before)

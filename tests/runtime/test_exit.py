@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from support import BACKENDS, STRATEGIES, USUAL, run_script, succeed
+from support import STRATEGIES, USUAL, run_script, succeed
 
 # 100 completions and 100 Python host functions on four streams, behind `{work}`; `end` is when that
 # work would be done.
@@ -231,11 +231,10 @@ def test_objects_that_die_after_the_modules_end_quietly(driver_kind: str) -> Non
 LATE = """
     import atexit
     # before the library: so it runs after the library's own end
-    atexit.register(lambda: anyio.run(late, backend={backend!r}))
-    import anyio
+    atexit.register(lambda: run_on({kind!r}, late))
     import aiostream
     from aiostream import Event, Stream, StreamPool, statistics
-    from support import Gate, spin
+    from support import Gate, run_on, spin
 
     async def begin():
         global future, pool, unfinished
@@ -276,14 +275,20 @@ LATE = """
         await drained()
 
     gate = Gate()
-    anyio.run(begin, backend={backend!r})
+    run_on({kind!r} if {used_before} else "asyncio", begin)
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_handler_that_was_registered_first_may_await(driver_kind: str, backend: str) -> None:
-    """An application registers its clean-up when it is imported, and Python calls that last."""
-    printed = succeed(driver_kind, LATE.format(backend=backend))
+@pytest.mark.parametrize(
+    ("kind", "used_before"), [("asyncio", True), ("trio", True), ("blind", True), ("blind", False)]
+)
+def test_a_handler_that_was_registered_first_may_await(
+    driver_kind: str, kind: str, used_before: bool
+) -> None:
+    """An application registers its clean-up when it is imported, and Python calls that last. The
+    loop may be the first one of its kind.
+    """
+    printed = succeed(driver_kind, LATE.format(kind=kind, used_before=used_before))
     assert printed.splitlines() == [*STRATEGIES, "ok", "ok", "ok", "drained"]
 
 
@@ -348,15 +353,15 @@ def test_a_late_host_function_is_refused(driver_kind: str) -> None:
 
 FORK = """
     import asyncio, gc, os, sys, threading, warnings
-    # Python >= 3.12, about our threads
-    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     warnings.simplefilter("ignore", ResourceWarning)  # the child's copy of the loop
     import aiostream
     from aiostream import Context, Device, Event, Stream, statistics
     from support import Gate, spin
+    from waiters import Waiter
 
     loop = asyncio.new_event_loop()
     gate = Gate()
+    waiters = [Waiter("spinning"), Waiter("watched"), Waiter("by timer")]
     stream, doomed, timed = Stream(), Stream(), Event(timing=True)
     legacy, device, context = Stream.legacy(), Device(0), Stream().context
     handle, event_handle = stream.handle, timed.handle
@@ -365,8 +370,16 @@ FORK = """
     gate.hold(stream)
 
     async def begin():
-        return [stream.completion_future(), asyncio.ensure_future(stream.synchronize_async())]
+        for waiter in waiters:
+            await waiter.hold(gate)
+        before = statistics().waits.polls
+        coroutines.extend(waiter.wait() for waiter in waiters)
+        begun = [stream.completion_future(), *map(asyncio.ensure_future, coroutines)]
+        while statistics().waits.pending < 3 or statistics().waits.polls < before + 20:
+            await asyncio.sleep(0)
+        return begun
 
+    coroutines = []
     pending = loop.run_until_complete(begin())
 
     def raises(name, call):
@@ -411,6 +424,10 @@ FORK = """
             raises(name, call)
         before = statistics().handles
         # finalizers do nothing, and above all do not wait for threads that are not there
+        for coroutine in coroutines:
+            coroutine.close()
+        for task in pending[1:]:
+            task._log_destroy_pending = False
         doomed = None
         gc.collect()
         assert statistics().handles == before
@@ -436,7 +453,8 @@ FORK = """
 
     loop.run_until_complete(go_on())
     loop.close()
-    doomed.close()
+    for each in (doomed, *waiters):
+        each.close()
     assert statistics().balanced and statistics().futures.dropped == 0
     print("parent done")
 """
@@ -451,8 +469,7 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(driver_kind: str, end: st
 
 
 CHILD_ON_THE_LOOP = """
-    import asyncio, os, warnings
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
+    import asyncio, os
     from aiostream import Stream
     from support import Gate
 

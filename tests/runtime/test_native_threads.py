@@ -135,9 +135,7 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
     nothing.
     """
     script = """
-        import os, warnings
-        # Python 3.12 on: fork with threads about
-        warnings.simplefilter("ignore", DeprecationWarning)
+        import os
         import aiostream, internals
         from aiostream import Graph, Stream
         stream, graph = Stream(), Graph()

@@ -175,8 +175,6 @@ def test_worker_processes(driver_kind: str, method: str, before: bool) -> None:
         import process_jobs
 
         if __name__ == "__main__":
-            # Python 3.12's own, about threads and fork
-            warnings.simplefilter("ignore", DeprecationWarning)
             # the child's, about the coroutine that was refused
             warnings.simplefilter("ignore", RuntimeWarning)
             if {before}:
@@ -197,10 +195,8 @@ def test_worker_processes(driver_kind: str, method: str, before: bool) -> None:
 def test_fork_within_the_function_that_enqueues(driver_kind: str) -> None:
     """In the child the stream is refused. In the parent the future ends, as if nothing had been."""
     script = """
-        import asyncio, os, warnings
+        import asyncio, os
         from aiostream import Stream, statistics
-        # Python 3.12's own, about threads and fork
-        warnings.simplefilter("ignore", DeprecationWarning)
 
         def fork(stream):
             pid = os.fork()
@@ -227,11 +223,8 @@ def test_fork_within_the_function_that_enqueues(driver_kind: str) -> None:
 def test_a_forked_child_of_a_process_that_records_says_nothing(driver_kind: str, loop: str) -> None:
     """The recording is the parent's, and the error of each call is enough."""
     script = f"""
-        import asyncio, os, warnings
+        import asyncio, os
         from aiostream import Stream, trace
-
-        # Python 3.12's own, about threads and fork
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
 
         async def refused(call, *args):
             try:

@@ -21,8 +21,7 @@ from support import FULL, Gate, held_stream, settle, spin, succeed
 # thread, in the middle. A lock that the thread holds there, and that the handler needs too, would
 # never be had. Each step has a process of its own.
 AT_ONE_STEP = """
-    import asyncio, importlib, os, signal, sys, warnings
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
+    import asyncio, importlib, os, signal, sys
     # once, and not in each child
     import cuda.bindings.driver
     import aiostream, internals

@@ -12,8 +12,7 @@ from support import succeed
 # fails; the second must work, and leave as many descriptors and threads behind as one that nothing
 # has disturbed.
 SECOND_TRY = """
-    import asyncio, os, sys, threading, warnings
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
+    import asyncio, os, sys, threading
     import aiostream, cuda.bindings.driver
     import internals
     from support import settle, spin
@@ -168,8 +167,7 @@ def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
 def test_a_child_that_is_forked_during_the_start_is_refused(driver_kind: str) -> None:
     """It has half of a driver. The parent goes on."""
     script = """
-        import os, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads
+        import os
         import cuda.bindings.driver as driver
         from aiostream import Stream
 
@@ -221,7 +219,7 @@ FAILING = """
 
         left, struck = [], []
         from aiostream import Event, Stream, statistics
-        from support import Blind, Gate, settle
+        from support import Gate, run_on, settle
 """
 
 
@@ -253,8 +251,7 @@ def test_an_error_in_any_line_of_the_janitor_loses_nothing(driver_kind: str) -> 
                     await asyncio.wait_for(future, 10)
                 left.clear()
 
-        with asyncio.Runner(loop_factory=Blind) as runner:
-            runner.run(main())
+        run_on("blind", main)
         stream.close()
         print(len(struck) > 10)
     """

@@ -272,8 +272,7 @@ def test_closed_loop_takes_its_waits_along(kind: Callable[[], asyncio.AbstractEv
 
 
 def test_loop_without_readers_is_served_by_the_janitor() -> None:
-    with asyncio.Runner(loop_factory=Blind) as runner:
-        assert runner.run(aiostream.ready(Work(10).query)) == "done"
+    assert run_on("blind", aiostream.ready, Work(10).query) == "done"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

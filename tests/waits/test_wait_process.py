@@ -1,4 +1,4 @@
-"""Waits across the end of the interpreter, and forks."""
+"""Waits across the end of the interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from support import run_script, succeed
+from support import run_script
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
@@ -83,53 +83,3 @@ def test_interpreter_exits_with_waits_in_every_stage(driver_kind: str, script: s
     done = run_script(driver_kind, script)
     assert (done.returncode, done.stderr) == (5, ""), done.stderr
     assert time.monotonic() - began < 20
-
-
-def test_forked_child_leaves_the_parents_waits_alone(driver_kind: str) -> None:
-    """In the child every wait is refused and coroutines end quietly.
-
-    The parent's watcher and loop notice nothing.
-    """
-    script = """
-        import asyncio, gc, os, sys, warnings
-        from aiostream import statistics
-        from support import Gate
-        from waiters import Waiter
-        # Python 3.12's own, about threads and fork
-        warnings.simplefilter("ignore", DeprecationWarning)
-
-        def child(coroutines, waiter):
-            try:
-                waiter.wait().send(None)
-            except RuntimeError as error:  # asyncio knows that its loop does not run here
-                print("refused")
-            for coroutine in coroutines:
-                coroutine.close()
-            del coroutines, waiter
-            gc.collect()
-            sys.stdout.flush()
-            os._exit(0)
-
-        async def main():
-            gate = Gate()
-            waiters = [Waiter("spinning"), Waiter("watched"), Waiter("by timer")]
-            for waiter in waiters:
-                await waiter.prepare()
-                gate.hold(waiter.stream)
-            before = statistics().waits.polls
-            coroutines = [waiter.wait() for waiter in waiters]
-            tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-            while statistics().waits.pending < 3 or statistics().waits.polls < before + 20:
-                await asyncio.sleep(0)
-            if os.fork() == 0:
-                child(coroutines, waiters[1])
-            os.wait()
-            gate.open()
-            await asyncio.gather(*tasks)
-            print("all ended", statistics().balanced)
-            for waiter in waiters:
-                waiter.close()
-
-        asyncio.run(main())
-    """
-    assert succeed(driver_kind, script) == "refused\nall ended True\n"
