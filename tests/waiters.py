@@ -196,7 +196,7 @@ async def drop_streams(kept: list[Stream], where: str) -> None:
         await anyio.to_thread.run_sync(end)
 
 
-def _nothing(_: Stream) -> None:
+def _nothing(*_: object) -> None:
     """What `enqueue_async` calls: the work is on the stream already."""
 
 
@@ -212,10 +212,10 @@ class Waiter:
     def _mark(self) -> None:
         self.turns, self.before, self.counters_before = 0, counts(), native_counters()
 
-    async def wait(self) -> None:
-        """Waits for the stream, the event, or a future of `enqueue_async`."""
+    async def wait(self, *kept: object) -> None:
+        """Waits for the stream, the event, or a future of `enqueue_async`, which keeps these."""
         if self.thing == "future":
-            await self.stream.enqueue_async(_nothing)
+            await self.stream.enqueue_async(_nothing, *kept)
         else:
             await (
                 self.stream.synchronize_async()

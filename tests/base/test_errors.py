@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 import aiostream
@@ -39,17 +37,6 @@ def test_a_code_has_its_name_and_class(
 
 def test_a_code_newer_than_the_bindings_is_still_an_error() -> None:
     assert internals.driver_error(987654, "cuStreamQuery").name == "CUDA_ERROR_UNRECOGNIZED"
-
-
-def test_errors_cross_process_boundaries() -> None:
-    error = internals.driver_error(700, "cuStreamQuery", "stream 0x10", "What to do")
-    error.add_note("a note")
-    copy = pickle.loads(pickle.dumps(error))
-    assert copy.__dict__ == error.__dict__
-    assert type(copy) is aiostream.ContextFailedError
-    for name in ("code", "name", "call", "stream"):
-        assert getattr(copy, name) == getattr(error, name)
-    assert str(copy) == str(error)
 
 
 def test_the_driver_s_refusal_is_raised_with_its_call() -> None:

@@ -18,11 +18,8 @@ from support import (
     EVENT_STRATEGIES,
     PLAIN_LOOPS,
     STRATEGIES,
-    Blind,
     Gate,
     Kept,
-    held_stream,
-    new_uvloop,
     run_on,
     settle,
 )
@@ -211,37 +208,6 @@ async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kin
         with anyio.fail_after(20):
             await until(future.done)
         assert future.result() == 1
-
-
-@pytest.mark.parametrize("collected", ["at once", "when the GPU has passed"])
-@pytest.mark.parametrize("wait", ["spin", "event"])
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_uvloop, Blind])
-def test_objects_outlive_the_loop_and_the_stream(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], wait: Any, collected: str
-) -> None:
-    """The task that awaits them is dropped with its loop, without being cancelled. Of a loop that
-    watches nothing, the janitor has to find out that it is closed, also if nothing arrives.
-    """
-    loop, kept = new_loop(), [Kept()]
-    watched = weakref.ref(kept[0])
-
-    async def begin(stream: Stream) -> list[Any]:
-        future = stream.enqueue_async(lambda _, thing: None, kept.pop())
-        task: Any = asyncio.ensure_future(_wait(future))
-        task._log_destroy_pending = False  # asyncio's own complaint, which is right
-        await turns()
-        return [future, task]
-
-    with Gate() as gate:
-        stream = held_stream(gate, wait=wait)
-        pending = loop.run_until_complete(begin(stream))
-        loop.close()
-        stream.close()
-        if collected == "at once":
-            pending.clear()
-        gc.collect()
-        assert watched() is not None
-    assert settle(lambda: watched() is None)
 
 
 # ------------------------------------------------------------------------------ what a review found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import weakref
 from typing import Any
 
 import anyio
@@ -12,7 +13,7 @@ import pytest
 
 import internals
 from aiostream import ContextFailedError, statistics
-from support import Gate, cases_on_loops, new_uvloop, recover, run_on, settle
+from support import Blind, Gate, Kept, cases_on_loops, new_uvloop, recover, run_on, settle
 from waiters import CASES, Waiter, in_each_stage, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -66,6 +67,8 @@ async def test_failing_context_fails_the_wait(
         ("asyncio", "at once"),
         ("asyncio", "when the GPU has passed"),
         ("uvloop", "when the GPU has passed"),
+        ("blind", "at once"),
+        ("blind", "when the GPU has passed"),
     ],
 )
 @in_each_stage
@@ -77,15 +80,16 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The task is not cancelled but dropped with its loop.
+    """The task is not cancelled but dropped with its loop. What a future keeps outlives both.
 
     (trio ends no run before its tasks have ended.)
     """
-    waiter = Waiter(stage, thing)
-    loop = new_uvloop() if loop_kind == "uvloop" else asyncio.new_event_loop()
+    waiter, kept = Waiter(stage, thing), [Kept()]
+    watched = weakref.ref(kept[0])
+    loop = {"uvloop": new_uvloop, "blind": Blind}.get(loop_kind, asyncio.new_event_loop)()
     with Gate() as gate:
         loop.run_until_complete(waiter.hold(gate))
-        coroutine = waiter.wait()
+        coroutine = waiter.wait(kept.pop())
         task = loop.create_task(coroutine)
         # Silences asyncio's own complaint, which is right.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -93,16 +97,19 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
         loop.close()
         if collected == "by hand":
             coroutine.close()
+            del task
         del coroutine
         if collected == "at once":
             del task
             gc.collect()
+            assert thing != "future" or watched() is not None, "the GPU has not passed"
     if collected == "when the GPU has passed":
         waiter.stream.synchronize()
         assert settle(lambda: statistics().points.pending == 0)
         del task
         gc.collect()
     assert settle(lambda: statistics().futures.pending == 0)
+    assert settle(lambda: gc.collect() >= 0 and watched() is None)
     run_on(loop_kind, waiter.wait)  # the stream serves the next loop
     waiter.close()
     assert capfd.readouterr().err == ""
