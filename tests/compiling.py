@@ -42,3 +42,11 @@ def gcc(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[s
         pytest.skip("there is no gcc here")
     assert done.returncode == 0 or not check, done.stderr
     return done
+
+
+def faulty_libc(folder: Path) -> Path:
+    """Compiles what makes allocations, descriptors and threads fail. It is to be preloaded."""
+    library = folder / "faulty_libc.so"
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    gcc(*flags, PROGRAMS / "faulty_libc.c", "-o", library, "-ldl")
+    return library

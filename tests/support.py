@@ -274,17 +274,3 @@ def succeed(driver_kind: str, script: str, **options: Any) -> str:
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.stderr == ""
     return done.stdout
-
-
-def faulty_libc(folder: Path) -> Path:
-    """Compiles what makes allocations, descriptors and threads fail. It is to be preloaded."""
-    import pytest
-
-    library = folder / "faulty_libc.so"
-    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    source = Path(__file__).parent / "native" / "faulty_libc.c"
-    try:
-        subprocess.run(["gcc", *options, str(source), "-o", str(library), "-ldl"], check=True)
-    except FileNotFoundError:
-        pytest.skip("there is no gcc here")
-    return library

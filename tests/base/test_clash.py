@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import aiostream
 import internals
+from commands import python
 from support import succeed
 
 
@@ -34,9 +34,7 @@ def test_our_own_metadata_is_not_taken_for_it(
 def test_the_import_is_refused_and_names_both_and_the_way_out(other: Path) -> None:
     source = str(Path(aiostream.__file__).parents[1])
     script = f"import sys; sys.path[:0] = [{str(other.parent)!r}, {source!r}]; import aiostream"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    done = python("none", "-c", script)
     assert done.returncode == 1
     assert "ImportError" in done.stderr
     for words in ("aiostream-cuda", str(other), "pip uninstall aiostream aiostream-cuda"):

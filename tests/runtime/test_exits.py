@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import exits
+from commands import python
 from support import FULL
 
 COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60" if FULL else "2"))
@@ -31,12 +31,9 @@ Two processes run at once, and each ends threads and a loop.
 def end_of(seed: int, driver_kind: str) -> tuple[str | None, float]:
     """Runs one program; what was wrong with its end, and how long it took."""
     plan = exits.program(seed)
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
-    command = [sys.executable, "-W", "error", "-X", "faulthandler", exits.__file__, str(seed)]
+    options = ["-W", "error", "-X", "faulthandler"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=40, env=variables, check=False
-        )
+        done = python(driver_kind, *options, exits.__file__, str(seed), timeout=40)
     except subprocess.TimeoutExpired as hang:
         return f"{plan} did not end: {hang.stderr!r}", 40.0
     ended = time.monotonic()

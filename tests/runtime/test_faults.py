@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+import compiling
 import internals
-import support
 from aiostream import Stream
 from commands import TESTS, python
 from support import FULL, LOOPS
@@ -51,7 +51,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What makes allocations, descriptors and threads fail: to be preloaded."""
-    return support.faulty_libc(tmp_path_factory.mktemp("faults"))
+    return compiling.faulty_libc(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.mark.parametrize(("kind", "most", "name"), SAMPLES)

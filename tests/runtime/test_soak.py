@@ -5,8 +5,6 @@ devices do not mix.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import anyio
@@ -14,6 +12,7 @@ import pytest
 
 import soak
 from aiostream import Device, Event, Stream, statistics
+from commands import python
 from support import BACKENDS, Gate, held_stream, settle, spin
 from waiters import until
 
@@ -28,11 +27,7 @@ def test_soak(driver_kind: str) -> None:
     It runs in a process of its own, whose memory is then the library's.
     """
     options = ["--for", str(SECONDS), "--driver", driver_kind, "--seed", "1"]
-    command = [sys.executable, soak.__file__, *options]
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "", "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=SECONDS + 200, env=variables, check=False
-    )
+    done = python(*("none", soak.__file__, *options), timeout=SECONDS + 200, PYTHONFAULTHANDLER="1")
     print(done.stdout)
     assert (done.returncode, done.stderr) == (0, ""), f"{done.stdout}\n{done.stderr}"
 

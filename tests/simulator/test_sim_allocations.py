@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import compiling
 import support
 
 HERE = Path(__file__).parent
@@ -21,7 +22,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return support.faulty_libc(tmp_path_factory.mktemp("faults"))
+    return compiling.faulty_libc(tmp_path_factory.mktemp("faults"))
 
 
 def run(*arguments: str, preload: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -124,12 +124,8 @@ def test_an_interrupt_in_a_c_function_leaves_no_stream_current(
                 await stream.run(ctypes.PyDLL(None)["raise"], int(signal.SIGINT))
             assert current_handles() == before
 
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with contextlib.closing(asyncio.new_event_loop()) as loop:
-            loop.run_until_complete(main())
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(main())
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "fails"])
