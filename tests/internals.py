@@ -411,22 +411,6 @@ def intercept_hand_back(
     patch.setattr(on_trio.TrioFuture, "_set_result", set_result)
 
 
-def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
-    """Appends to `delivered` for each future that a loop's drain, or the janitor's, has settled."""
-    original = _native.drain
-    places = [_native.COUNTERS.index(f"FUTURES_{end}") for end in ("DONE", "FAILED", "DROPPED")]
-
-    def drain(queue: int, orphaned: bool) -> None:
-        before = _native.counters()
-        try:
-            original(queue, orphaned)
-        finally:
-            after = _native.counters()
-            delivered.extend(queue for place in places for _ in range(after[place] - before[place]))
-
-    patch.setattr(_native, "drain", drain)
-
-
 def current_bridge() -> Any:
     """Returns the running loop's bridge to native code: `queue`, `descriptor`, `drain()`."""
     return loops.current_bridge()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,24 +23,19 @@ from aiostream import (
     statistics,
 )
 from internals import bindings, native_call_replaced
-from support import FULL, Gate, releasing_threads, settle
+from support import FULL, Gate, settle
 
 
 class Owner:
-    """Counts its calls; can be seen to live and die."""
+    """Counts its calls."""
 
-    def __init__(self, deaths: list[int] | None = None) -> None:
+    def __init__(self) -> None:
         self.calls = 0
         self.arguments: Any = None
-        self.deaths = deaths
 
     def __call__(self, *arguments: Any) -> None:
         self.calls += 1
         self.arguments = arguments
-
-    def __del__(self) -> None:
-        if self.deaths is not None:
-            self.deaths.append(threading.get_ident())
 
 
 def captured_owner(stream: Stream, *arguments: Any) -> tuple[Graph, weakref.ref[Owner]]:
@@ -201,38 +195,6 @@ def test_a_capture_that_fails_frees_what_it_took_in(
             other.wait_event(event)
             other.launch_host_func(print, "never")
     assert is_gone(seen)
-
-
-def test_it_is_released_by_a_thread_of_the_library(stream: Stream) -> None:
-    """On no thread of the driver's, and with the GIL on no loop's; a destructor may use CUDA."""
-    deaths: list[int] = []
-    with stream.capture_executable() as capture:
-        stream.launch_host_func(Owner(deaths))
-    capture.executable.launch(stream)
-    stream.synchronize()
-    capture.executable.close()
-    assert settle(lambda: len(deaths) == 1)
-    assert set(deaths) <= releasing_threads()
-
-
-def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(
-    stream: Stream, unraisable: list[Any]
-) -> None:
-    after: list[int] = []
-
-    def fail() -> None:
-        raise KeyError("again")
-
-    with stream.capture_executable() as capture:
-        stream.launch_host_func(fail)
-        stream.launch_host_func(after.append, 1)
-    for _ in range(3):
-        capture.executable.launch(stream)
-    stream.synchronize()
-    assert settle(lambda: len(unraisable) == 3)
-    assert unraisable == [(KeyError, "'again'", fail)] * 3
-    assert after == [1, 1, 1]
-    capture.executable.close()
 
 
 def test_a_native_function_is_captured_raw_and_kept_with_its_data(stream: Stream) -> None:

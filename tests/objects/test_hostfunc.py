@@ -82,7 +82,7 @@ def test_it_runs_on_the_drivers_thread_and_needs_no_loop(stream: Stream) -> None
     [ValueError("v"), SystemExit(3), KeyboardInterrupt("k")],
     ids=lambda e: type(e).__name__,
 )
-async def test_an_exception_is_reported_and_the_stream_goes_on(
+async def test_an_exception_is_reported_and_the_stream_or_graph_goes_on(
     stream: Stream, unraisable: list[Any], error: BaseException
 ) -> None:
     def fail(*_: Any) -> None:
@@ -93,13 +93,21 @@ async def test_an_exception_is_reported_and_the_stream_goes_on(
     stream.launch_host_func(ran.append, 1)
     stream.add_callback(fail)
     stream.add_callback(lambda _: ran.append(2))
+    with stream.capture_executable() as capture:
+        stream.launch_host_func(fail)
+        stream.launch_host_func(ran.append, 3)
+    for _ in range(3):
+        capture.executable.launch(stream)
     await stream.synchronize_async()
-    assert settle(lambda: len(unraisable) == 2)
-    assert ran == [1, 2]
-    assert unraisable == [(type(error), str(error), fail)] * 2
+    assert settle(lambda: len(unraisable) == 5)
+    assert ran == [1, 2, 3, 3, 3]
+    assert unraisable == [(type(error), str(error), fail)] * 5
+    capture.executable.close()
 
 
-async def test_what_was_given_is_released_by_a_thread_of_the_library(stream: Stream) -> None:
+async def test_what_was_given_is_released_by_a_thread_of_the_library(
+    stream: Stream, other: Stream
+) -> None:
     """Not before it has run; and then neither on the driver's thread, where CUDA is forbidden, nor,
     with the GIL, on the loop's.
     """
@@ -112,13 +120,17 @@ async def test_what_was_given_is_released_by_a_thread_of_the_library(stream: Str
         stream.launch_host_func(lambda _: drivers.append(threading.get_ident()), argument)
         stream.launch_host_func(Witness(deaths))
         stream.add_callback(Witness(deaths), argument)
+        with other.capture_executable() as capture:
+            other.launch_host_func(Witness(deaths))
+        capture.executable.launch(stream)
+        capture.executable.close()
         del argument
         gc.collect()
         assert argument_seen() is not None
         assert deaths == []
         gate.open()
         await stream.completion_future()
-    assert settle(lambda: len(deaths) == 3)
+    assert settle(lambda: len(deaths) == 4)
     assert set(deaths) <= releasing_threads()
     assert drivers[0] not in deaths
 
