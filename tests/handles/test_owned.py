@@ -1,15 +1,20 @@
-"""What streams, events and graphs have in common: a handle that they own or borrow."""
+"""What streams, events and graphs have in common: a handle that they own or borrow, and its end."""
 
 from __future__ import annotations
 
+import _thread
 import gc
+import threading
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import internals
 from aiostream import (
+    CudaError,
     Device,
     Event,
     ExecutableGraph,
@@ -17,8 +22,10 @@ from aiostream import (
     Stream,
     StreamClosedError,
     StreamPool,
+    simulator,
     statistics,
 )
+from captures import in_thread
 from support import settle
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -155,3 +162,184 @@ async def test_aclose_while_another_thread_closes(
     thing = kind_()
     await thing.aclose()
     assert thing.closed
+
+
+# -------------------------------------------------------------------------------- how a handle ends
+
+
+async def test_into_raw_in_the_function_of_enqueue_async(stream: Stream) -> None:
+    """It would wait for the use by its own caller, also if that uses a borrowed stream."""
+    for used in (stream, stream.to_borrowed()):
+        with pytest.raises(RuntimeError, match="this thread itself"):
+            await used.enqueue_async(lambda _: stream.into_raw())
+        assert await used.enqueue_async(lambda _: 1) == 1  # it is still the stream's owner
+    handle = stream.handle
+    assert stream.into_raw() == handle
+    Stream.from_raw(handle).close()
+
+
+async def test_into_raw_in_functions_that_call_each_other() -> None:
+    """At any depth, because a wait for the thread's own call would never end."""
+    streams = [Stream() for _ in range(40)]
+
+    def nested(stream: Stream, *rest: Stream) -> object:
+        return rest[0].enqueue_async(nested, *rest[1:]) if rest else stream.into_raw()
+
+    for depth in (31, 32, 33, 40):
+        with pytest.raises(RuntimeError, match="this thread itself"):
+            await streams[0].enqueue_async(nested, *streams[1:depth])
+    for stream in streams:  # none of the uses is left
+        Stream.from_raw(stream.into_raw()).close()
+
+
+def test_into_raw_in_a_signal_handler() -> None:
+    stream, graph = Stream(), Graph()
+    for thing in (stream, graph):
+        with internals.pinned(thing):
+            with internals.pinned(thing), pytest.raises(RuntimeError, match="this thread itself"):
+                thing.into_raw()
+            with pytest.raises(RuntimeError, match="this thread itself"):
+                thing.into_raw()
+    Stream.from_raw(stream.into_raw()).close()
+    Graph.from_raw(graph.into_raw()).close()
+
+
+@pytest.mark.parametrize("kind", [Stream, Graph])
+def test_an_interrupt_while_into_raw_waits_for_another_thread(kind: Any) -> None:
+    thing = kind()
+    in_use, leave = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with internals.pinned(thing):
+            in_use.set()
+            assert settle(lambda: thing.closed)  # into_raw refuses new uses while it waits
+            _thread.interrupt_main()
+            assert leave.wait(20)
+
+    with ThreadPoolExecutor(1) as thread:
+        user = thread.submit(use)
+        assert in_use.wait(20)
+        with pytest.raises(KeyboardInterrupt):
+            thing.into_raw()
+        assert not thing.closed
+        leave.set()
+    user.result()
+    handle = thing.handle
+    assert thing.into_raw() == handle
+    kind.from_raw(handle).close()
+
+
+@pytest.mark.simulator_only("a driver refuses no destruction on command")
+@pytest.mark.parametrize("end", ["last user", "finalizer"])
+async def test_refused_destruction_is_reported(unraisable: list[Any], end: str) -> None:
+    """To `sys.unraisablehook`, because no caller is there. What is still there counts as leaked."""
+    before, things = statistics().handles, [Stream()]
+    simulator.fail("cuStreamDestroy", 999)
+    if end == "last user":
+        await things[0].enqueue_async(lambda given: given.close())
+    else:
+        things.clear()
+        gc.collect()
+    assert settle(lambda: len(unraisable) == 1)
+    assert unraisable[0][0] is CudaError
+    assert "999" in unraisable[0][1]
+    now = statistics().handles
+    ended = (now.open - before.open, now.destroyed - before.destroyed, now.leaked - before.leaked)
+    assert ended == (0, 0, 1)
+
+
+def test_no_memory_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="a stream"):
+        internals.raise_for(internals.RESULT_NO_MEMORY, "cuEventRecord", "a stream")
+
+
+@pytest.mark.simulator_only("a driver does not count its calls")
+@pytest.mark.parametrize(
+    ("make", "destroy"), [(Stream, "cuStreamDestroy"), (Event, "cuEventDestroy")]
+)
+def test_constructor_without_memory_destroys_once(
+    make: Callable[[], Any], destroy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object that was half made is collected, and must not destroy what the constructor did."""
+    make().close()
+    before, handles = internals.simulated_calls()[destroy], statistics().handles.open
+    objects = internals.simulated_objects()
+    with monkeypatch.context() as patch:
+        internals.fail_references(patch)
+        with pytest.raises(MemoryError):
+            make()
+    gc.collect()
+    assert settle(internals.janitor_is_idle)
+    make().close()
+    assert internals.simulated_calls()[destroy] == before + 2
+    assert internals.simulated_objects() == objects
+    assert statistics().handles.open == handles
+
+
+def test_from_raw_without_memory_leaves_the_handle_to_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = Stream().into_raw()
+    with monkeypatch.context() as patch:
+        internals.fail_references(patch)
+        with pytest.raises(MemoryError):
+            Stream.from_raw(handle)
+    gc.collect()
+    assert settle(internals.janitor_is_idle)
+    with Stream.from_raw(handle).sync_scope() as again:
+        assert again.query()
+    again.close()
+
+
+class Foreign:
+    """Another library's stream: it goes with its object, as a stream of cuda.core or cupy does."""
+
+    def __init__(self) -> None:
+        self.owner = Stream()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.owner.handle
+
+
+@pytest.fixture
+def source() -> list[Foreign]:
+    """The only reference to one."""
+    return [Foreign()]
+
+
+def test_source_of_a_borrowed_stream_lives_until_the_last_use(source: list[Foreign]) -> None:
+    """Another thread may be in a call on the handle, and the source destroys it when it dies."""
+    gone, borrowed = weakref.ref(source[0]), Stream.borrow(source.pop())
+    with internals.pinned(borrowed) as handle:
+        assert in_thread(borrowed.close, borrowed) is None
+        gc.collect()
+        assert borrowed.closed
+        alive = gone()
+        assert alive is not None
+        assert alive.owner.handle == handle
+        del alive
+    del borrowed
+    gc.collect()
+    assert gone() is None
+
+
+def test_source_of_an_unused_borrowed_stream_goes_with_its_close(source: list[Foreign]) -> None:
+    gone, borrowed = weakref.ref(source[0]), Stream.borrow(source.pop())
+    borrowed.close()
+    gc.collect()
+    assert gone() is None
+    assert borrowed.closed
+
+
+async def test_source_of_a_pools_stream_lives_until_the_last_use(source: list[Foreign]) -> None:
+    gone, pool = weakref.ref(source[0]), StreamPool.borrow([source.pop()])
+    lent = await pool.acquire()
+    with internals.pinned(lent):
+        pool.release(lent)
+        pool.close()
+        del pool
+        gc.collect()
+        assert gone() is not None
+    del lent
+    gc.collect()
+    assert gone() is None
