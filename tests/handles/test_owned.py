@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio
 import pytest
 
 import internals
@@ -26,7 +27,7 @@ from aiostream import (
     statistics,
 )
 from captures import in_thread
-from support import settle
+from support import Gate, settle
 
 KINDS: dict[str, Callable[[], Any]] = {
     "Stream": Stream,
@@ -145,6 +146,52 @@ def test_borrowed_object_leaves_the_handle_to_its_owner(kind: str) -> None:
     assert statistics().handles.destroyed == destroyed
     owner.close()
     assert statistics().handles.destroyed == destroyed + 1
+
+
+def put_behind(gate: Gate, thing: Any, stream: Stream, event: Event) -> None:
+    """The thing's end is behind the gate: its own, if it is a stream. So is the event."""
+    held = thing if isinstance(thing, Stream) else stream
+    gate.hold(held)
+    for each in (event, *([thing] if thing is not held else [])):
+        each.record(held)
+
+
+@pytest.mark.parametrize("kind", ["Stream", "Event"])
+async def test_end_of_an_async_block_awaits_the_work(
+    stream: Stream, event: Event, kind: str
+) -> None:
+    with Gate() as gate:
+
+        async def open_the_gate() -> None:  # which never runs if the block's end blocks the loop
+            gate.open()
+
+        async with anyio.create_task_group() as group:
+            async with KINDS[kind]() as thing:
+                put_behind(gate, thing, stream, event)
+                assert not event.query()
+                group.start_soon(open_the_gate)
+            assert event.query()
+    assert thing.closed
+    with pytest.raises(StreamClosedError):
+        async with thing:
+            raise AssertionError("what is closed was entered")
+    with pytest.raises(LookupError):
+        async with KINDS[kind]() as thing:
+            thing.close()
+            raise LookupError  # wins over the error of closing
+    await thing.aclose()
+
+
+@pytest.mark.parametrize("kind", ["Stream", "Event"])
+async def test_cancelled_end_of_an_async_block_destroys_and_raises(
+    stream: Stream, event: Event, kind: str
+) -> None:
+    with Gate() as gate:
+        with anyio.move_on_after(0.01) as scope:
+            async with KINDS[kind]() as thing:
+                put_behind(gate, thing, stream, event)
+        assert scope.cancelled_caught
+        assert thing.closed
 
 
 @pytest.mark.parametrize("kind_", [Stream, Event])

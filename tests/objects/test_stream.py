@@ -6,7 +6,6 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import anyio
 import pytest
 
 import aiostream
@@ -21,7 +20,7 @@ from aiostream import (
     StreamClosedError,
     StreamFlags,
 )
-from support import Gate, held_stream, spin, succeed
+from support import Gate, spin, succeed
 
 # --------------------------------------------------------------------------------------- what it is
 
@@ -133,36 +132,6 @@ def test_shutdown_synchronizes_first(stream: Stream) -> None:
     assert stream.closed
 
 
-async def test_end_of_the_block_awaits_the_work(event: Event) -> None:
-    with pytest.raises(LookupError):
-        async with Stream() as stream:
-            stream.close()
-            raise LookupError  # wins over the error of closing
-    with Gate() as gate:
-
-        async def open_the_gate() -> None:  # which never runs if the block's end blocks the loop
-            gate.open()
-
-        async with anyio.create_task_group() as group:
-            async with held_stream(gate) as stream:
-                event.record(stream)
-                assert not event.query()
-                group.start_soon(open_the_gate)
-            assert event.query()
-            assert stream.closed
-
-
-async def test_cancelled_close_destroys_and_raises() -> None:
-    with Gate() as gate:
-        stream = held_stream(gate)
-        with anyio.move_on_after(0.01) as scope:
-            async with stream:
-                pass
-        assert scope.cancelled_caught
-        assert stream.closed
-        gate.open()
-
-
 DROPPED = """
 import gc, sys, warnings
 import aiostream
@@ -258,7 +227,8 @@ async def test_special_streams_can_be_awaited_without_a_context(event: Event, sp
         await stream.synchronize_async()
         await stream.completion_future()
         await stream.checked_completion_future()
-    stream.synchronize()
+    spin(stream, 0.001)
+    stream.synchronize(timeout=20)
     assert stream.query()
     event.record(stream)
     stream.wait_event(event)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -82,36 +81,6 @@ def test_four_loops_share_streams_events_and_graphs() -> None:
     for each in (graph, event, *streams):
         each.close()
     assert aiostream.statistics().balanced
-
-
-@pytest.mark.timeout(LIMIT)
-def test_loops_begin_and_end_while_others_wait_on_their_stream() -> None:
-    """What a loop leaves pending at its end goes to the janitor, next to loops that go on."""
-    together = threading.Barrier(LOOPS)
-    stream = Stream()
-    before = aiostream.statistics().futures
-
-    async def leave() -> None:
-        stream.enqueue_async(spin, 1e-4)  # no task awaits it
-
-    async def stay() -> None:
-        together.wait(30)
-        for _ in range(ROUNDS):
-            await stream.enqueue_async(spin, 1e-5)
-
-    def leaving(kind: str) -> Callable[[], None]:
-        return lambda: run_together([kind], leave, threading.Barrier(1))
-
-    threads = [threading.Thread(target=leaving(kind)) for kind in PLAIN_LOOPS for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    run_together(KINDS, stay, together)
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert settle(lambda: aiostream.statistics().futures.pending == 0)
-    assert aiostream.statistics().futures.done - before.done >= LOOPS * ROUNDS
-    stream.close()
 
 
 def test_loops_that_use_a_new_stream_first_at_the_same_time() -> None:

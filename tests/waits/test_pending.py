@@ -235,11 +235,7 @@ async def test_stream_of_a_pool_has_its_name(cuda_gate: Gate) -> None:
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 def test_another_thread_sees_the_tasks(loop_kind: str, cuda_gate: Gate) -> None:
     stream = held_stream(cuda_gate, name="held", wait="event")
-
-    async def serve() -> None:
-        await stream.synchronize_async()
-
-    thread = threading.Thread(target=run_on, args=(loop_kind, serve))
+    thread = threading.Thread(target=run_on, args=(loop_kind, wait_for_it, stream))
     thread.start()
     settle(lambda: [each["where"] is not None for each in aiostream.pending()] == [True])
     [entry] = aiostream.pending()
@@ -247,7 +243,7 @@ def test_another_thread_sees_the_tasks(loop_kind: str, cuda_gate: Gate) -> None:
     thread.join(20)
     stream.close()
     assert entry["where"] is not None
-    assert "serve" in entry["where"]
+    assert "wait_for_it" in entry["where"]
     assert entry["task"] is not None
 
 

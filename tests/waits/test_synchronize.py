@@ -90,14 +90,6 @@ def test_refuses_a_capture_which_goes_on() -> None:
         stream.synchronize(timeout=1)
 
 
-def test_the_special_streams() -> None:
-    for stream in Stream.legacy(), Stream.per_thread():
-        spin(stream, 0.001)
-        stream.synchronize(timeout=20)
-        assert stream.query()
-        stream.close()
-
-
 def test_shutdown_and_scope_are_bounded(cuda_gate: Gate) -> None:
     first, second = held_stream(cuda_gate), held_stream(cuda_gate)
     with pytest.raises(TimeoutError), first.sync_scope(timeout=0.02):
