@@ -1,30 +1,49 @@
-"""A wait completes when the work before it has completed: in each strategy, in each stage, on
-special streams.
+"""How a wait ends: when the work before it has completed, when its context fails, when its loop is
+closed, and when it is cancelled. In each strategy, in each stage, on special streams.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anyio
 import pytest
 
 import aiostream
 import internals
-from aiostream import Event, Stream
-from support import EVENT_STRATEGIES, STRATEGIES, Gate, cases_on_loops, held_stream, run_on, spin
+from aiostream import ContextFailedError, Event, Stream, drain, statistics
+from support import (
+    EVENT_STRATEGIES,
+    STRATEGIES,
+    Blind,
+    Gate,
+    Kept,
+    cases_on_loops,
+    held_stream,
+    new_uvloop,
+    recover,
+    run_on,
+    settle,
+    spin,
+)
 from waiters import (
+    CASES,
     THINGS,
     Waiter,
     counts,
     default_wait,
+    in_each_stage,
     in_each_stage_on_loops,
     since,
+    take_spare_records,
     turns,
     until,
     waiter_in,
@@ -252,3 +271,217 @@ def test_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, th
         safety.join()
     stream.close()
     event.close()
+
+
+# --------------------------------------------------------------------------------- failing contexts
+
+
+@pytest.mark.simulator_only("a GPU's context cannot be recovered")
+@cases_on_loops(
+    "stage, thing",
+    [
+        pytest.param(
+            *case,
+            marks=pytest.mark.cuda_leaks(2 if "host function" in case or "future" in case else 0),
+        )
+        for case in CASES
+    ],
+)
+async def test_failing_context_fails_the_wait(
+    breakable: Any, stage: str, thing: str, loop_kind: str
+) -> None:
+    async with waiter_in(stage, thing) as (waiter, _):
+        errors = []
+
+        async def wait() -> None:
+            with pytest.raises(ContextFailedError) as caught:
+                await waiter.wait()
+            errors.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            tasks.start_soon(wait)
+            await waiter.reach()
+            leaks = stage == "host function" or thing == "future"
+            # Both, because a refused one would leak nothing.
+            await until(lambda: not leaks or waiter.grown(internals.POINTS_ARMED) >= 2)
+            breakable.break_context(719)
+            began = time.monotonic()
+        assert time.monotonic() - began < 1.0
+        assert [error.code for error in errors] == [719, 719]
+        assert errors[0] is not errors[1]
+        assert all(error.call for error in errors)
+        recover()
+
+
+# ---------------------------------------------------------------------------- loops that are closed
+
+
+@pytest.mark.parametrize(
+    ("loop_kind", "collected"),
+    [
+        ("asyncio", "by hand"),
+        ("asyncio", "at once"),
+        ("asyncio", "when the GPU has passed"),
+        ("uvloop", "when the GPU has passed"),
+        ("blind", "at once"),
+        ("blind", "when the GPU has passed"),
+    ],
+)
+@in_each_stage
+def test_loop_that_is_closed_with_a_wait_in_each_stage(
+    loop_kind: str,
+    stage: str,
+    thing: str,
+    collected: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The task is not cancelled but dropped with its loop. What a future keeps outlives both.
+
+    (trio ends no run before its tasks have ended.)
+    """
+    waiter, kept = Waiter(stage, thing), [Kept()]
+    watched = weakref.ref(kept[0])
+    loop = {"uvloop": new_uvloop, "blind": Blind}.get(loop_kind, asyncio.new_event_loop)()
+    with Gate() as gate:
+        loop.run_until_complete(waiter.hold(gate))
+        coroutine = waiter.wait(kept.pop())
+        task = loop.create_task(coroutine)
+        # Silences asyncio's own complaint, which is right.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.run_until_complete(waiter.reach())
+        loop.close()
+        if collected == "by hand":
+            coroutine.close()
+            del task
+        del coroutine
+        if collected == "at once":
+            del task
+            gc.collect()
+            assert thing != "future" or watched() is not None, "the GPU has not passed"
+    if collected == "when the GPU has passed":
+        waiter.stream.synchronize()
+        assert settle(lambda: statistics().points.pending == 0)
+        del task
+        gc.collect()
+    assert settle(lambda: statistics().futures.pending == 0)
+    assert settle(lambda: gc.collect() >= 0 and watched() is None)
+    run_on(loop_kind, waiter.wait)  # the stream serves the next loop
+    waiter.close()
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
+# ---------------------------------------------------------------------------------- cancelled waits
+
+
+@in_each_stage_on_loops
+async def test_cancelled_wait_raises_at_once(stage: str, thing: str) -> None:
+    async with waiter_in(stage, thing) as (waiter, _):
+        caught = []
+
+        async def wait(scope: anyio.CancelScope) -> None:
+            with scope:
+                await waiter.wait()
+            caught.append(scope.cancelled_caught)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                scope = anyio.CancelScope()
+                tasks.start_soon(wait, scope)
+                await waiter.reach()
+                scope.cancel()
+        assert caught == [True]
+        assert not waiter.stream.query(), "the work goes on"
+
+
+@pytest.mark.simulator_only("a GPU does not count its calls")
+@in_each_stage_on_loops
+async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
+    """The library reuses their events once the GPU has passed them."""
+    from aiostream import simulator
+
+    waiter, other = Waiter(stage, thing), Stream()
+    spare = take_spare_records(other)
+    rounds_without = 0
+    for _ in range(60):  # a watcher that is late may still have the records of many rounds
+        made = simulator.calls("cuEventCreate")
+        with Gate() as gate:
+            await waiter.hold(gate)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter.wait)
+                await waiter.reach()
+                tasks.cancel_scope.cancel()
+        await waiter.wait()
+        rounds_without = rounds_without + 1 if simulator.calls("cuEventCreate") == made else 0
+        if rounds_without == 10:
+            break
+    assert rounds_without == 10, "new events are made again and again"
+    spare.clear()
+    await until(lambda: counts().pending == 0)
+    waiter.close()
+    other.close()
+
+
+@pytest.mark.parametrize("wait", ["auto", "event"])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("call", ["enqueue_async", "synchronize_async"])
+def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wait: Any) -> None:
+    """A loop that is not closed, but does not run, as between two tests of one session's loop."""
+
+    def use(stream: Stream, buffer: object) -> None:
+        gate.hold(stream)
+
+    async def request() -> weakref.ref[Kept]:
+        for _ in range(8 if known else 0):
+            await stream.enqueue_async(spin, 0.004)
+        buffer = Kept()
+        future: asyncio.Future[None]
+        if call == "enqueue_async":
+            future = stream.enqueue_async(use, buffer)
+        else:
+            use(stream, None)
+            future = asyncio.ensure_future(stream.synchronize_async())
+            await asyncio.sleep(0)
+        assert future.cancel()
+        await asyncio.gather(future, return_exceptions=True)
+        return weakref.ref(buffer)
+
+    stream = Stream(wait=wait)
+    with Gate() as gate, asyncio.Runner() as runner:
+        buffer = runner.run(request())
+        gate.open()
+        assert settle(lambda: buffer() is None)
+        assert asyncio.run(drain(5))
+        runner.run(asyncio.sleep(0))
+    stream.close()
+
+
+# --------------------------------------------------------------------------- trio's checkpoint rule
+
+
+@in_each_stage
+def test_each_wait_is_a_checkpoint_on_trio(stage: str, thing: str) -> None:
+    import trio
+    import trio.testing
+
+    async def main() -> None:
+        async with waiter_in(stage, thing) as (waiter, gate):
+
+            async def open_soon() -> None:
+                await waiter.reach()
+                gate.open()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_soon)
+                with trio.testing.assert_checkpoints():
+                    await waiter.wait()
+            with trio.testing.assert_checkpoints():
+                await waiter.wait()  # ready, or about to be
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await waiter.wait()
+            assert scope.cancelled_caught
+
+    trio.run(main)
