@@ -129,6 +129,33 @@ def test_dropped_object_is_destroyed_once(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Stream", "Graph", "ExecutableGraph"])
+def test_handle_is_given_away_and_taken_over(kind: str) -> None:
+    owner = KINDS[kind]()
+    made: Any = type(owner)
+    gc.collect()
+    assert settle(internals.janitor_is_idle)
+    before = statistics().handles
+    handle = owner.into_raw()
+    assert owner.closed
+    with pytest.raises(StreamClosedError):
+        owner.into_raw()
+    borrowed = made.borrow(handle)
+    with pytest.raises(ValueError, match="is borrowed"):
+        borrowed.into_raw()
+    again = made.from_raw(handle)
+    if kind != "ExecutableGraph":  # which equals only itself
+        assert made.borrow(again) == again == borrowed != owner
+        assert hash(again) == hash(borrowed)
+    borrowed.close()
+    assert again != borrowed
+    again.close()
+    again.close()
+    now = statistics().handles
+    ends = (now.released - before.released, now.destroyed - before.destroyed)
+    assert (now.created - before.created, *ends) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["Stream", "Graph", "ExecutableGraph"])
 def test_borrowed_object_leaves_the_handle_to_its_owner(kind: str) -> None:
     before = statistics().handles.open
     owner = KINDS[kind]()
@@ -187,11 +214,14 @@ async def test_cancelled_end_of_an_async_block_destroys_and_raises(
     stream: Stream, event: Event, kind: str
 ) -> None:
     with Gate() as gate:
+        thing = KINDS[kind]()
+        put_behind(gate, thing, stream, event)
         with anyio.move_on_after(0.01) as scope:
-            async with KINDS[kind]() as thing:
-                put_behind(gate, thing, stream, event)
+            async with thing:
+                pass
         assert scope.cancelled_caught
         assert thing.closed
+        assert not event.query(), "the work goes on"
 
 
 @pytest.mark.parametrize("kind_", [Stream, Event])

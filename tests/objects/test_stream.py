@@ -194,29 +194,16 @@ def test_stream_can_be_closed_during_a_blocked_call(stream: Stream) -> None:
 # --------------------------------------------------------------------------------- raw and borrowed
 
 
-def test_into_raw_and_from_raw() -> None:
-    before = aiostream.statistics().handles
-    with Device(0).primary_context.as_current():
+def test_stream_that_other_code_has_made_is_taken_over() -> None:
+    context = Device(0).primary_context
+    with context.as_current():
         handle = int(internals.driver_call("cuStreamCreate", 1))
     stream = Stream.from_raw(handle)
-    assert stream.handle == handle
-    assert stream.context == Device(0).primary_context
-    assert stream.into_raw() == handle
-    assert stream.closed
-    with pytest.raises(StreamClosedError):
-        stream.into_raw()
-    again = Stream.from_raw(handle, context=Device(0).primary_context)
-    assert again != stream
-    assert again == Stream.borrow(again)
+    assert (stream.handle, stream.context) == (handle, context)
+    again = Stream.from_raw(stream.into_raw(), context=context)
     again.synchronize()
     assert again.query()
     again.close()
-    after = aiostream.statistics().handles
-    assert (
-        after.created - before.created,
-        after.released - before.released,
-        after.destroyed - before.destroyed,
-    ) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("special", [Stream.legacy, Stream.per_thread])
