@@ -9,8 +9,6 @@ import inspect
 import json
 import re
 import runpy
-import shutil
-import subprocess
 import sys
 import threading
 import warnings
@@ -27,6 +25,7 @@ import aiostream
 import internals
 from aiostream import Stream, blocking, metrics, simulator, trace
 from aiostream.testing import check, spin
+from compiling import gcc
 from installed import beside
 from support import PLAIN_LOOPS, new_uvloop, run_on
 
@@ -52,13 +51,10 @@ int wait_with_lock(void *stream) {
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library that is linked against libcuda.so.1, as those of other projects are."""
-    if shutil.which("gcc") is None:
-        pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("native")
-    (folder / "native.c").write_text(NATIVE)
-    path = folder / "native.so"
-    command = ["gcc", "-shared", "-fPIC", "-o", str(path), str(folder / "native.c")]
-    subprocess.run([*command, internals.forwarding_path()], check=True)
+    path, source = folder / "native.so", folder / "native.c"
+    source.write_text(NATIVE)
+    gcc("-shared", "-fPIC", "-o", path, source, internals.forwarding_path())
     return path
 
 

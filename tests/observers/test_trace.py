@@ -299,11 +299,9 @@ def test_loops_in_several_threads_are_recorded_at_once() -> None:
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 async def test_a_recording_may_end_between_any_two_steps_of_an_await(
-    monkeypatch: pytest.MonkeyPatch,
+    unraisable: list[Any],
 ) -> None:
     """In another thread, whose block ends while this loop goes on."""
-    errors: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", errors.append)
     handles, recordings, counts = statistics().handles, [], list[int]()
 
     async def ends_at(number: int) -> None:
@@ -323,7 +321,7 @@ async def test_a_recording_may_end_between_any_two_steps_of_an_await(
             if len(lines) < number:
                 ending.start()
             ending.join()
-        assert not errors, (number, errors[0].exc_value)
+        assert not unraisable, (number, unraisable)
         counts.append(len(lines))
 
     await ends_at(1 << 62)

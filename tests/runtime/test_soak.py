@@ -93,9 +93,7 @@ async def test_waits_of_two_devices_in_one_loop() -> None:
                 spin(streams[1], 0.0001)
                 group.start_soon(wait, 0, number)
                 group.start_soon(wait, 1, number)
-            with anyio.fail_after(20):
-                while len(ended) < 30:
-                    await anyio.sleep(0.001)
+            await until(lambda: len(ended) >= 30)
             assert {device for device, _ in ended} == {1}
             gate.open()
     assert len(ended) == 60

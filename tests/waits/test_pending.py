@@ -17,14 +17,13 @@ import pytest
 import aiostream
 from aiostream import Event, PendingWait, Stream, StreamPool
 from support import STRATEGIES, Gate, held_stream, run_on, settle, spin
+from waiters import until
 
 
 async def listed(number: int) -> list[PendingWait]:
     """What is pending, once it is so many."""
-    with anyio.fail_after(20):
-        while len(found := aiostream.pending()) != number:
-            await anyio.sleep(0.001)
-    return found
+    await until(lambda: len(aiostream.pending()) == number)
+    return aiostream.pending()
 
 
 def named(found: list[PendingWait], name: str) -> PendingWait:
@@ -144,9 +143,7 @@ async def test_task_that_awaits_a_future_is_found(cuda_gate: Gate) -> None:
     async with held_stream(cuda_gate) as stream:
         async with anyio.create_task_group() as group:
             group.start_soon(take, stream.enqueue_async(lambda _: None), name="taker")
-            with anyio.fail_after(20):
-                while aiostream.pending()[0]["task"] is None:
-                    await anyio.sleep(0.001)
+            await until(lambda: aiostream.pending()[0]["task"] is not None)
             [entry] = aiostream.pending()
             cuda_gate.open()
         assert entry["task"] == "taker"
@@ -196,8 +193,7 @@ async def test_a_call_in_a_thread_is_listed_once(begun: bool) -> None:
 
             async with anyio.create_task_group() as group:
                 group.start_soon(stream.run_in_thread, fn)
-                while not running.is_set():
-                    await anyio.sleep(0.001)
+                await until(running.is_set)
                 await anyio.sleep(0.01)
                 found = aiostream.pending()
                 go_on.set()

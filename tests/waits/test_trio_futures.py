@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextvars
 import gc
-import sys
 import threading
 import traceback
 from typing import Any
@@ -97,11 +96,8 @@ def test_a_future_says_how_it_is() -> None:
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("wrong")])
 def test_what_a_callback_raises_does_not_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
+    unraisable: list[Any], error: BaseException
 ) -> None:
-    reported: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
-
     def fail(_: Any) -> None:
         raise error
 
@@ -115,7 +111,7 @@ def test_what_a_callback_raises_does_not_end_the_run(
             await called.wait()
 
     trio.run(main)
-    assert reported == [error]
+    assert [each[:2] for each in unraisable] == [(type(error), str(error))]
 
 
 # ----------------------------------------------------------------------------------------- failures

@@ -126,9 +126,7 @@ async def test_what_was_enqueued_lives_until_the_gpu_has_passed() -> None:
         gc.collect()
         assert all(reference() is not None for reference in alive)
         gate.open()
-        while any(reference() is not None for reference in alive):
-            await anyio.sleep(0.001)
-            gc.collect()
+        await until(lambda: gc.collect() >= 0 and not any(reference() for reference in alive))
 
 
 @pytest.mark.parametrize("strategy", ["auto", "hostfunc"])
