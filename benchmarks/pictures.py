@@ -25,6 +25,7 @@ NAMES = {
     "polling": "query() and sleep(0)",
     "sleep 1 ms": "query() and sleep(0.001)",
     "no wait": "launch, and no wait for the GPU",
+    "known length": "a timer set to the kernel's end",
     "to_thread": "to_thread(synchronize), torch",
     "to_thread bindings": "to_thread(synchronize)",
     "blocking": "synchronize() in the loop",

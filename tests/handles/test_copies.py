@@ -16,7 +16,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Device, Event, Graph, Stream, StreamClosedError, StreamPool, statistics
-from support import Gate, succeed
+from support import USUAL, Gate, succeed
 
 COPIERS: list[Callable[[Any], Any]] = [
     copy.copy,
@@ -183,4 +183,4 @@ def test_a_foreign_stream_can_be_the_first_that_the_library_sees(driver_kind: st
         reference = internals.operand_of(handle)
         print(reference.handle.value == handle)
         """
-    assert succeed(driver_kind, script).strip() == "True"
+    assert succeed(driver_kind, script, forked=USUAL).strip() == "True"

@@ -13,7 +13,7 @@ import pytest
 
 import internals
 from aiostream import Context, Stream
-from support import settle, succeed
+from support import USUAL, settle, succeed
 
 BEGINNING = """
     import asyncio
@@ -177,7 +177,7 @@ CALLS = (
 def test_each_call_raises_and_touches_nothing(driver_kind: str, how: str, again: bool) -> None:
     pytest.importorskip("cuda.core")
     script = CALLS.format(how=how, again=again, simulated=driver_kind == "simulator")
-    assert succeed(driver_kind, script) == ""
+    assert succeed(driver_kind, script, forked=USUAL) == ""
 
 
 # ----------------------------------------------------------- contexts that end under what uses them
@@ -252,7 +252,7 @@ def test_a_context_that_ends_under_waits_in_each_stage(driver_kind: str, how: st
     """
     under_polls = how == "destroy under polls"
     script = UNDER_WAITS.format(how=how)
-    out = succeed(driver_kind, script, AIOSTREAM_WAIT="spin" if under_polls else "")
+    out = succeed(driver_kind, script, AIOSTREAM_WAIT="spin" if under_polls else "", forked=USUAL)
     assert out.startswith("[] 709 709 709" if under_polls else "[] "), out
     assert re.search(r" (0 None|1 cu(Event|Stream)Query)\n$", out), out
 
@@ -269,7 +269,7 @@ def test_a_context_that_ends_while_its_health_is_read(driver_kind: str) -> None:
             simulator.fail("cuStreamQuery", code)
             print(context.health(), context.health())
     """
-    assert succeed(driver_kind, script) == "709 709\n" * 3
+    assert succeed(driver_kind, script, forked=USUAL) == "709 709\n" * 3
 
 
 @pytest.mark.simulator_only("a GPU's driver does not say how many streams there are")

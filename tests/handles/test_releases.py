@@ -16,7 +16,7 @@ import pytest
 
 import aiostream
 from aiostream import CaptureMode, Stream
-from support import Gate, held_stream, run_on, settle, succeed
+from support import USUAL, Gate, held_stream, run_on, settle, succeed
 
 
 class Stuck:
@@ -189,7 +189,10 @@ def test_listeners_are_called_where_no_thread_can_be_made(driver_kind: str, begi
     """Or where memory is short when it has begun. In a process of its own, because the thread goes
     on once it has begun.
     """
-    assert succeed(driver_kind, NO_THREAD.format(begins=begins)).split() == ["first", "second"]
+    assert succeed(driver_kind, NO_THREAD.format(begins=begins), forked=USUAL).split() == [
+        "first",
+        "second",
+    ]
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be broken")
@@ -214,4 +217,4 @@ def test_a_process_that_is_forked_in_a_listener_ends(driver_kind: str) -> None:
         assert settle(lambda: children)
         assert settle(lambda: os.waitpid(children[0], os.WNOHANG)[0]), os.kill(children[0], 9)
     """
-    succeed(driver_kind, script)
+    succeed(driver_kind, script, forked=USUAL)

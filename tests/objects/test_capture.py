@@ -17,7 +17,7 @@ import aiostream
 from aiostream import CaptureMode, Event, Stream, StreamCaptureError, statistics
 from captures import CAPTURES, GLOBAL, MODES, begin, end
 from internals import native_call_replaced
-from support import BACKENDS, FULL, STRATEGIES, Gate, cases_on_loops, settle, spin, succeed
+from support import BACKENDS, FULL, STRATEGIES, USUAL, Gate, cases_on_loops, settle, spin, succeed
 from waiters import CASES, Waiter, counts, since, turns, until
 
 in_each_mode = cases_on_loops("mode", [(mode,) for mode in MODES])
@@ -277,7 +277,7 @@ def test_first_use_of_the_library_during_a_capture(driver_kind: str) -> None:
             print("nodes", captures.end(captured))
         asyncio.run(main())
     """
-    assert succeed(driver_kind, script) == "refused 900\nnodes 0\n"
+    assert succeed(driver_kind, script, forked=USUAL) == "refused 900\nnodes 0\n"
 
 
 # ----------------------------------------------------------------- a capture that begins in between
@@ -403,7 +403,7 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
                   f"of them quarantined {count.points.quarantined}")
         asyncio.run(main())
     """
-    print(succeed(driver_kind, script))
+    print(succeed(driver_kind, script, forked=USUAL))
 
 
 # ------------------------------------------------------------------------------------------- events

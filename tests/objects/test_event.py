@@ -25,7 +25,7 @@ from aiostream import (
 from captures import MODES
 from internals import bindings, driver_call
 from interrupts import Striker
-from support import Gate, held_stream, recover, settle, spin, succeed
+from support import USUAL, Gate, held_stream, recover, settle, spin, succeed
 from waiters import EVENT_STAGES, counts, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -401,7 +401,7 @@ def test_cancelled_wait_that_is_the_last_user_of_an_event_calls_no_driver(
 
     asyncio.run(main())
     """
-    succeed(driver_kind, script, timeout=20.0, AIOSTREAM_WAIT="spin")
+    succeed(driver_kind, script, timeout=20.0, AIOSTREAM_WAIT="spin", forked=USUAL)
 
 
 @pytest.mark.simulator_only("a GPU's driver counts no calls")

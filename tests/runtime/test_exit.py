@@ -323,7 +323,7 @@ def test_a_late_run_of_trio_that_leaves_a_generator(driver_kind: str, used_befor
         if {used_before}:
             trio.run(main)
     """
-    assert succeed(driver_kind, script) == "generator\n" * (1 + used_before)
+    assert succeed(driver_kind, script, forked=USUAL) == "generator\n" * (1 + used_before)
 
 
 def test_a_late_host_function_is_refused(driver_kind: str) -> None:
@@ -348,7 +348,7 @@ def test_a_late_host_function_is_refused(driver_kind: str) -> None:
         stream.launch_host_func(print, "in time")
         stream.synchronize()
     """
-    assert succeed(driver_kind, script) == "in time\nTrue\nTrue\n0 0\n"
+    assert succeed(driver_kind, script, forked=USUAL) == "in time\nTrue\nTrue\n0 0\n"
 
 
 FORK = """
@@ -578,6 +578,6 @@ NEVER_CLOSED = (
 )
 def test_interpreter_exits_with_waits_in_every_stage(driver_kind: str, script: str) -> None:
     began = time.monotonic()
-    done = run_script(driver_kind, script)
+    done = run_script(driver_kind, script, forked=USUAL)
     assert (done.returncode, done.stderr) == (5, ""), done.stderr
     assert time.monotonic() - began < 20

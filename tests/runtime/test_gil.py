@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from support import cases_on_loops, succeed
+from support import USUAL, cases_on_loops, succeed
 
 # A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the
 # GIL on a driver thread, or in a driver call of another thread, this script would hang for ever,
@@ -80,7 +80,7 @@ def test_a_thread_that_keeps_the_gil_across_a_blocking_call(
     )
     adversary = LOCKS if driver == "locks" else ""
     script = KEEPS_THE_GIL.format(adversary=adversary, where=where, kind=loop_kind)
-    print(succeed(driver_kind, script))
+    print(succeed(driver_kind, script, forked=USUAL))
 
 
 # ------------------------------------------------------------------------------ enqueues that block
@@ -140,7 +140,11 @@ FULL_STREAM = """
 
 
 def test_an_enqueue_that_blocks_on_a_full_stream_lets_other_threads_go_on(driver_kind: str) -> None:
-    print(succeed(driver_kind, FULL_STREAM.format(must_block=driver_kind == "simulator")))
+    print(
+        succeed(
+            driver_kind, FULL_STREAM.format(must_block=driver_kind == "simulator"), forked=USUAL
+        )
+    )
 
 
 LOCKED_HOST_FUNCTION = """
@@ -180,4 +184,4 @@ def test_end_of_a_function_while_the_driver_holds_a_lock_for_a_host_function(
     driver_kind: str,
 ) -> None:
     """The context is popped without the GIL, for which the host function waits."""
-    succeed(driver_kind, LOCKED_HOST_FUNCTION, timeout=20)
+    succeed(driver_kind, LOCKED_HOST_FUNCTION, timeout=20, forked=USUAL)

@@ -19,15 +19,7 @@ import pytest
 import internals
 from aiostream import CaptureMode, Stream, StreamCaptureError, statistics
 from interrupts import Striker
-from support import (
-    BACKENDS,
-    EVENT_STRATEGIES,
-    Gate,
-    held_stream,
-    run_on,
-    settle,
-    succeed,
-)
+from support import BACKENDS, EVENT_STRATEGIES, USUAL, Gate, held_stream, run_on, settle, succeed
 
 RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 EXCHANGE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
@@ -148,7 +140,7 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
             aiostream.statistics().handles.destroyed)
     """
-    assert succeed(driver_kind, script) == "0 2\n"
+    assert succeed(driver_kind, script, forked=USUAL) == "0 2\n"
 
 
 @pytest.mark.parametrize("loop_kind", BACKENDS)

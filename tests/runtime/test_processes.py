@@ -17,7 +17,7 @@ import pytest
 import aiostream
 from aiostream import Stream, statistics
 from interrupts import is_interrupt
-from support import Gate, cases_on_loops, held_stream, run_on, settle, succeed
+from support import USUAL, Gate, cases_on_loops, held_stream, run_on, settle, succeed
 from waiters import until
 
 KINDS = ["asyncio", "uvloop", "trio"]
@@ -180,7 +180,7 @@ def test_worker_processes(driver_kind: str, method: str, before: bool) -> None:
             print(process_jobs.wait_for(3))
     """
     result = 0 if (method, before) == ("fork", True) else 15
-    assert succeed(driver_kind, script) == f"{result}\n3\n"
+    assert succeed(driver_kind, script, forked=USUAL) == f"{result}\n3\n"
 
 
 def test_fork_within_the_function_that_enqueues(driver_kind: str) -> None:
@@ -207,7 +207,7 @@ def test_fork_within_the_function_that_enqueues(driver_kind: str) -> None:
         asyncio.run(main())
         print(statistics().balanced)
     """
-    assert succeed(driver_kind, script) == "7\nTrue\n"
+    assert succeed(driver_kind, script, forked=USUAL) == "7\nTrue\n"
 
 
 @pytest.mark.parametrize("loop", ["running", "between"])
@@ -256,4 +256,4 @@ def test_a_forked_child_of_a_process_that_records_says_nothing(driver_kind: str,
         print(len(recording.awaits))
         """
     count, known = (1, 2) if loop == "running" else (6, 1)
-    assert succeed(driver_kind, script) == f"{'refused ' * count}{known}\n"
+    assert succeed(driver_kind, script, forked=USUAL) == f"{'refused ' * count}{known}\n"

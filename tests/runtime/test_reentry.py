@@ -15,7 +15,7 @@ import pytest
 
 import aiostream
 from aiostream import Event, Stream, statistics
-from support import FULL, Gate, held_stream, settle, spin, succeed
+from support import FULL, USUAL, Gate, held_stream, settle, spin, succeed
 
 # At one step of the first use, `handler` is called as Python calls a signal's handler: in this
 # thread, in the middle. A lock that the thread holds there, and that the handler needs too, would
@@ -85,7 +85,7 @@ def test_use_in_a_handler_at_each_step_of_the_first_use(driver_kind: str) -> Non
     # A GPU's driver takes a quarter of a second to begin.
     stride = 1 if FULL else 12 if driver_kind == "gpu" else 5
     script = AT_ONE_STEP.replace("STRIDE", str(stride))
-    assert succeed(driver_kind, script, timeout=110) == "0 steps\n"
+    assert succeed(driver_kind, script, timeout=110, forked=USUAL) == "0 steps\n"
 
 
 def test_no_lock_that_a_handler_could_not_take_again() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import aiostream
 from aiostream import CaptureMode, Event, ExecutableGraph, Stream, StreamPool
-from support import LIMIT, PLAIN_LOOPS, chosen_seconds, run_together, settle, spin, succeed
+from support import LIMIT, PLAIN_LOOPS, USUAL, chosen_seconds, run_together, settle, spin, succeed
 
 LOOPS = 4
 ROUNDS = int(15 * chosen_seconds(1))
@@ -107,4 +107,4 @@ def test_threads_of_the_library_have_an_empty_context(driver_kind: str) -> None:
     assert done.wait(10)
     print(seen)
     """
-    assert succeed(driver_kind, script) == "[None]\n"
+    assert succeed(driver_kind, script, forked=USUAL) == "[None]\n"

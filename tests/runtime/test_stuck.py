@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 
-from support import succeed
+from support import USUAL, succeed
 
 BEGINNING = """
     import asyncio, contextlib, logging, threading, time
@@ -33,7 +33,7 @@ BEGINNING = """
 
 
 def run(driver_kind: str, script: str) -> str:
-    return succeed(driver_kind, textwrap.dedent(BEGINNING) + textwrap.dedent(script))
+    return succeed(driver_kind, textwrap.dedent(BEGINNING) + textwrap.dedent(script), forked=USUAL)
 
 
 def test_host_function_is_named_once_for_each_call(driver_kind: str) -> None:

@@ -32,6 +32,7 @@ from support import (
     ASYNCIO_LOOPS,
     PLAIN_LOOPS,
     STRATEGIES,
+    USUAL,
     Gate,
     Kept,
     held_stream,
@@ -448,6 +449,6 @@ def test_a_run_that_dies_where_no_call_is_possible_is_leaked(driver_kind: str) -
         asyncio.run(main())
         assert statistics().balanced
     """
-    done = run_script(driver_kind, script)
+    done = run_script(driver_kind, script, forked=USUAL)
     # Python 3.14 says on stderr that the hook met the limit too.
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import pytest
 
 import aiostream
 from aiostream import ContextFailedError, Event, Stream, StreamCaptureError, StreamClosedError
-from support import STRATEGIES, Gate, held_stream, recover, run_script, settle, spin
+from support import STRATEGIES, USUAL, Gate, held_stream, recover, run_script, settle, spin
 
 THINGS = ["stream", "event"]
 
@@ -134,7 +134,7 @@ def test_signal_handler_interrupts_it(driver_kind: str) -> None:
         stream.shutdown(timeout=20)
         print(aiostream.pending(), aiostream.statistics().balanced)
     """
-    done = run_script(driver_kind, script)
+    done = run_script(driver_kind, script, forked=USUAL)
     assert done.stdout.splitlines() == ["interrupted True", "[] True"], done.stderr
 
 

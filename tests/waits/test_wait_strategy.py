@@ -10,7 +10,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream, statistics
-from support import STRATEGIES, Gate, held_stream, run_script, spin, succeed
+from support import STRATEGIES, USUAL, Gate, held_stream, run_script, spin, succeed
 from waiters import counts, default_wait, since, until
 
 NAMES = ", ".join(map(repr, STRATEGIES))
@@ -63,7 +63,7 @@ def test_strategy_from_the_environment(driver_kind: str) -> None:
             set_default_wait(name)
             print(default_wait())
     """
-    said = succeed(driver_kind, script, AIOSTREAM_WAIT="spin").splitlines()
+    said = succeed(driver_kind, script, AIOSTREAM_WAIT="spin", forked=USUAL).splitlines()
     assert said == ["spin spin", "0 True", "event", "spin"]
 
 
