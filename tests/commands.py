@@ -19,6 +19,9 @@ STAND_INS = TESTS / "stand_ins"
 OF_A_SCRIPT = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": ""}
 """The variables of scripts and of what is forked."""
 
+READ_AT_THE_START = ("PYTHON", "LD_", "AIOSTREAM_TRACE", "AIOSTREAM_BLOCKING")
+"""How the names of variables begin that only a new process reads."""
+
 FIRST_IMPORTS = ("asyncio", "anyio", "aiostream", "cuda.bindings.driver")
 """What a command or a first program imports."""
 
@@ -77,8 +80,14 @@ def forked(
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a fork of a process that has imported these modules: see `forks.py`."""
+    unread = [name for name in variables if name.startswith(READ_AT_THE_START)]
+    assert not unread, f"a fork begins after {unread} were read"
     variables = environment(driver_kind, TESTS, **OF_A_SCRIPT, **variables)
-    return _forks(driver_kind, modules).run(text, folder or Path.cwd(), variables, timeout)
+    try:
+        return _forks(driver_kind, modules).run(text, folder or Path.cwd(), variables, timeout)
+    except BaseException:
+        _forks.cache_clear()
+        raise
 
 
 def forked_module(

@@ -10,6 +10,7 @@ process.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -53,7 +54,7 @@ def serve(descriptor: int, *modules: str) -> str:
 
 
 class Forks:
-    """The process that forks, as the tests see it."""
+    """The process that forks, as the tests see it. It ends if a request is not answered."""
 
     def __init__(self, modules: Sequence[str], environment: dict[str, str]) -> None:
         self._requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -75,21 +76,23 @@ class Forks:
         self, text: str, folder: Any, environment: dict[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
         wanted = {"text": text, "folder": str(folder), "environment": environment}
+        child = 0
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             request = json.dumps(wanted).encode()
-            socket.send_fds(self._requests, [request], [out.fileno(), err.fileno()])
-            child = int(self._requests.recv(MOST))
             self._requests.settimeout(timeout)
             try:
+                socket.send_fds(self._requests, [request], [out.fileno(), err.fileno()])
+                child = int(self._requests.recv(MOST))
                 status = int(self._requests.recv(MOST))
             except BaseException as error:  # or pytest's, when the test's own time is up
-                os.kill(child, signal.SIGKILL)
-                self._requests.settimeout(None)
-                self._requests.recv(MOST)
+                # Its answer may still come, and would be taken for that of the next request.
+                if child > 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
+                self._process.kill()
                 if isinstance(error, TimeoutError):
                     raise subprocess.TimeoutExpired(text, timeout) from None
                 raise
-            self._requests.settimeout(None)
             out.seek(0)
             err.seek(0)
             code = os.waitstatus_to_exitcode(status)

@@ -242,6 +242,7 @@ def run_script(
         for name in missing_of(line):
             pytest.skip(f"{name} is not installed")
     if forked:
+        assert warnings == "error", "as in the process that forks"
         options: dict[str, Any] = {"folder": folder, "timeout": timeout, **environment}
         return commands.forked(driver_kind, textwrap.dedent(script), forked, **options)
     path = environment.pop("PYTHONPATH", os.path.dirname(__file__))

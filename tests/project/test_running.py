@@ -128,7 +128,9 @@ def test_parts_that_do_not_exist_are_refused(part: str) -> None:
         running.part_of(part)
 
 
-def test_a_fork_that_hangs_is_ended_and_the_next_one_runs() -> None:
+@pytest.mark.parametrize("seconds", [0.001, 1])
+def test_a_fork_that_hangs_is_ended_and_the_next_one_runs(seconds: float) -> None:
+    """Also if the time is up before the process has imported what it needs."""
     with pytest.raises(subprocess.TimeoutExpired):
-        forked("none", "import time; time.sleep(60)", (), timeout=0.1)
-    assert forked("none", "print(5)", ()).stdout == "5\n"
+        forked("none", "import time; time.sleep(60)", ("json",), timeout=seconds)
+    assert forked("none", "print(5)", ("json",)).stdout == "5\n"
