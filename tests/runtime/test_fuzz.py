@@ -7,6 +7,7 @@ CONTRIBUTING.md.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import threading
 import time
@@ -41,6 +42,7 @@ class Shared:
         self.done: Counter[str] = Counter()
         self.cancelled: Counter[str] = Counter()
         self.errors: list[str] = []
+        self.next: list[str] = []  # operations that no loop has drawn yet, in random order
 
     def close(self) -> None:
         for stream in self.streams:
@@ -101,9 +103,16 @@ class Tasks(soak.Activities):
     async def drain(self) -> None:
         await aiostream.drain(0.001)
 
+    def draw(self) -> str:
+        """Each operation comes once before any comes again."""
+        with contextlib.suppress(IndexError):
+            return self.shared.next.pop()
+        self.shared.next += self.rng.sample([*self.operations], len(self.operations))
+        return self.shared.next.pop()
+
     async def one_after_the_other(self) -> None:
         while time.monotonic() < self.end and not self.shared.errors:
-            name, patience = self.rng.choice([*self.operations]), self.rng.choice(PATIENCE)
+            name, patience = self.draw(), self.rng.choice(PATIENCE)
             with anyio.move_on_after(patience) as scope:
                 await self.operations[name]()
             if scope.cancelled_caught:
@@ -166,6 +175,7 @@ def test_fuzz_of_three_loops() -> None:
     assert not hanging, f"{hanging} hang; {statistics()}"
     assert not shared.errors, "\n".join(shared.errors)
     shared.close()
+    assert {"end_streams", "use_the_pool", *AWAITS} <= {*shared.done, *shared.cancelled}
     assert len(shared.done) > 20, f"most operations never ended: {shared.done}"
     assert len(shared.cancelled) > 10, shared.cancelled
     print(
