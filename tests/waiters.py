@@ -215,7 +215,9 @@ class Waiter:
     async def wait(self, *kept: object) -> None:
         """Waits for the stream, the event, or a future of `enqueue_async`, which keeps these."""
         if self.thing == "future":
-            await self.stream.enqueue_async(_nothing, *kept)
+            future = self.stream.enqueue_async(_nothing, *kept)
+            del kept  # from now on only the future keeps them
+            await future
         else:
             await (
                 self.stream.synchronize_async()

@@ -178,7 +178,10 @@ def test_borrowed_object_leaves_the_handle_to_its_owner(kind: str) -> None:
 
 
 def put_behind(gate: Gate, thing: Any, stream: Stream, event: Event) -> None:
-    """The thing's end is behind the gate: its own, if it is a stream. So is the event."""
+    """Puts the thing and the event behind the gate.
+
+    The gate holds the thing itself, if that is a stream, and else the given stream.
+    """
     held = thing if isinstance(thing, Stream) else stream
     gate.hold(held)
     for each in (event, *([thing] if thing is not held else [])):
@@ -204,10 +207,15 @@ async def test_end_of_an_async_block_awaits_the_work(
     with pytest.raises(StreamClosedError):
         async with thing:
             raise AssertionError("what is closed was entered")
-    with pytest.raises(LookupError):
-        async with KINDS[kind]() as thing:
-            thing.close()
-            raise LookupError  # wins over the error of closing
+    for closes in (False, True):
+        with pytest.raises(LookupError):  # which wins over the error of closing
+            async with KINDS[kind]() as thing:
+                if closes:
+                    thing.close()
+                raise LookupError
+        assert thing.closed
+    async with KINDS[kind]() as thing:
+        thing.close()
     await thing.aclose()
 
 

@@ -122,7 +122,7 @@ async def test_what_was_given_is_released_by_a_thread_of_the_library(
     stream: Stream, other: Stream
 ) -> None:
     """Not before it has run; and then neither on the driver's thread, where CUDA is forbidden, nor,
-    with the GIL, on the loop's.
+    with the GIL, on the loop's. Who closes an executable that no launch uses ends it at once.
     """
     deaths: list[int] = []
     drivers: list[int] = []
@@ -143,7 +143,12 @@ async def test_what_was_given_is_released_by_a_thread_of_the_library(
         assert deaths == []
         gate.open()
         await stream.completion_future()
-    assert settle(lambda: len(deaths) == 4)
+    with other.capture_executable() as idle:
+        other.launch_host_func(Witness(deaths))
+    idle.executable.launch(other)
+    other.synchronize()
+    idle.executable.close()
+    assert settle(lambda: len(deaths) == 5)
     assert set(deaths) <= releasing_threads()
     assert drivers[0] not in deaths
 

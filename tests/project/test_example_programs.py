@@ -32,7 +32,7 @@ def tokens(server: Server, count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def generator(driver_kind: str) -> Iterator[Server]:
-    """For all tests, and its end is clean."""
+    """One server for the tests of this module. It must end well."""
     options = ("--port", "PORT", "--streams", "2", "--waiting", "0")
     with started(EXAMPLES / "token_stream.py", driver_kind, *options) as server:
         yield server

@@ -62,9 +62,9 @@ def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManage
     return started(EXAMPLES / "model_server.py", driver_kind, *options)
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, driver_kind: str) -> Iterator[Server]:
-    """For all tests, and its end is clean."""
+    """A server whose end must be clean."""
     with serving(request.param, driver_kind) as server:
         yield server
         code, out, err = server.stop()
@@ -119,7 +119,7 @@ def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Ser
     # The GPU is still at it, on one of its streams: the next request takes another.
     assert server.answers()
     assert server.infer().json() == {"y": [10.0, 12.0, 14.0]}
-    # The end, in the fixture, awaits the work that nobody waits for any more.
+    # The end, in the fixture, awaits the work for which no request waits any more.
 
 
 @pytest.mark.parametrize("kind", SERVERS)

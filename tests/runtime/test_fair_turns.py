@@ -15,7 +15,7 @@ import pytest
 
 import aiostream
 from aiostream import Event, Stream, StreamClosedError, StreamPool
-from support import PLAIN_LOOPS, run_on, spin
+from support import run_on, spin
 
 pytestmark = pytest.mark.all_loops
 
@@ -88,8 +88,7 @@ async def test_a_timeout_ends_a_loop_of_loans_that_take_no_turn(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
-async def test_tasks_that_use_free_streams_share_a_turn(loop_kind: str) -> None:
+async def test_tasks_that_use_free_streams_share_a_turn() -> None:
     """Once the turn's time is over, each task does one step more, and not sixteen."""
     tasks, acquired, over = 200, 0, False
     by_turn: list[int] = []

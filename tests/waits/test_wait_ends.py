@@ -358,8 +358,8 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
         del coroutine
         if collected == "at once":
             del task
-            gc.collect()
-            assert thing != "future" or watched() is not None, "the GPU has not passed"
+        gc.collect()
+        assert thing != "future" or watched() is not None, "the GPU has not passed"
     if collected == "when the GPU has passed":
         waiter.stream.synchronize()
         assert settle(lambda: statistics().points.pending == 0)
