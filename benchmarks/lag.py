@@ -8,9 +8,6 @@ and the same pattern is then played back to as many tasks that wait for plain fu
 from __future__ import annotations
 
 import collections
-import ctypes
-import os
-import struct
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic_ns
@@ -18,7 +15,7 @@ from typing import Any, ClassVar
 
 from benchmarks import stats
 from benchmarks.lanes import Lane
-from benchmarks.loops import LoopAdapter
+from benchmarks.loops import LoopAdapter, Timer
 from benchmarks.measure import Found, Measure, Row, Turn, merged
 from benchmarks.work import MS, duration
 
@@ -113,7 +110,7 @@ async def _beside_futures(turn: Turn, window: _Window, pattern: list[int]) -> No
     async def player() -> None:
         offset = monotonic_ns() + TICK - pattern[0]
         due = collections.deque(when + offset for when in pattern)
-        with _Timer() as timer:
+        with Timer() as timer:
             while due and not window.stop:
                 timer.set(due[0])
                 await adapter.readable(timer.descriptor)
@@ -156,7 +153,7 @@ class _Window:
         self.recording, self.stop = False, True
 
     async def _ticks(self) -> None:
-        with _Timer() as timer:
+        with Timer() as timer:
             due = monotonic_ns() + TICK
             timer.set(due, TICK)
             while not self.stop:
@@ -167,34 +164,3 @@ class _Window:
                     if self.recording:
                         self.lags.append(now - due)
                     due += TICK
-
-
-class _Timer:
-    """Linux's timer descriptor, exact where a loop's own timers count ms. Python 3.13 has it."""
-
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        flags = os.O_NONBLOCK | os.O_CLOEXEC
-        self.descriptor: int = self._libc.timerfd_create(1, flags)  # CLOCK_MONOTONIC
-        if self.descriptor < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_create")
-
-    def set(self, when: int, interval: int = 0) -> None:
-        """Fires at an instant of the monotonic clock, and then in intervals."""
-        times = (*divmod(interval, 1_000_000_000), *divmod(when, 1_000_000_000))
-        setting = struct.pack("4q", *times)
-        if self._libc.timerfd_settime(self.descriptor, 1, setting, None) != 0:  # TFD_TIMER_ABSTIME
-            raise OSError(ctypes.get_errno(), "timerfd_settime")
-
-    def take(self) -> int:
-        """How often it has fired since the last time."""
-        try:
-            return int(struct.unpack("Q", os.read(self.descriptor, 8))[0])
-        except BlockingIOError:
-            return 0
-
-    def __enter__(self) -> _Timer:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        os.close(self.descriptor)

@@ -16,24 +16,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import gc
 import heapq
 import importlib.util
 import itertools
 import json
-import os
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from time import perf_counter_ns, process_time_ns
+from time import monotonic_ns, perf_counter_ns, process_time_ns
 from typing import Any
 
 from benchmarks import child, lanes, worker
 from benchmarks.lanes import Lane
+from benchmarks.loops import Timer
 
 Wait = Callable[[int], Awaitable[Any]]
 Scope = MutableMapping[str, Any]
@@ -176,11 +174,10 @@ def _polling(pause: float) -> Callable[[Kit], Wait]:
 
 
 class _Alarms:
-    """Wakes tasks at given times, to the microsecond. A loop's own timers ring in milliseconds."""
+    """Wakes tasks at given times, to the microsecond."""
 
     def __init__(self) -> None:
-        self._set_time = ctypes.CDLL(None).timerfd_settime
-        self._descriptor = ctypes.CDLL(None).timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK)
+        self._timer = Timer()
         self._pending: list[tuple[int, int, asyncio.Future[None]]] = []
         self._number = itertools.count()
         self._watched = False
@@ -189,46 +186,36 @@ class _Alarms:
         """What is done at that time of the monotonic clock."""
         loop = asyncio.get_running_loop()
         if not self._watched:
-            loop.add_reader(self._descriptor, self._ring)
+            loop.add_reader(self._timer.descriptor, self._ring)
             self._watched = True
         future = loop.create_future()
         heapq.heappush(self._pending, (time_ns, next(self._number), future))
         if self._pending[0][2] is future:
-            self._set()
+            self._timer.set(time_ns)
         return future
 
-    def _set(self) -> None:
-        when = (ctypes.c_long * 4)(0, 0, *divmod(self._pending[0][0], 10**9))
-        self._set_time(self._descriptor, 1, when, None)
-
     def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._descriptor, 8)
-        now = time.monotonic_ns()
+        self._timer.take()
+        now = monotonic_ns()
         while self._pending and self._pending[0][0] <= now:
             future = heapq.heappop(self._pending)[2]
             if not future.done():
                 future.set_result(None)
         if self._pending:
-            self._set()
+            self._timer.set(self._pending[0][0])
 
 
 def _known_length(kit: Kit) -> Wait:
     """The floor of every wait whose loop sleeps: no library can know the length better."""
-    query, alarms, free = lanes.bindings().cuStreamQuery, _Alarms(), kit.plain
+    query, alarms = lanes.bindings().cuStreamQuery, _Alarms()
 
-    async def way(length: int) -> None:
-        lane = free.pop()
-        try:
-            lane.spin(length)
-            await alarms.at(time.monotonic_ns() + length)
-            while (code := query(lane.cu_stream)[0]) == NOT_READY:  # noqa: ASYNC110  # measured
-                await asyncio.sleep(0)
-            lanes.check(code, "cuStreamQuery")
-        finally:
-            free.append(lane)
+    async def wait(lane: Lane) -> None:
+        await alarms.at(monotonic_ns() + round(lane.length * 1e9))
+        while (code := query(lane.cu_stream)[0]) == NOT_READY:  # noqa: ASYNC110  # measured
+            await asyncio.sleep(0)
+        lanes.check(code, "cuStreamQuery")
 
-    return way
+    return _on(kit.plain, wait)
 
 
 def _to_thread(kit: Kit) -> Wait:

@@ -2,7 +2,8 @@
 
 A process of its own takes most of its time for its imports. A fork has them at once. Otherwise it
 is as a new process is: nothing is imported that starts the driver, and so the library does not know
-that there was a fork. A text that looks at how something is imported, at a variable of the
+that there was a fork. (The children of multiprocessing's fork server end by `os._exit`, without
+what Python does at its end.) A text that looks at how something is imported, at a variable of the
 environment that is read then, or at who registered with `atexit` before an import, needs a new
 process.
 """
