@@ -393,9 +393,9 @@ def test_process_that_was_stopped_has_no_stall(driver_kind: str) -> None:
 
             async def main():
                 for wait in EVENT_STRATEGIES:
-                    async with aiostream.Stream(wait=wait, stalled_after=0.1) as stream:
+                    async with aiostream.Stream(wait=wait, stalled_after=0.3) as stream:
                         await stream.run(internals.spin, stream, 0)  # loads the kernels
-                        stops = f"kill -STOP {os.getpid()}; sleep 0.2; kill -CONT {os.getpid()}"
+                        stops = f"kill -STOP {os.getpid()}; sleep 0.5; kill -CONT {os.getpid()}"
                         stopping = subprocess.Popen(["sh", "-c", stops])
                         while stopping.poll() is None:
                             await stream.run(internals.spin, stream, 0.01)

@@ -39,9 +39,9 @@ class PoolCore(_native.Pool):
     _release: Callable[..., None]  # the pool's, also in a subclass that has another one
 
     def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
-        # Only the thread of the loop that uses the pool touches these, so there is no lock. The
-        # janitor comes in through `Busy.forget` alone. Finalizers run in any thread, and only end
-        # alarms. A thread that exports metrics reads lengths, which may be one step old.
+        # Only the thread of the loop that uses the pool touches these, so there is no lock.
+        # Finalizers run in any thread, and only end alarms. A thread that exports metrics reads
+        # lengths, which may be one step old.
         self._closed = False
         self._max_waiting = max_waiting
         self._set_pooled([Pooled(each, each.context._device_ordinal()) for each in streams])

@@ -23,15 +23,11 @@ class Busy:
     carries the answer into the loop. Where this is not possible, because the stream is capturing or
     the driver refused, the stream is *unreported*: the pool queries it again from time to time.
 
-    Only the thread of the loop that uses the pool touches it, except `forget`.
+    Only the thread of the loop that uses the pool touches it.
     """
 
     def __init__(self) -> None:
-        # `None` for an unreported stream. The loop's thread replaces the whole dict, and the
-        # janitor writes one item of the dict that it has read (`forget`).
-        self._returns: dict[Pooled, Return | None] = {}
-        # A hint for the loop's thread. The janitor only ever sets it, after it has written the
-        # item: in the other order the loop could clear it, look, and not find the item.
+        self._returns: dict[Pooled, Return | None] = {}  # `None` for an unreported stream
         self.has_unreported = False
         # How long streams stay busy. Not the history of the waits on them, because what a
         # cancelled request has left takes another time than a whole request.
@@ -68,38 +64,21 @@ class Busy:
 
     def take_unreported(self) -> list[Pooled]:
         """Takes out the unreported streams. The caller looks at each of them."""
-        # The janitor may set an item to None during this, but adds and removes none, so the
-        # iteration does not fail.
         found = [pooled for pooled, entry in self._returns.items() if entry is None]
         for pooled in found:
             del self._returns[pooled]
-        # Only now, because an interrupt may come before. What the janitor has noted since then
-        # sets it again.
-        self.has_unreported = False
-        self.has_unreported |= None in self._returns.values()
+        self.has_unreported = False  # only now, because an interrupt may come before
         return found
 
     def take_all(self) -> list[Pooled]:
         """Takes out all streams."""
-        # A new dict, so that a `forget` under way does not put its item back.
         found, self._returns = list(self._returns), {}
         return found
 
     def report_none(self) -> None:
         """Ignores all events: another loop uses the pool, or the pool closes."""
-        # A new dict, so that a `forget` that has read the old one changes nothing here. What it
-        # would note, that no event comes, is true of all items now.
         self._returns = dict.fromkeys(self._returns)
         self.has_unreported = bool(self._returns)
-
-    def forget(self, pooled: Pooled, entry: Return) -> None:
-        """The loop that would have learned of the end is gone. Runs in the janitor's thread."""
-        returns = self._returns  # read once, because another loop may replace it meanwhile
-        # The item cannot go away between these two lines. Only its own `Return` removes it, and
-        # that one is here, in this thread.
-        if returns.get(pooled) is entry:
-            returns[pooled] = None
-            self.has_unreported = True
 
     def _record(self, pooled: Pooled, pool: PoolCore, bridge: loops.Bridge | None) -> Return | None:
         """Records an event behind the work. `None` if that is not possible."""
@@ -134,11 +113,7 @@ class Return:
     def complete(self, code: int, orphaned: bool) -> None:
         """The work is done (`code` is 0), or has failed."""
         pool = self.pool()
-        if pool is None:
-            return
-        if orphaned:
-            # This runs in the janitor's thread, while the pool's thread may be anywhere in the
-            # pool. So this only notes that no event comes.
-            pool._busy.forget(self.pooled, self)
-        else:
+        # If the loop is closed, this is the janitor's thread, and the pool's thread may be anywhere
+        # in the pool. The next loop that uses the pool looks at the stream itself.
+        if pool is not None and not orphaned:
             pool._work_is_done(self.pooled, self, code)
