@@ -62,6 +62,10 @@ def test_a_fault_takes_the_whole_process(
         == 0
     )
     assert code(cu.cuGetErrorName(cu.CUresult(status))) == 0
+    # An H200 exchanges them then too, so that a thread can put its mode back.
+    relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = ok(cu.cuThreadExchangeStreamCaptureMode(relaxed))
+    assert ok(cu.cuThreadExchangeStreamCaptureMode(before)) == relaxed
     assert fired == ["before"]
     assert statuses == [status]
     simulator.recover()

@@ -475,7 +475,7 @@ EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, const CUgr
 }
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
-    ENTER(cuThreadExchangeStreamCaptureMode, FREES);
+    ENTER(cuThreadExchangeStreamCaptureMode, DEAD_OK | FREES);
     if (mode == NULL || *mode < GLOBAL || *mode > RELAXED) return leave(INVALID_VALUE);
     int before = me.capture_mode;
     me.capture_mode = *mode;
