@@ -51,22 +51,18 @@ def test_an_interrupt_while_an_object_is_made(create: str) -> None:
     }
     make = makers[create]
     make().close()
-    before, opened = left_in_the_driver(create), statistics().handles.open
+
+    def left() -> tuple[int, int]:
+        return left_in_the_driver(create), statistics().handles.open
+
+    before = left()
     number, struck, current = 0, True, Context.get_current()
     while struck:
         number += 1
         with suppress(KeyboardInterrupt), Striker(number) as striker:
             make().close()
         struck = striker.has_struck
-
-        def as_before() -> bool:
-            return (left_in_the_driver(create), statistics().handles.open) == (before, opened)
-
-        assert ends(as_before), (
-            striker.where,
-            left_in_the_driver(create) - before,
-            statistics().handles,
-        )
+        assert ends(lambda: left() == before), (striker.where, left(), before, statistics().handles)
         # See "What is not promised" in docs/reliability.md.
         exchange_capture_mode(CaptureMode.GLOBAL)
         while Context.get_current() != current:

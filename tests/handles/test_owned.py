@@ -113,9 +113,8 @@ def test_closed_object_refuses_with_its_name(kind: str) -> None:
     assert thing.closed
     now = statistics().handles
     assert (now.open, now.destroyed) == (before.open - 1, before.destroyed + 1)
-    with pytest.raises(
-        StreamClosedError, match=r"^(stream|event|graph|executable graph) 0x.* is closed"
-    ):
+    says = r"^(stream|event|graph|executable graph) 0x.* is closed"
+    with pytest.raises(StreamClosedError, match=says):
         int(thing)
 
 

@@ -261,9 +261,7 @@ def test_stream_of_a_context_that_has_failed_is_not_given(loaded: None, breakabl
 
 
 def test_stream_that_went_with_its_context_is_not_given(driver_kind: str) -> None:
-    succeed(
-        driver_kind,
-        """
+    script = """
         import sys, types
         import internals
         from aiostream import Stream, statistics
@@ -278,8 +276,8 @@ def test_stream_that_went_with_its_context_is_not_given(driver_kind: str) -> Non
         stream.close()
         assert statistics().handles.destroyed == 1
         assert statistics().handles.retired == 1
-        """,
-    )
+    """
+    succeed(driver_kind, script)
 
 
 def test_shared_stream_that_was_given_away_and_taken_back_is_retired(loaded: None) -> None:

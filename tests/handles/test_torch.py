@@ -11,7 +11,7 @@ import pytest
 from support import run_script
 
 PREAMBLE = """
-import asyncio, gc, sys, time
+import asyncio, gc, os, sys, time
 import anyio
 import aiostream
 from aiostream import Stream, StreamPool, drain, statistics
@@ -38,9 +38,8 @@ def survives(driver_kind: str) -> Any:
     pytest.importorskip("torch")
 
     def run(program: str, loop_kind: str = "asyncio", code: int = 0) -> list[str]:
-        done = run_script(
-            "gpu", PREAMBLE + RUN[loop_kind] + program + END, timeout=100, warnings="ignore"
-        )
+        text = PREAMBLE + RUN[loop_kind] + program + END
+        done = run_script("gpu", text, timeout=100, warnings="ignore")
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         if code:
             return done.stderr.splitlines()
@@ -63,8 +62,7 @@ WAYS = {
 def test_memory_that_is_freed_after_the_stream_was_closed(survives: Any, way: str) -> None:
     """Pinned memory that the stream has written, and a tensor that was recorded on it."""
     made, theirs = WAYS[way]
-    survives(
-        f"""
+    survives(f"""
 async def main():
     handles = set()
     for turn in range(20):
@@ -92,8 +90,7 @@ async def main():
     if {way != "borrowed"}:
         assert statistics().handles.retired == 20
         assert len(handles) == 1, handles
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("loop_kind", RUN)
@@ -105,8 +102,7 @@ def test_cancelled_requests_do_not_spoil_others(
     """Buffers of requests that gave up are used again only when the GPU has passed them: each
     answer is the right one.
     """
-    survives(
-        f"""
+    program = f"""
 async def main():
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda().eval()
     rows = [torch.full((64, 1024), float(k)).pin_memory() for k in range(7)]
@@ -143,14 +139,12 @@ async def main():
         stream.close()
     counts = statistics()
     assert counts.points.leaked == 0 and counts.handles.retired == ({way == "given"}) * 4, counts
-""",
-        loop_kind,
-    )
+"""
+    survives(program, loop_kind)
 
 
 def test_pinned_memory_is_freed_while_others_wait_and_torch_captures(survives: Any) -> None:
-    survives(
-        """
+    survives("""
 async def main():
     stop = False
     model = torch.nn.Linear(512, 512).cuda()
@@ -186,13 +180,11 @@ async def main():
             await anyio.sleep(0.01)
         stop = True
     assert captured == 10 and done > 50, (captured, done)
-"""
-    )
+""")
 
 
 def test_graph_that_torch_has_captured_is_launched_and_awaited(survives: Any) -> None:
-    survives(
-        """
+    survives("""
 async def main():
     rows = torch.ones(1024, device="cuda")
     mine = torch.cuda.Stream()
@@ -205,14 +197,12 @@ async def main():
         await executable.launch_async(stream)
     assert rows.sum().item() == 4 * 1024
     executable.close()
-"""
-    )
+""")
 
 
 def test_current_streams_of_torch_and_cupy(survives: Any) -> None:
     pytest.importorskip("cupy")
-    survives(
-        """
+    survives("""
 import cupy
 async def main():
     before = torch.cuda.current_stream().cuda_stream, cupy.cuda.get_current_stream().ptr
@@ -236,15 +226,13 @@ async def main():
     borrowed = Stream.borrow(cupy.cuda.Stream(non_blocking=True))
     total = await borrowed.enqueue_async(lambda _: cupy.arange(100).sum())
     assert int(total) == 4950
-"""
-    )
+""")
 
 
 def test_numba_and_cuda_core_use_a_stream_after_it_was_closed(survives: Any) -> None:
     pytest.importorskip("numba.cuda")
     pytest.importorskip("cuda.core")
-    survives(
-        """
+    survives("""
 from numba import cuda
 async def main():
     async with Stream() as stream:
@@ -254,13 +242,11 @@ async def main():
     theirs.synchronize()
     core.sync()
     del array
-"""
-    )
+""")
 
 
 def test_pool_of_torch_notices_that_streams_come_again(survives: Any) -> None:
-    survives(
-        """
+    survives("""
 async def main():
     StreamPool.borrow(torch.cuda.Stream() for _ in range(32)).close()
     try:
@@ -269,19 +255,16 @@ async def main():
         assert "are one" in str(error), error
     else:
         raise AssertionError("33 streams of torch were taken for 33")
-"""
-    )
+""")
 
 
 def test_device_by_its_torch_name(survives: Any) -> None:
-    survives(
-        """
+    survives("""
 async def main():
     for name in ("cuda", "cuda:0", torch.device("cuda"), torch.device("cuda", 0)):
         async with Stream(name) as stream:
             assert int(stream.device) == 0
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("told_by", ["listener", "health", "exit"])
@@ -327,7 +310,6 @@ async def main():
         rows[index]
 {ways[told_by]}
     sys.stdout.flush()
-    import os
     print("survived", flush=True)
     os._exit(0)
 """

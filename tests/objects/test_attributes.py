@@ -69,10 +69,8 @@ def test_enumerations_have_the_drivers_values() -> None:
 
 
 def test_attributes_of_a_new_stream(stream: Stream) -> None:
-    assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) in (
-        None,
-        SynchronizationPolicy.AUTO,
-    )
+    policy = stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY)
+    assert policy in (None, SynchronizationPolicy.AUTO)
     assert stream.get_attribute(StreamAttribute.PRIORITY) == stream.priority == 0
     assert stream.get_attribute(StreamAttribute.MEM_SYNC_DOMAIN) is MemSyncDomain.DEFAULT
     assert stream.get_attribute(StreamAttribute.MEM_SYNC_DOMAIN_MAP) == MemSyncDomainMap(0, 1)

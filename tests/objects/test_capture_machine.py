@@ -71,11 +71,9 @@ class Captures(OnLoop):
             self.streams[self.made] = Stream()
 
     def a_stream(self, data: st.DataObject, capturing: bool | None = None) -> int:
-        numbers = [
-            n
-            for n in sorted(self.streams)
-            if capturing is None or (n in self.recordings) is capturing
-        ]
+        numbers = sorted(self.streams)
+        if capturing is not None:
+            numbers = [n for n in numbers if (n in self.recordings) is capturing]
         return data.draw(st.sampled_from(numbers))
 
     def end(self, recording: Recording) -> None:
@@ -208,9 +206,8 @@ class Captures(OnLoop):
     @rule(data=st.data(), drop=st.booleans())
     def close_a_graph(self, data: st.DataObject, drop: bool) -> None:
         """Also while it runs."""
-        which = data.draw(
-            st.sampled_from([things for things in (self.graphs, self.executables) if things])
-        )
+        filled = [things for things in (self.graphs, self.executables) if things]
+        which = data.draw(st.sampled_from(filled))
         thing, _ = which.pop(data.draw(st.integers(0, len(which) - 1)))
         if not drop:
             self.call(thing.close)
@@ -252,11 +249,8 @@ class Captures(OnLoop):
 
     def finish(self) -> None:
         for recording in set(self.recordings.values()):
-            with (
-                pytest.raises(StreamCaptureError)
-                if not recording.ends_well()
-                else contextlib.nullcontext()
-            ):
+            refused = pytest.raises(StreamCaptureError)
+            with contextlib.nullcontext() if recording.ends_well() else refused:
                 self.call(self.streams[recording.origin].end_capture)
         self.until(lambda: len(self.ran) == self.expected, "a host function did not run")
         for things in (self.graphs, self.executables, self.streams):

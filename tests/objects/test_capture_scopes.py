@@ -53,11 +53,8 @@ def test_captured_work_runs_at_each_launch(stream: Stream, mode: CaptureMode) ->
     with pytest.raises(RuntimeError, match="no executable"):
         _ = capture.executable
     with capture.graph as graph:
-        assert sorted(node.type for node in graph.nodes) == [
-            GraphNodeType.KERNEL,
-            GraphNodeType.KERNEL,
-            GraphNodeType.HOST,
-        ]
+        kernel, host = GraphNodeType.KERNEL, GraphNodeType.HOST
+        assert sorted(node.type for node in graph.nodes) == [kernel, kernel, host]
         assert calls == []
         with graph.instantiate() as executable:
             for _ in range(3):
@@ -140,16 +137,6 @@ def test_begin_and_end_that_are_refused(stream: Stream) -> None:
     assert code_of(stream.begin_capture_to_graph, Graph(), match=already)[:2] == (CudaError, 401)
     assert stream.capture_status() is CaptureStatus.ACTIVE
     stream.end_capture().close()
-    stream.close()
-    for call in (
-        stream.begin_capture,
-        stream.end_capture,
-        stream.capture_status,
-        stream.capture_info,
-        stream.capture().__enter__,
-    ):
-        with pytest.raises(StreamClosedError):
-            call()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -199,13 +186,8 @@ def test_invalidated_capture_has_to_be_ended(stream: Stream) -> None:
     stream.begin_capture()
     driver.cuStreamQuery(driver.CUstream(stream.handle))  # what aiostream never does
     assert stream.capture_status() is CaptureStatus.INVALIDATED
-    info = stream.capture_info()
-    assert (info.status, info.id, info.graph, info.dependencies) == (
-        CaptureStatus.INVALIDATED,
-        None,
-        None,
-        (),
-    )
+    invalidated = aiostream.CaptureInfo(CaptureStatus.INVALIDATED, None, None, ())
+    assert stream.capture_info() == invalidated
     assert code_of(stream.launch_host_func, print)[:2] == (StreamCaptureError, 901)
     assert code_of(stream.end_capture) == (StreamCaptureError, 901, "cuStreamEndCapture")
     assert stream.capture_info().status is CaptureStatus.NONE
@@ -258,11 +240,7 @@ def test_capture_info_of_a_joined_stream(stream: Stream, other: Stream, event: E
         event.record(stream)
         other.wait_event(event)
         mine, others = stream.capture_info(), other.capture_info()
-        assert (mine.id, mine.graph, mine.dependencies) == (
-            others.id,
-            others.graph,
-            others.dependencies,
-        )
+        assert mine == others
         event.record(other)
         stream.wait_event(event)
     assert others.graph is not None
@@ -287,10 +265,8 @@ def test_dependencies_can_be_added_and_replaced(stream: Stream) -> None:
     with capture.graph as graph:
         assert set(graph.root_nodes) == {graph.nodes[0], graph.nodes[1]}
         last = next(node for node in graph.nodes if node == third.node)
-        assert {dependency.node.handle for dependency in last.dependencies} == {
-            internals.last_handle_of(first.node),
-            internals.last_handle_of(second.node),
-        }
+        handles = {internals.last_handle_of(each.node) for each in (first, second)}
+        assert {dependency.node.handle for dependency in last.dependencies} == handles
         assert [dependency.node for dependency in graph.nodes[0].dependents] == [last]
 
 
@@ -375,12 +351,8 @@ def test_a_scope_is_entered_once(stream: Stream) -> None:
     scope = stream.capture()
     with scope:
         pass
-    with (
-        pytest.raises(
-            RuntimeError, match=r"entered before: call stream\.capture\(\) for each block"
-        ),
-        scope,
-    ):
+    message = r"entered before: call stream\.capture\(\) for each block"
+    with pytest.raises(RuntimeError, match=message), scope:
         pass
     assert stream.capture_status() is CaptureStatus.NONE
     scope.graph.close()

@@ -22,7 +22,7 @@ from aiostream import (
     StreamClosedError,
     statistics,
 )
-from captures import PROGRAMMATIC, code_of, in_thread
+from captures import PROGRAMMATIC, code_of, end, in_thread
 from support import Kept, settle, spin
 
 MODES = list(CaptureMode)
@@ -62,9 +62,7 @@ def test_capture_into_a_graph_with_annotated_dependencies(stream: Stream) -> Non
     graph.close()
 
 
-def test_closed_graph_lives_until_the_capture_into_it_ends(
-    stream: Stream,
-) -> None:
+def test_closed_graph_lives_until_the_capture_into_it_ends(stream: Stream) -> None:
     graph = Graph()
     open_before = statistics().handles.open
     stream.begin_capture_to_graph(graph)
@@ -175,14 +173,12 @@ def test_node_of_another_graph_is_refused_as_a_dependency(stream: Stream) -> Non
 
 def test_captures_that_other_code_ends_are_forgotten(stream: Stream) -> None:
     """What was lent of them is closed when the stream is seen in the next one."""
-    driver = internals.bindings()
     graphs = []
     before = internals.captures_in_progress()
     for _ in range(5):
         stream.begin_capture()
         graphs.append(stream.capture_info().graph)
-        _, raw = driver.cuStreamEndCapture(driver.CUstream(stream.handle))
-        driver.cuGraphDestroy(raw)
+        end(stream)  # by the driver's own call
         assert internals.captures_in_progress() == before + 1
     assert [graph is not None and graph.closed for graph in graphs] == [True] * 4 + [False]
     stream.begin_capture()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -78,22 +78,16 @@ async def test_a_pool_names_borrowed_streams() -> None:
             assert (pool.name, same.name) == ("model", "model[0]")
 
 
-async def test_observers_see_the_names() -> None:
-    seen: list[str | None] = []
-    end = metrics.on_wait(lambda wait: seen.append(wait.name))
-    with ExitStack() as undo, trace.record() as recording:
-        undo.callback(end)
+async def test_observers_see_the_names(waits: list[metrics.Wait]) -> None:
+    with trace.record() as recording:
         async with StreamPool(1, name="model") as pool, pool.stream() as stream:
             await stream.enqueue_async(lambda stream: None)
         async with Stream() as unnamed:
             await unnamed.enqueue_async(lambda stream: None)
     calls = [each.stream for each in recording.awaits if "synchronize" not in each.call]
-    assert seen[:2] == ["model", "model[0]"]
-    assert seen[-1] is None
-    assert calls[:2] == [
-        "pool 'model' of 1 streams",
-        "stream 'model[0]' on device 0",
-    ]
+    assert [wait.name for wait in waits[:2]] == ["model", "model[0]"]
+    assert waits[-1].name is None
+    assert calls[:2] == ["pool 'model' of 1 streams", "stream 'model[0]' on device 0"]
 
 
 # --------------------------------------------------------------------------- what other things show
@@ -104,9 +98,7 @@ async def test_a_pending_future_shows_its_function_and_stream(traced: bool) -> N
     def forward(stream: Stream) -> None:
         gate.hold(stream)
 
-    with Gate() as gate, ExitStack() as stack:
-        if traced:
-            stack.enter_context(trace.record())
+    with Gate() as gate, trace.record() if traced else nullcontext():
         async with Stream(name="decode") as stream:
             future = stream.enqueue_async(forward)
             of_object = stream.enqueue_async(partial(forward))

@@ -115,11 +115,8 @@ def test_library_that_is_not_installed_changes_nothing(
 
 
 def test_no_library_is_imported_unasked() -> None:
-    succeed(
-        "simulator",
-        "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & "
-        "set(sys.modules)",
-    )
+    loaded = "{'torch', 'cupy', 'numba'} & set(sys.modules)"
+    succeed("simulator", f"import sys, aiostream; aiostream.Stream(); assert not {loaded}")
 
 
 def test_owner_of_a_shared_stream_is_retired(stream: Stream, libraries: None) -> None:

@@ -19,6 +19,7 @@ from aiostream import (
     StreamAttribute,
     StreamClosedError,
     StreamFlags,
+    WriteValue,
 )
 from support import Gate, spin, succeed
 
@@ -108,6 +109,15 @@ async def test_closed_stream_refuses_everything(stream: Stream, event: Event) ->
         lambda: stream.enqueue_async(print),
         lambda: stream.launch_host_func(print),
         lambda: stream.add_callback(print),
+        lambda: stream.wait_value(0x1000, 1),
+        lambda: stream.write_value(0x1000, 1),
+        lambda: stream.batch_mem_op([WriteValue(0x1000, 1)]),
+        lambda: stream.attach_mem_async(0x1000),
+        stream.begin_capture,
+        stream.end_capture,
+        stream.capture_status,
+        stream.capture_info,
+        stream.capture().__enter__,
         stream.sync_scope().__enter__().synchronize,
     ]
     for use in uses:
