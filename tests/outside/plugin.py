@@ -26,34 +26,25 @@ import pytest
 
 from aiostream import simulator
 
-BODIES = {
-    "add_one": "add_one",
-    "_Z7add_onePi": "add_one",
-    "_Z6affinePiii": "affine",
-    "_Z7combinePiS_S_": "combine",
-    "_Z6reducePiS_m": "reduce",
-    "nanosleep_kernel": "sleep_a_while",
-    "_Z8set_zeroPcm": "zero_bytes",
-    "_Z7add_onePcm": "add_one_to_bytes",
-    "_Z10helloworldPi": "count_up",
-}
-SIZES = {
-    "add_one": [8],
-    "affine": [8, 4, 4],
-    "combine": [8, 8, 8],
-    "reduce": [8, 8, 8],
-    "sleep_a_while": [],
-    "zero_bytes": [8, 8],
-    "add_one_to_bytes": [8, 8],
-    "count_up": [8],
+# Of each kernel its body in `kernels.c`, and the sizes of its parameters.
+BODIES: dict[str, tuple[str, list[int]]] = {
+    "add_one": ("add_one", [8]),
+    "_Z7add_onePi": ("add_one", [8]),
+    "_Z6affinePiii": ("affine", [8, 4, 4]),
+    "_Z7combinePiS_S_": ("combine", [8, 8, 8]),
+    "_Z6reducePiS_m": ("reduce", [8, 8, 8]),
+    "nanosleep_kernel": ("sleep_a_while", []),
+    "_Z8set_zeroPcm": ("zero_bytes", [8, 8]),
+    "_Z7add_onePcm": ("add_one_to_bytes", [8, 8]),
+    "_Z10helloworldPi": ("count_up", [8]),
 }
 
 
 def register_bodies() -> None:
     bodies = ctypes.CDLL(os.environ["OUTSIDE_KERNELS"])
-    for kernel, body in BODIES.items():
+    for kernel, (body, sizes) in BODIES.items():
         address = ctypes.cast(getattr(bodies, body), ctypes.c_void_p).value or 0
-        simulator.register_kernel(kernel, address, parameters=SIZES[body])
+        simulator.register_kernel(kernel, address, parameters=sizes)
 
 
 def compile_to_ptx() -> None:

@@ -141,9 +141,8 @@ def test_an_open_loop_counts_from_the_scheduled_arrival() -> None:
     """
     found = window(rate=100)
     assert 0 < found["count"] <= 20
-    assert (
-        max(found["latency_ns"][: found["count"]]) > 100 * MS
-    )  # half of the time that has passed, and not 20 ms
+    # Half of the time that has passed, and not 20 ms.
+    assert max(found["latency_ns"][: found["count"]]) > 100 * MS
     assert found["unserved"] > 5
     # `count` has the window's answers, also to what arrived before it, so the two do not add up.
     assert len(found["latency_ns"]) == len(found["beyond_ns"]) > found["unserved"]
@@ -185,15 +184,8 @@ def test_pings_that_were_due_meanwhile_count() -> None:
 
 def measured(driver_kind: str, folder: Path, lines: str) -> tuple[list[Any], dict[str, str]]:
     """The rows of two rounds of a library with more lines; why some were not run."""
-    job = server.Server(
-        ("asyncio",),
-        KNOWN,
-        load=server.Load(4, length=MS),
-        rounds=2,
-        window=0.05,
-        warm=0.0,
-        trial=0.05,
-    )
+    short: dict[str, Any] = {"rounds": 2, "window": 0.05, "warm": 0.0, "trial": 0.05}
+    job = server.Server(("asyncio",), KNOWN, load=server.Load(4, length=MS), **short)
     with (
         runner.unpacked(pack_wheel(folder, lines)) as older,
         closing(new_runner(driver_kind, "asyncio", older=older)) as bench_runner,
@@ -263,9 +255,8 @@ def test_there_is_no_server_on_trio(driver_kind: str) -> None:
     job = server.Server(("trio",), KNOWN, load=server.BUSY)
     with closing(new_runner(driver_kind, "trio")) as bench_runner:
         assert job.run(bench_runner) == []
-    assert [entry["reason"] for entry in bench_runner.not_run] == [
-        "uvicorn serves on asyncio and uvloop only"
-    ]
+    (entry,) = bench_runner.not_run
+    assert entry["reason"] == "uvicorn serves on asyncio and uvloop only"
 
 
 # ----------------------------------------------------------------------------- plan, goals, figure

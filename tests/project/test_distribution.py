@@ -52,9 +52,8 @@ def test_install_commands_agree_with_the_dependencies(project: dict[str, Any]) -
 
 def test_metadata_has_the_projects_addresses(project: dict[str, Any]) -> None:
     urls = importlib.metadata.metadata("aiostream-cuda").get_all("Project-URL") or []
-    assert {each.partition(", ")[0] for each in urls} == {
-        *("Repository", "Documentation", "Changelog", "Issues")
-    }
+    names = {each.partition(", ")[0] for each in urls}
+    assert names == {"Repository", "Documentation", "Changelog", "Issues"}
     root = project["project"]["urls"]["Repository"]
     assert all(each.partition(", ")[2].startswith(root) for each in urls)
 
@@ -195,8 +194,7 @@ def test_module_below_its_floor_is_named() -> None:
     }
     covered = check_coverage.modules(report)
     assert covered == {"pool": 94.9, "_loops.bridge": 91.0, "new": 89.9}
-    floors = {"default": 90, "pool": 95, "gone": 80}
-    wrong = check_coverage.complaints(covered, floors)
+    wrong = check_coverage.complaints(covered, {"default": 90, "pool": 95, "gone": 80})
     assert [line.partition(":")[0] for line in wrong] == ["new", "pool", "gone"]
     assert check_coverage.complaints(covered, {"default": 89}) == []
 
@@ -256,9 +254,8 @@ def test_a_dry_run_warns_where_a_release_fails(
     release: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(release, "complaints", lambda *_: ["there is a reason"])
-    monkeypatch.setattr(
-        release.subprocess, "run", lambda *_, **__: types.SimpleNamespace(returncode=0)
-    )
+    ended = types.SimpleNamespace(returncode=0)
+    monkeypatch.setattr(release.subprocess, "run", lambda *_, **__: ended)
     assert release.main(["v1.2.3"]) == 1
     assert capsys.readouterr().err == "error: there is a reason\n"
     assert release.main(["--dist", str(ROOT / "tools")]) == 0

@@ -343,9 +343,8 @@ def test_type_checkers_accept_what_is_right_and_refuse_what_is_wrong(
     assert readme
     right = [*readme, EACH_NAME, A_SUBCLASS_WITH_AN_END_OF_ITS_OWN]
     files = {f"right_{number}.py": program for number, program in enumerate(right)}
-    output = check_types(
-        checker, tmp_path, {**files, "wrong.py": A_METHOD_THAT_A_POOL_DOES_NOT_HAVE}
-    )
+    files["wrong.py"] = A_METHOD_THAT_A_POOL_DOES_NOT_HAVE
+    output = check_types(checker, tmp_path, files)
     errors = re.findall(r"(\w+\.py):\d+.* error: (.*)", output)
     assert {file for file, _ in errors} == {"wrong.py"}, output
     assert all("synchronize_async" in said for _, said in errors)

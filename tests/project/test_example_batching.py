@@ -73,8 +73,7 @@ def busy(server: Server) -> int:
 
 
 def test_requests_join_a_batch_that_runs_and_leave_it(engine: Server, driver_kind: str) -> None:
-    right = Right(engine, driver_kind, 30)
-    expected = right.of(5)
+    expected = Right(engine, driver_kind, 30).of(5)
     long, lines = begin(engine.client, 1000)
     assert tokens_of(engine.client, 5, 30) == expected  # while the long one goes on
     assert busy(engine) == 1

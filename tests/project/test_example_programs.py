@@ -100,10 +100,7 @@ def who(server: Server, requests: int = 30, milliseconds: float = 2) -> Counter[
             return client.get("/infer", params={"milliseconds": milliseconds}).json()
         return None  # a worker that was killed had it
 
-    with (
-        http_client(server.client.base_url, fresh=True) as client,
-        ThreadPoolExecutor(8) as pool,
-    ):
+    with http_client(server.client.base_url, fresh=True) as client, ThreadPoolExecutor(8) as pool:
         answers = [answer for answer in pool.map(ask, range(requests)) if answer is not None]
     return Counter((answer["pid"], answer["gpu"]) for answer in answers)
 

@@ -38,9 +38,8 @@ def test_quickstart(driver_kind: str) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("driver: ")
     assert "timed out after 20 ms; is the GPU done? False" in lines
-    assert {line for line in lines if "is done" in line} == {
-        f"the stream with {n} ms is done" for n in (20, 30, 40)
-    }
+    ends = {line for line in lines if "is done" in line}
+    assert ends == {f"the stream with {n} ms is done" for n in (20, 30, 40)}
     assert lines[-1].startswith("all three: ")
 
 
@@ -88,10 +87,8 @@ def test_each_of_many_requests_at_once_gets_its_own_answer(server: Server) -> No
         assert 'aiostream_pool_streams{pool="model",state="idle"} 8.0' in lines
         assert any(line.startswith("aiostream_wait_seconds_bucket") for line in lines)
         assert "aiostream_context_lost 0.0" in lines
-    for body in (
-        *("", "[]", '{"x": [1], "y": []}', '{"x": ["a"], "y": [1]}'),
-        '{"x": [1], "y": [1], "milliseconds": -1}',
-    ):
+    wrong = ("", "[]", '{"x": [1], "y": []}', '{"x": ["a"], "y": [1]}')
+    for body in (*wrong, '{"x": [1], "y": [1], "milliseconds": -1}'):
         answer = server.client.post("/infer", content=body)
         assert answer.status_code == 400
         assert "bad request" in answer.json()["error"]
@@ -150,10 +147,7 @@ def test_server_recovers_from_an_overload(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SERVERS)
 def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_kind: str) -> None:
-    with (
-        started(SERVED, driver_kind, kind, "PORT") as server,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with started(SERVED, driver_kind, kind, "PORT") as server, ThreadPoolExecutor(2) as pool:
 
         def counts() -> dict[str, int]:
             return dict(server.client.get("/statistics").json())
@@ -172,10 +166,7 @@ def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_
 
 @pytest.mark.parametrize("kind", ["uvicorn", HYPERCORN])
 def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str) -> None:
-    with (
-        started(SERVED, driver_kind, kind, "PORT") as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with started(SERVED, driver_kind, kind, "PORT") as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.infer, 500.0)
         assert settle(lambda: server.client.get("/statistics").json()["lent"] == 1)
         assert server.stop()[::2] == (0, "")

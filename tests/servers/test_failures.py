@@ -46,8 +46,7 @@ FAULT = """
     KERNEL, CODE, devices = {kernel!r}, {code}, {devices}
 
     gate = Gate()
-    waits = ["hostfunc" if number == 5 else "auto" for number in range(32)]
-    streams = [Stream(device=n % devices, wait=wait) for n, wait in enumerate(waits)]
+    streams = [Stream(device=n % devices, wait="hostfunc" if n == 5 else "auto") for n in range(32)]
     for stream in streams:
         spin(stream, 0)  # loads the module on each device
         stream.synchronize()
@@ -185,9 +184,7 @@ def test_a_fault_in_one_of_32_streams_fails_every_waiter(
     )
     done = run_script(driver_kind, script, forked=USUAL)
     print(done.stdout)
-    assert (done.returncode, done.stderr) == (7, ""), (
-        f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    )
+    assert (done.returncode, done.stderr) == (7, ""), done.stderr
 
 
 def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
@@ -214,9 +211,8 @@ def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
         gate.open()
         assert called.wait(20)
     """
-    assert (
-        succeed(driver_kind, script, forked=USUAL) == "None before\nContextFailedError 719 after\n"
-    )
+    printed = succeed(driver_kind, script, forked=USUAL)
+    assert printed == "None before\nContextFailedError 719 after\n"
 
 
 # ------------------------------------------------------------------- in this process: the simulator
@@ -244,8 +240,7 @@ async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) ->
             recover()
         for stream in streams:
             stream.close()
-    after = statistics()
-    assert after.futures.failed - before.futures.failed == 20 * 110
+    assert statistics().futures.failed - before.futures.failed == 20 * 110
 
 
 # -------------------------------------------------------------------------- one refusal of one call

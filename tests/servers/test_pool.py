@@ -11,15 +11,7 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import (
-    CaptureStatus,
-    PoolFullError,
-    Stream,
-    StreamClosedError,
-    StreamPool,
-    WaitStrategy,
-    statistics,
-)
+from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
 from support import STRATEGIES, Gate, spin
 from waiters import until
 
@@ -70,22 +62,20 @@ async def test_a_cancelled_waiter_takes_nothing() -> None:
         assert pool.idle == 1
 
 
-async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool() -> None:
+async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool(other: Stream) -> None:
     async with StreamPool(1) as pool:
         stream = await pool.acquire()
         stream.close()
         pool.release(stream)
         with pytest.raises(ValueError, match="given back before"):
             pool.release(stream)
-        other = Stream()
         for never_lent in (other, None):
             with pytest.raises(ValueError, match="was not lent"):
                 pool.release(never_lent)  # type: ignore[arg-type]
-        other.close()
         async with pool.stream() as stream:
             with pytest.raises(ValueError, match="borrowed"):
                 stream.into_raw()
-            assert stream.capture_status() is CaptureStatus.NONE
+            assert stream.capture_status() is aiostream.CaptureStatus.NONE
         with pytest.raises(StreamClosedError):
             stream.query()
 

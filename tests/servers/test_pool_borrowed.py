@@ -10,17 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+import aiostream
 import internals
-from aiostream import (
-    CaptureMode,
-    Context,
-    Device,
-    Stream,
-    StreamClosedError,
-    StreamPool,
-    WaitStrategy,
-    statistics,
-)
+from aiostream import Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
 from foreign import TorchStream, current_handles, install_libraries
 from support import Gate, spin
 from waiters import until
@@ -56,9 +48,8 @@ async def test_streams_of_torch_are_lent_and_never_destroyed(
 
 
 def test_equal_streams_and_none_at_all_are_refused(owners: list[Stream]) -> None:
-    with pytest.raises(
-        ValueError, match=r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\), .* torch hands out 32"
-    ):
+    says = r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\), .* torch hands out 32"
+    with pytest.raises(ValueError, match=says):
         StreamPool.borrow([owners[0], owners[1], owners[0].handle])
     with pytest.raises(ValueError, match="are one"):
         StreamPool.borrow([0, Stream.legacy()])  # which has two handles
@@ -74,9 +65,9 @@ def test_equal_streams_and_none_at_all_are_refused(owners: list[Stream]) -> None
 
 def test_streams_of_two_contexts_are_refused(stream: Stream) -> None:
     handle = internals.create_context()
-    with Context.from_handle(int(handle)).as_current():
+    with aiostream.Context.from_handle(int(handle)).as_current():
         there = Stream()
-    assert there.device == stream.device == Device(0)
+    assert there.device == stream.device == aiostream.Device(0)
     with pytest.raises(ValueError, match="streams 0 and 1 live in different contexts"):
         StreamPool.borrow([stream, there])
     there.close()
@@ -85,10 +76,8 @@ def test_streams_of_two_contexts_are_refused(stream: Stream) -> None:
 
 def test_borrowed_stream_has_the_wait_strategy_of_its_call(owners: list[Stream]) -> None:
     assert Stream.borrow(owners[0], wait="spin").wait_strategy is WaitStrategy.SPIN
-    assert (
-        Stream.borrow(owners[0].handle, wait=WaitStrategy.HOSTFUNC).wait_strategy
-        is WaitStrategy.HOSTFUNC
-    )
+    hostfunc = WaitStrategy.HOSTFUNC
+    assert Stream.borrow(owners[0].handle, wait=hostfunc).wait_strategy is hostfunc
     assert Stream.borrow(Stream.borrow(owners[0], wait="spin")).wait_strategy is WaitStrategy.SPIN
 
 
@@ -164,7 +153,7 @@ async def test_owner_that_closes_a_capturing_stream_while_it_comes_back(
 
     async with StreamPool.borrow([owner]) as pool:
         stream = await pool.acquire()
-        stream.begin_capture(CaptureMode.RELAXED)
+        stream.begin_capture(aiostream.CaptureMode.RELAXED)
         with monkeypatch.context() as patch:
             for name in dir(driver):
                 if name.startswith("cuStreamGetCaptureInfo"):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -123,9 +122,7 @@ def test_look_of_a_former_loop_leaves_the_pool_alone(other: Stream, event: Event
         waiter = asyncio.create_task(pool.acquire())
         while pool.waiting == 0:
             await asyncio.sleep(0)
-        thread = threading.Thread(target=lambda: first.run_until_complete(asyncio.sleep(0.02)))
-        thread.start()
-        await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(first.run_until_complete, asyncio.sleep(0.02))
         with contextlib.suppress(StreamCaptureError):
             other.end_capture()
         pool.release(await asyncio.wait_for(waiter, 20))

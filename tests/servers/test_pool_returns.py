@@ -195,10 +195,8 @@ async def test_numbers_while_a_stream_goes_from_one_task_to_the_next() -> None:
         await until(lambda: pool.waiting == 1)
         pool.release(first)
         assert (pool.idle, pool.busy, pool.lent, pool.waiting) == (0, 0, 2, 0)
-        with pytest.raises(
-            PoolFullError,
-            match=r"of 2 streams 2 are lent to '.+' and 1 more, 0 still work .+, and 0",
-        ):
+        says = r"of 2 streams 2 are lent to '.+' and 1 more, 0 still work .+, and 0"
+        with pytest.raises(PoolFullError, match=says):
             pool.acquire_nowait()
         assert " 2 lent to '" in repr(pool)
     pool.release(second)
@@ -231,9 +229,8 @@ async def test_capture_that_a_user_has_left_ends(through: str) -> None:
     async with StreamPool(1) as pool:
         async with pool.stream() as stream:
             handle = stream.handle
-            (stream if through == "the lent stream" else stream.to_borrowed()).begin_capture(
-                CaptureMode.RELAXED
-            )
+            captured = stream if through == "the lent stream" else stream.to_borrowed()
+            captured.begin_capture(CaptureMode.RELAXED)
             spin(stream, 0)
         async with pool.stream() as stream:
             assert stream.handle == handle
@@ -322,9 +319,8 @@ async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: 
             tasks.start_soon(wait)
             await until(lambda: pool.waiting == 1)
             breakable.break_context(700)
-        await until(
-            lambda: statistics().points.pending == 0
-        )  # all that is pending has failed, before the context is well again
+        # All that is pending has failed, before the context is well again.
+        await until(lambda: statistics().points.pending == 0)
     recover()
     await pool.aclose()
 

@@ -22,9 +22,8 @@ pytestmark = [
         importlib.util.find_spec("ray") is None,
         reason="ray is not installed: pip install '.[engines]'",
     ),
-    pytest.mark.timeout(
-        400
-    ),  # ray takes 10 s to start on an idle machine, and a minute on a busy one
+    # ray takes 10 s to start on an idle machine, and a minute on a busy one
+    pytest.mark.timeout(400),
 ]
 
 
@@ -58,19 +57,15 @@ def test_replicas_batch_and_one_that_lost_its_context_or_hangs_is_replaced(
 
 def talk(port: int, fault: str) -> None:
     url = f"http://127.0.0.1:{port}/"
-    with (
-        http_client(url, fresh=True) as client,
-        ThreadPoolExecutor(16) as pool,
-    ):
+    with http_client(url, fresh=True) as client, ThreadPoolExecutor(16) as pool:
 
         def ask(x: int) -> tuple[int, Any]:
             answer = client.get("/", params={"x": x})
             return answer.status_code, answer.json() if answer.status_code == 200 else answer.text
 
         answers = list(pool.map(ask, range(64)))
-        assert [(status, body["y"]) for status, body in answers] == [
-            (200, 2.0 * x) for x in range(64)
-        ]
+        found = [(status, body["y"]) for status, body in answers]
+        assert found == [(200, 2.0 * x) for x in range(64)]
         before = {body["pid"] for _, body in answers}
         assert len(before) == 2
         assert max(body["batch"] for _, body in answers) > 1

@@ -34,10 +34,8 @@ def test_hypercorn_ends_the_server_when_a_worker_ends_with_another_code(
     driver_kind: str, tmp_path: Path
 ) -> None:
     """docs/serving.md says so; it is hypercorn's doing."""
-    with serving("hypercorn", driver_kind, tmp_path / "log", FAULTY_EXIT_CODE="70") as (
-        server,
-        url,
-    ):
+    log = tmp_path / "log"
+    with serving("hypercorn", driver_kind, log, FAULTY_EXIT_CODE="70") as (server, url):
 
         def answers() -> bool:
             answer = asked(lambda client: client.get(url + "/infer"))

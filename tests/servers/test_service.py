@@ -25,8 +25,7 @@ from waiters import until
 async def test_waiting_for_all() -> None:
     with Gate() as gate, contextlib.closing(held_stream(gate)) as stream:
         futures = [stream.completion_future() for _ in range(5)]
-        done, pending = await aiostream.wait(futures, timeout=0)
-        assert (done, pending) == (set(), set(futures))
+        assert await aiostream.wait(futures, timeout=0) == (set(), set(futures))
         gate.open()
         assert await aiostream.wait(futures) == (set(futures), set())
         assert await aiostream.wait(iter(futures)) == (set(futures), set())
@@ -59,10 +58,8 @@ async def test_waiting_for_the_first_exception(stream: Stream) -> None:
         assert failing in done
         assert never in pending
         await fine
-        done, pending = await aiostream.wait(
-            [never, fine], timeout=0.01, return_when="FIRST_EXCEPTION"
-        )
-        assert (done, pending) == ({fine}, {never})
+        found = await aiostream.wait([never, fine], timeout=0.01, return_when="FIRST_EXCEPTION")
+        assert found == ({fine}, {never})
         async for each in aiostream.as_completed([failing]):
             with pytest.raises(CudaError, match="test reported"):
                 each.result()
@@ -144,8 +141,7 @@ async def test_futures_that_are_done_come_at_once_and_each_once(stream: Stream) 
     given = [each async for each in aiostream.as_completed([*done, *done], timeout=0)]
     assert given == done, "in the order in which they were passed"
     assert given[1].cancelled()
-    none: list[Any] = []
-    assert [each async for each in aiostream.as_completed(none)] == []
+    assert [each async for each in aiostream.as_completed(list[Any]())] == []
 
 
 async def test_timeout_ends_the_iteration_and_leaves_the_futures(stream: Stream) -> None:

@@ -159,13 +159,10 @@ def _stream(stream: Stream) -> Iterator[None]:
 @contextlib.contextmanager
 def _graph(graph: CUDAGraph, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
     _synchronize()
-    cu_stream, mode = driver.CUstream(stream.cuda_stream), driver.CUstreamCaptureMode
+    name = f"CU_STREAM_CAPTURE_MODE_{capture_error_mode.upper()}"
+    cu_stream, mode = driver.CUstream(stream.cuda_stream), getattr(driver.CUstreamCaptureMode, name)
     with _stream(stream):
-        _call(
-            "cuStreamBeginCapture",
-            cu_stream,
-            getattr(mode, f"CU_STREAM_CAPTURE_MODE_{capture_error_mode.upper()}"),
-        )
+        _call("cuStreamBeginCapture", cu_stream, mode)
         try:
             yield
         finally:
@@ -328,9 +325,8 @@ def randint(most: int, shape: tuple[int, int]) -> Tensor:
 
 
 def allclose(one: Tensor, other: Tensor, *, atol: float) -> bool:
-    others = other.numbers[
-        :: other.columns // one.columns
-    ]  # the first of each row, as it was copied
+    # The first of each row, as it was copied.
+    others = other.numbers[:: other.columns // one.columns]
     return all(abs(a - b) <= atol for a, b in zip(one.numbers, others, strict=True))
 
 
@@ -389,7 +385,6 @@ class Sequential(Module):
         return tensor
 
 
-_LAYERS = (
-    "Linear LayerNorm GELU Embedding TransformerEncoderLayer TransformerEncoder"  # each one kernel
-)
+# Each is one kernel.
+_LAYERS = "Linear LayerNorm GELU Embedding TransformerEncoderLayer TransformerEncoder"
 nn = SimpleNamespace(Sequential=Sequential, **dict.fromkeys(_LAYERS.split(), Layer))

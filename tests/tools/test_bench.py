@@ -26,9 +26,8 @@ def test_each_way_has_a_line_of_figures(driver_kind: str, loop: str) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"{aiostream.Device(0).name}, CUDA ")
     assert lines[0].endswith(f", {loop}")
-    assert ("On the simulator: these figures say nothing" in done.stdout) == (
-        driver_kind == "simulator"
-    )
+    is_simulated = driver_kind == "simulator"
+    assert ("On the simulator: these figures say nothing" in done.stdout) == is_simulated
     for name in internals.BENCH_WAYS:
         (line,) = (line for line in lines if line.startswith(f"{name}  "))
         cells = line.removeprefix(name).split()

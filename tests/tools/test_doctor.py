@@ -30,20 +30,9 @@ def as_json(driver_kind: str, **environment: str) -> dict[str, Any]:
 def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
     out = succeed(driver_kind, "doctor")
     assert f"✓ aiostream-cuda              {aiostream.__version__}" in out
-    assert (
-        "the simulator, as you asked" in out if driver_kind == "simulator" else "(the GPU's)" in out
-    )
-    for words in (
-        "cuda-bindings",
-        "native part",
-        "other libraries",
-        "MIG",
-        "MPS",
-        "uvloop",
-        "trio",
-        aiostream.Device(0).name,
-        "No problems.",
-    ):
+    driver = "the simulator, as you asked" if driver_kind == "simulator" else "(the GPU's)"
+    parts = ("cuda-bindings", "native part", "other libraries", "MIG", "MPS", "uvloop", "trio")
+    for words in (driver, *parts, aiostream.Device(0).name, "No problems."):
         assert words in out
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= 100
     assert re.search(r"measured await +-?\d+ us from the end of a 1 ms kernel to resumption", out)
@@ -151,11 +140,8 @@ def test_doctor_names_other_libraries_without_importing_them(
         (tmp_path / f"{module}.py").write_text("raise SystemExit('it was imported')")
     paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(SOURCE)])}
     packages = as_json(driver_kind, **paths)["packages"]
-    assert (packages["torch"], packages["cupy"], packages["cuda.core"]) == (
-        "9.1.0",
-        "15.0.0",
-        "7.7.0",
-    )
+    found = [packages[name] for name in ("torch", "cupy", "cuda.core")]
+    assert found == ["9.1.0", "15.0.0", "7.7.0"]
     assert "torch 9.1.0, cupy 15.0.0" in succeed(driver_kind, "doctor", **paths)
 
 

@@ -299,8 +299,7 @@ def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str) -
 
 
 def test_a_gate_without_a_driver_names_the_option(tmp_path: Path) -> None:
-    suite = "def test_it(cuda_gate):\n    pass\n"
-    done = pytest_of(tmp_path, suite, CUDA_VISIBLE_DEVICES="-1")
+    done = pytest_of(tmp_path, "def test_it(cuda_gate): pass", CUDA_VISIBLE_DEVICES="-1")
     assert "`pytest --aiostream=simulator`" in done.stdout, done.stdout
     assert "aiostream/" not in done.stdout, "a traceback"
 

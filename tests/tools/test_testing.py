@@ -15,15 +15,7 @@ from cuda.bindings import driver as cuda
 
 import aiostream
 import internals
-from aiostream import (
-    Context,
-    CudaError,
-    OutOfMemoryError,
-    Stream,
-    StreamClosedError,
-    simulator,
-    testing,
-)
+from aiostream import CudaError, OutOfMemoryError, Stream, StreamClosedError, simulator, testing
 from aiostream.testing import Faults, Gate, LedgerError, check, ledger, settle, spin
 from support import run_on
 
@@ -38,42 +30,37 @@ def test_check_unpacks_answers_and_raises_their_errors() -> None:
         check(cuda.cuDeviceGet(99))
 
 
-async def test_spin_takes_its_time_on_the_gpu() -> None:
-    async with Stream() as stream:
-        spin(stream, 0)  # loads the kernel
-        await stream.synchronize_async()
-        began = time.monotonic()
-        spin(stream, 0.03)
-        await stream.synchronize_async()
-        assert time.monotonic() - began >= 0.03
+async def test_spin_takes_its_time_on_the_gpu(stream: Stream) -> None:
+    began = time.monotonic()
+    spin(stream, 0.03)
+    await stream.synchronize_async()
+    assert time.monotonic() - began >= 0.03
 
 
-async def test_a_launched_kernel_gets_its_arguments() -> None:
-    async with Stream() as stream:
-        with stream.context.as_current():
-            memory = int(check(cuda.cuMemHostAlloc(32, 3)))
-        x = (ctypes.c_float * 4).from_address(memory)
-        y = (ctypes.c_float * 4).from_address(memory + 16)
-        x[:], y[:] = [1, 2, 3, 4], [10, 20, 30, 40]
-        arguments = (ctypes.c_float(2), ctypes.c_uint64(memory), ctypes.c_uint64(memory + 16))
-        testing.launch(stream, "saxpy", *arguments, ctypes.c_uint32(4), threads=4)
-        await stream.synchronize_async()
-        assert list(y) == [12, 24, 36, 48]
-        with stream.context.as_current():
-            check(cuda.cuMemFreeHost(memory))
+async def test_a_launched_kernel_gets_its_arguments(stream: Stream) -> None:
+    with stream.context.as_current():
+        memory = int(check(cuda.cuMemHostAlloc(32, 3)))
+    x = (ctypes.c_float * 4).from_address(memory)
+    y = (ctypes.c_float * 4).from_address(memory + 16)
+    x[:], y[:] = [1, 2, 3, 4], [10, 20, 30, 40]
+    arguments = (ctypes.c_float(2), ctypes.c_uint64(memory), ctypes.c_uint64(memory + 16))
+    testing.launch(stream, "saxpy", *arguments, ctypes.c_uint32(4), threads=4)
+    await stream.synchronize_async()
+    assert list(y) == [12, 24, 36, 48]
+    with stream.context.as_current():
+        check(cuda.cuMemFreeHost(memory))
 
 
-async def test_gate_holds_until_it_is_opened_and_again_when_shut() -> None:
-    async with Stream() as stream:
-        with Gate() as gate:
-            gate.hold(stream)
-            assert not stream.query()
-            gate.open()
-            await stream.synchronize_async()
-            gate.shut()
-            gate.hold(stream)
-            assert not stream.query()
+async def test_gate_holds_until_it_is_opened_and_again_when_shut(stream: Stream) -> None:
+    with Gate() as gate:
+        gate.hold(stream)
+        assert not stream.query()
+        gate.open()
         await stream.synchronize_async()
+        gate.shut()
+        gate.hold(stream)
+        assert not stream.query()
+    await stream.synchronize_async()
 
 
 def test_helpers_refuse_a_closed_stream() -> None:
@@ -105,12 +92,11 @@ async def test_ledger_names_what_is_pending(is_cancelled: bool) -> None:
                 await future
 
 
-async def test_ledger_in_a_coroutine_does_not_wait_for_a_turn_of_the_loop() -> None:
+async def test_ledger_in_a_coroutine_does_not_wait_for_a_turn_of_the_loop(stream: Stream) -> None:
     """A task that has polled its work goes on before the loop has got the ticket."""
-    async with Stream() as stream:
-        for _ in range(20):
-            with ledger(seconds=0.2):
-                assert await stream.enqueue_async(lambda stream: [stream]) == [stream]
+    for _ in range(20):
+        with ledger(seconds=0.2):
+            assert await stream.enqueue_async(lambda stream: [stream]) == [stream]
 
 
 @pytest.mark.parametrize("wait", ["auto", "hostfunc"])
@@ -211,20 +197,19 @@ def test_faults_happen_and_are_undone(breakable: Any) -> None:
         1 / 0  # noqa: B018
 
 
-def test_hang_and_endless_kernel_end_with_the_block(breakable: Any) -> None:
-    with contextlib.closing(Stream()) as stream:
-        with Faults() as faults:
-            faults.endless_kernel(stream)
-            with pytest.raises(TimeoutError):
-                stream.synchronize(timeout=0.01)
-            faults.hang("cuStreamQuery")
-            asking = threading.Thread(target=stream.query)
-            before = simulator.calls("cuStreamQuery")
-            asking.start()
-            assert settle(lambda: simulator.calls("cuStreamQuery") > before)
-            assert asking.is_alive()
-        asking.join()
-        stream.synchronize()
+def test_hang_and_endless_kernel_end_with_the_block(breakable: Any, stream: Stream) -> None:
+    with Faults() as faults:
+        faults.endless_kernel(stream)
+        with pytest.raises(TimeoutError):
+            stream.synchronize(timeout=0.01)
+        faults.hang("cuStreamQuery")
+        asking = threading.Thread(target=stream.query)
+        before = simulator.calls("cuStreamQuery")
+        asking.start()
+        assert settle(lambda: simulator.calls("cuStreamQuery") > before)
+        assert asking.is_alive()
+    asking.join()
+    stream.synchronize()
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio"])
@@ -255,7 +240,7 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
 
     # No call has failed because this context is gone. The watcher reports that at its next look.
     handle = internals.create_context()
-    with Context.from_handle(int(handle)).as_current():
+    with aiostream.Context.from_handle(int(handle)).as_current():
         Stream().close()
     internals.driver_call("cuCtxDestroy", handle)
     run_on("asyncio", lose_it)
@@ -363,14 +348,13 @@ def test_faults_need_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
         Faults()
 
 
-async def test_a_refused_code_loses_no_context(breakable: Any) -> None:
+async def test_a_refused_code_loses_no_context(breakable: Any, stream: Stream) -> None:
     """The end of the block would drop the pending work, to heal what is not lost."""
-    async with Stream() as stream:
-        with Gate() as gate:
-            gate.hold(stream)
-            with Faults() as faults, pytest.raises(ValueError, match=r"simulator\.fail\(\)"):
-                faults.lose_context(600)
-            assert not stream.query()
+    with Gate() as gate:
+        gate.hold(stream)
+        with Faults() as faults, pytest.raises(ValueError, match=r"simulator\.fail\(\)"):
+            faults.lose_context(600)
+        assert not stream.query()
 
 
 # ------------------------------------------------------------------------------ arguments
@@ -388,17 +372,16 @@ async def test_a_spin_that_no_kernel_can_make(wrong: Any, error: type[Exception]
         assert stream.query()
 
 
-async def test_launches_that_are_refused() -> None:
+async def test_launches_that_are_refused(stream: Stream) -> None:
     number = ctypes.c_uint64(0)
-    async with Stream() as stream:
-        for threads in (-1, 0, 2**40):
-            with pytest.raises(ValueError, match=rf"a number from 1 to .*, not {threads}"):
-                testing.launch(stream, "stamp", number, threads=threads)
-        with pytest.raises(TypeError, match="threads is an int, not float"):
-            testing.launch(stream, "stamp", number, threads=1.5)  # type: ignore[arg-type]
-        for argument in (5, "5", None, ctypes.c_uint64):
-            with pytest.raises(TypeError, match=r"spin is launched with ctypes values, such as"):
-                testing.launch(stream, "spin", argument)
-        for wrong in (stream, stream.context.device, None, 0):
-            with pytest.raises(TypeError, match=rf"a Context, .* not {type(wrong).__name__}$"):
-                testing.load_kernels(wrong)  # type: ignore[arg-type]
+    for threads in (-1, 0, 2**40):
+        with pytest.raises(ValueError, match=rf"a number from 1 to .*, not {threads}"):
+            testing.launch(stream, "stamp", number, threads=threads)
+    with pytest.raises(TypeError, match="threads is an int, not float"):
+        testing.launch(stream, "stamp", number, threads=1.5)  # type: ignore[arg-type]
+    for argument in (5, "5", None, ctypes.c_uint64):
+        with pytest.raises(TypeError, match=r"spin is launched with ctypes values, such as"):
+            testing.launch(stream, "spin", argument)
+    for wrong in (stream, stream.context.device, None, 0):
+        with pytest.raises(TypeError, match=rf"a Context, .* not {type(wrong).__name__}$"):
+            testing.load_kernels(wrong)  # type: ignore[arg-type]
