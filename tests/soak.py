@@ -31,17 +31,7 @@ import anyio
 import aiostream
 import awaits
 import internals
-from aiostream import (
-    CaptureMode,
-    Device,
-    Event,
-    PoolFullError,
-    Stream,
-    StreamClosedError,
-    StreamPool,
-    WaitStrategy,
-    statistics,
-)
+from aiostream import Device, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
 from installed import installed
 from support import PLAIN_LOOPS, Gate, is_at_rest, run_on, settle, spin
 
@@ -194,14 +184,14 @@ class Activities:
                     self.some_work(stream)
                     await stream.enqueue_async(lambda given, kept: kept, bytearray(100))
                     self.completions += 1
-        except PoolFullError:
+        except aiostream.PoolFullError:
             pass
 
     async def capture(self) -> None:
         stream = Stream()
         called: list[int] = []
         self.some_work(stream)
-        with stream.capture(CaptureMode.THREAD_LOCAL) as scope:
+        with stream.capture(aiostream.CaptureMode.THREAD_LOCAL) as scope:
             stream.launch_host_func(called.append, 1)
         with scope.graph as graph, graph.instantiate() as executable:
             for _ in range(3):
@@ -300,7 +290,7 @@ class Soak(Activities):
         first, second = Stream(), Stream()
         self.gate.shut()
         self.gate.hold(first)
-        event = Event()
+        event = aiostream.Event()
         event.record(first)
         second.wait_event(event)
         future = second.completion_future()

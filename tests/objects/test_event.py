@@ -14,14 +14,7 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import (
-    ContextFailedError,
-    CudaError,
-    Event,
-    Stream,
-    StreamCaptureError,
-    StreamClosedError,
-)
+from aiostream import CudaError, Event, Stream, StreamCaptureError, StreamClosedError
 from captures import MODES
 from internals import bindings, driver_call
 from interrupts import Striker
@@ -129,7 +122,7 @@ async def test_end_of_an_async_block_raises_a_failure(breakable: Any) -> None:
     """The event is closed nevertheless."""
     with Gate() as gate:
         stream = held_stream(gate)
-        with pytest.raises(ContextFailedError):
+        with pytest.raises(aiostream.ContextFailedError):
             async with Event() as event:
                 event.record(stream)
                 breakable.break_context(719)

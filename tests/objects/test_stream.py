@@ -10,17 +10,7 @@ import pytest
 
 import aiostream
 import internals
-from aiostream import (
-    Context,
-    CudaError,
-    Device,
-    Event,
-    Stream,
-    StreamAttribute,
-    StreamClosedError,
-    StreamFlags,
-    WriteValue,
-)
+from aiostream import Context, Device, Event, Stream, StreamClosedError, StreamFlags
 from support import Gate, spin, succeed
 
 # --------------------------------------------------------------------------------------- what it is
@@ -102,7 +92,7 @@ async def test_closed_stream_refuses_everything(stream: Stream, event: Event) ->
         lambda: stream.priority,
         lambda: stream.id,
         lambda: stream.green_context,
-        lambda: stream.get_attribute(StreamAttribute.PRIORITY),
+        lambda: stream.get_attribute(aiostream.StreamAttribute.PRIORITY),
         stream.__cuda_stream__,
         lambda: stream.wait_event(event),
         lambda: event.record(stream),
@@ -111,7 +101,7 @@ async def test_closed_stream_refuses_everything(stream: Stream, event: Event) ->
         lambda: stream.add_callback(print),
         lambda: stream.wait_value(0x1000, 1),
         lambda: stream.write_value(0x1000, 1),
-        lambda: stream.batch_mem_op([WriteValue(0x1000, 1)]),
+        lambda: stream.batch_mem_op([aiostream.WriteValue(0x1000, 1)]),
         lambda: stream.attach_mem_async(0x1000),
         stream.begin_capture,
         stream.end_capture,
@@ -276,7 +266,7 @@ def test_streams_of_another_device_can_be_awaited() -> None:
     first.wait_event(event)
     first.synchronize()
     advice = "The event lives on device 1: an event is recorded on streams of its own context"
-    with pytest.raises(CudaError, match=advice) as caught:
+    with pytest.raises(aiostream.CudaError, match=advice) as caught:
         event.record(first)
     assert caught.value.code == 400
     for each in (first, second, event):
