@@ -31,7 +31,8 @@ from aiostream import (
     StreamPool,
     statistics,
 )
-from support import run_script, succeed
+from commands import command
+from support import succeed
 
 
 class Fake:
@@ -417,14 +418,12 @@ async def test_functions_whose_body_would_never_run(stream: Stream) -> None:
 
 async def test_refusals_come_before_the_function(stream: Stream) -> None:
     called: list[Any] = []
+    methods = stream.run, stream.run_in_thread, stream.enqueue_async, stream.enqueue_in_thread
 
     async def refuses_each(
         error: type[Exception], message: str = ".", fn: Any = called.append
     ) -> None:
-        for method in (
-            *(stream.run, stream.run_in_thread),
-            *(stream.enqueue_async, stream.enqueue_in_thread),
-        ):
+        for method in methods:
             with pytest.raises(error, match=message):
                 await method(fn)
 
@@ -461,25 +460,20 @@ async def test_a_block_without_async(things: dict[str, Any]) -> None:
     await pool.aclose()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda kind, stream: kind.borrow(stream), lambda kind, stream: kind.borrow(stream.handle)],
-)
-def test_subclasses_get_instances_of_their_own(
-    stream: Stream, make: Callable[[type[Stream], Stream], Stream]
-) -> None:
+def test_subclasses_get_instances_of_their_own(stream: Stream) -> None:
     """Also of a plain `Stream`; `__init__` is not called."""
 
     class Mine(Stream):
         def __init__(self) -> None:
             raise AssertionError
 
-    mine = make(Mine, stream)
-    made = [mine, mine.to_borrowed(), Mine.legacy(), Mine.per_thread()]
-    assert [type(each) for each in made] == [Mine] * 4
-    assert mine == stream
-    assert type(Stream.borrow(mine)) is Stream
-    mine.close()
+    for given in (stream, stream.handle):
+        mine = Mine.borrow(given)
+        made = [mine, mine.to_borrowed(), Mine.legacy(), Mine.per_thread()]
+        assert [type(each) for each in made] == [Mine] * 4
+        assert mine == stream
+        assert type(Stream.borrow(mine)) is Stream
+        mine.close()
 
 
 # --------------------------------------------------------------------- variables of the environment
@@ -499,9 +493,7 @@ def test_the_simulator_is_asked_for_in_words(
 
 @pytest.mark.parametrize("said", ["false", "perhaps"])
 def test_the_simulator_is_never_installed_unasked(said: str) -> None:
-    script = f"""
-        import os
-        os.environ["AIOSTREAM_SIMULATOR"] = {said!r}
+    script = """
         from aiostream import Device, NoDriverError, simulator
         try:
             Device(0)
@@ -509,7 +501,7 @@ def test_the_simulator_is_never_installed_unasked(said: str) -> None:
             print(error)
         print(simulator.installed())
         """
-    *told, installed = succeed("none", script).splitlines()
+    *told, installed = succeed("none", script, AIOSTREAM_SIMULATOR=said).splitlines()
     assert installed == "False"
     unknown = (
         "the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), "
@@ -555,13 +547,7 @@ def test_a_trace_that_cannot_be_written_names_the_variable(driver_kind: str) -> 
 
 
 def test_the_doctor_names_the_variable() -> None:
-    script = """
-        import os, sys
-        os.environ["AIOSTREAM_SIMULATOR"] = "perhaps"
-        from aiostream.__main__ import main
-        sys.exit(main(["doctor"]))
-        """
-    done = run_script("none", script)
+    done = command("none", "doctor", AIOSTREAM_SIMULATOR="perhaps")
     said = " ".join(done.stdout.split())  # without the breaks of lines
     assert "AIOSTREAM_SIMULATOR is 1 (yes, true, on)" in said
     assert done.stderr == ""

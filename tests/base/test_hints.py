@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream, StreamPool
+from commands import python
 from support import succeed
 
 GUESSES = {
@@ -99,13 +98,7 @@ def test_type_checkers_report_a_guess(checker: str, tmp_path: Path) -> None:
         "aiostream.Event().ptr\n"
         'aiostream.Stream(wait="sleep")\n'
     )
-    done = subprocess.run(
-        [sys.executable, "-m", checker, str(program)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
+    done = python("none", "-m", checker, str(program), folder=tmp_path)
     lines = {int(found) for found in re.findall(r"program\.py:(\d+)(?::\d+)?.*error", done.stdout)}
     assert lines == {4, 5, 6, 7}, done.stdout
 

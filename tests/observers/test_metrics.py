@@ -25,14 +25,11 @@ from support import run_on, settle, succeed
 from waiters import turns, wait_for_work
 
 
-@contextlib.contextmanager
-def hooked(hook: Callable[[Wait], Any]) -> Iterator[None]:
-    """The hook is called within the block."""
-    end = on_wait(hook)
-    try:
-        yield
-    finally:
-        end()
+def hooked(hook: Callable[[Wait], Any]) -> contextlib.ExitStack:
+    """The hook is called from now on, to the end of the block."""
+    ends = contextlib.ExitStack()
+    ends.callback(on_wait(hook))
+    return ends
 
 
 def outcomes(waits: list[Wait]) -> list[tuple[str, str]]:
@@ -169,15 +166,11 @@ def test_ctrl_c_in_a_hook_goes_on(report_failed_waits: Callable[[], None]) -> No
 
 
 @pytest.fixture
-def report_failed_waits() -> Iterator[Callable[[], None]]:
+def report_failed_waits(stream: Stream, event: Event) -> Iterator[Callable[[], None]]:
     """Has a wait of each class fail and reported, before it returns: no loop runs here."""
-    with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(contextlib.closing(Stream()))
-        event = stack.enter_context(contextlib.closing(Event()))
-        pool = stack.enter_context(contextlib.closing(StreamPool(1)))
-        with stream.capture_executable() as capture:
-            stream.launch_host_func(str)
-        executable = stack.enter_context(capture.executable)
+    with stream.capture_executable() as capture:
+        stream.launch_host_func(str)
+    with capture.executable as executable, contextlib.closing(StreamPool(1)) as pool:
         waits: list[Callable[[], Any]] = [
             stream.synchronize_async,
             event.synchronize_async,
@@ -287,9 +280,7 @@ def test_a_wait_may_end_in_a_garbage_collection_in_a_scrape(
     assert scrape()[FAILED] == counted
 
 
-def test_waits_are_counted_also_if_no_scrape_comes(
-    report_failed_waits: Callable[[], None],
-) -> None:
+def test_waits_are_counted_also_if_no_scrape_comes(report_failed_waits: Callable[[], None]) -> None:
     with scraped() as scrape:
         for _ in range(1000):
             report_failed_waits()
@@ -478,14 +469,11 @@ def test_a_slow_handler_of_logging_does_not_delay_the_listeners(breakable: Any) 
 
 @pytest.mark.simulator_only("loses a context on command")
 def test_nothing_is_printed_where_logging_is_not_configured(driver_kind: str) -> None:
-    printed = succeed(
-        driver_kind,
-        """
+    script = """
         import aiostream
         from aiostream import simulator
         stream = aiostream.Stream()
         simulator.break_context(700)
         print(aiostream.health().code)
-        """,
-    )
-    assert printed == "700\n"
+    """
+    assert succeed(driver_kind, script) == "700\n"

@@ -116,10 +116,9 @@ async def test_each_await_appears_once_with_its_times_task_and_stream(
     assert by_call["ExecutableGraph.launch_async"].task.endswith("the graphs")
     assert by_call["StreamPool.acquire"].stream == "pool of 1 streams"
     assert by_call["Event.synchronize_async"].stream.startswith("event 0x")
-    streams = {
+    (stream,) = {
         each.stream for each in found if each.call.startswith(("Stream.", "ExecutableGraph."))
     }
-    (stream,) = streams
     assert re.fullmatch(r"stream 0x[0-9a-f]+ on device 0", stream or "")
     assert {each.loop for each in found} == {threading.current_thread().name}
     # The file is valid, well ordered and complete.
@@ -148,9 +147,7 @@ async def test_wait_that_is_handed_back_ends_when_its_task_goes_on() -> None:
 
 @pytest.mark.alone
 @cases_on_loops("runs", [(False,), (True,)])
-async def test_times_on_the_gpu_are_those_of_the_work(
-    driver_kind: str, runs: bool, loop_kind: str
-) -> None:
+async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str, runs: bool) -> None:
     with trace.record() as recording:
         async with Stream() as stream:
             if runs:
@@ -190,10 +187,8 @@ async def test_stages_say_how_the_task_waited() -> None:
                         group.start_soon(stream.synchronize_async)
                         await until(lambda: aiostream.statistics().waits.pending > 0)
                         gate.open()
-    assert [[stage for stage, _ in each.stages] for each in recording.awaits] == [
-        ["polls"],
-        ["suspended"],
-    ]
+    stages = [[stage for stage, _ in each.stages] for each in recording.awaits]
+    assert stages == [["polls"], ["suspended"]]
 
 
 async def test_a_capture_is_left_alone() -> None:
@@ -298,9 +293,7 @@ def test_loops_in_several_threads_are_recorded_at_once() -> None:
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-async def test_a_recording_may_end_between_any_two_steps_of_an_await(
-    unraisable: list[Any],
-) -> None:
+async def test_a_recording_may_end_between_any_two_steps_of_an_await(unraisable: list[Any]) -> None:
     """In another thread, whose block ends while this loop goes on."""
     handles, recordings, counts = statistics().handles, [], list[int]()
 
@@ -532,10 +525,8 @@ def test_each_await_gets_an_nvtx_range(monkeypatch: pytest.MonkeyPatch) -> None:
     with trace.record(nvtx=True):
         run_on("asyncio", two_awaits)
     assert sorted(ended) == list(range(len(ranges)))
-    assert [text.split(" · ")[0] for text in ranges] == [
-        "Stream.enqueue_async",
-        "Stream.synchronize_async",
-    ]
+    calls = [text.split(" · ")[0] for text in ranges]
+    assert calls == ["Stream.enqueue_async", "Stream.synchronize_async"]
 
 
 def test_nvtx_itself_takes_the_ranges() -> None:
@@ -565,9 +556,8 @@ async def test_html_is_one_file_that_holds_the_data(tmp_path: Path) -> None:
     assert found is not None
     assert "</script><b>" not in page
     data = json.loads(found[1])
-    assert [data["names"][row[0]] for row in data["awaits"]] == [
-        each.call for each in recording.awaits
-    ]
+    calls = [data["names"][row[0]] for row in data["awaits"]]
+    assert calls == [each.call for each in recording.awaits]
     assert any("</script><b>" in name for name in data["names"])
     assert page.count("</script>") == 1
 

@@ -28,13 +28,12 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream, StreamPool, simulator
-from compiling import NATIVE as C_FILES
-from compiling import PROGRAMS, gcc, run_command
+from compiling import NATIVE, PROGRAMS, gcc, run_command
 from support import Gate, run_on, settle, spin
 from waiters import counts, default_wait, since, until
 
 PACKAGE = f"{Path(aiostream.__file__).parent}/"
-NATIVE = internals.native_names()["__name__"]
+NATIVE_MODULE = internals.native_names()["__name__"]
 TABLE = Path(__file__).with_name("counts.toml")
 COMMAND = "PYTHONPATH=tests python tests/waits/test_counts.py"
 LENGTH = 0.003  # seconds of the work that is predicted
@@ -67,9 +66,6 @@ class Ways:
     def close(self) -> None:
         for thing in (self.executable, self.pool, self.shared, self.event, self.stream):
             thing.close()
-
-    def named(self, name: str) -> Callable[[Work], Awaitable[None]]:
-        return getattr(self, name, None) or partial(self.wait_behind, AWAITED[name])
 
     async def wait_behind(self, begin: Callable[[Ways], Awaitable[Any]], work: Work) -> None:
         work(self.stream)
@@ -152,7 +148,7 @@ class Recorder:
             self.python.add((file.removesuffix("/__init__"), code.co_qualname))
         elif event == "c_call" and argument.__name__ != "__aenter__":  # a call from 3.14 on
             owner = type(argument.__self__)
-            if argument.__module__ == NATIVE:
+            if argument.__module__ == NATIVE_MODULE:
                 self.native[argument.__name__] += 1
             elif owner.__module__.startswith("aiostream"):
                 self.native[f"{owner.__name__}.{argument.__name__}"] += 1
@@ -236,22 +232,18 @@ async def measure(case: str, known: Counts) -> Counts:
         now: list[Operation] = []
         patch = resources.enter_context(pytest.MonkeyPatch.context())
 
-        def drain(_: bool, go_on: Callable[[], None]) -> None:  # the loop's timer is due
+        by_drain = "enqueue" in name  # when the loop's timer is due
+
+        def wake(_: Any, go_on: Callable[[], None]) -> None:
             if now:
-                now[0].recorder.native["drain"] += 1  # which the interception hides
+                if by_drain:
+                    now[0].recorder.native["drain"] += 1  # which the interception hides
                 now[0].wake()
             go_on()
 
-        def hand_back(_: Any, go_on: Callable[[], None]) -> None:
-            if now:
-                now[0].wake()
-            go_on()
-
-        if "enqueue" in name:
-            internals.intercept_drain(patch, drain)
-        else:
-            internals.intercept_hand_back(patch, hand_back)
-        way = ways.named(name)
+        intercept = internals.intercept_drain if by_drain else internals.intercept_hand_back
+        intercept(patch, wake)
+        way = getattr(ways, name, None) or partial(ways.wait_behind, AWAITED[name])
         for done in range(MOST):
             # Before each predicted one, because its own end teaches a wrong length. On a busy
             # machine only long work has lengths that agree.
@@ -321,7 +313,7 @@ def measure_policy(folder: Path) -> Counts:
     and the wake-ups of the loop.
     """
     program = folder / "policy"
-    gcc("-O1", PROGRAMS / "policy.c", C_FILES / "policy.c", "-lm", "-o", program)
+    gcc("-O1", PROGRAMS / "policy.c", NATIVE / "policy.c", "-lm", "-o", program)
     title, found = "", {}
     for line in run_command(program, 0).stdout.splitlines():
         if head := re.match(r" *(\w+, +\d+ (?:wait lists?|waits))", line):

@@ -5,6 +5,7 @@ and tasks that await them while the loop polls their work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import weakref
@@ -56,9 +57,7 @@ async def test_earlier_futures_of_the_stream_are_done_before() -> None:
 @pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 @pytest.mark.parametrize("failure", ["the record is refused", "the context is lost"])
-async def test_objects_of_a_failed_future_are_leaked(
-    breakable: Any, failure: str, loop_kind: str
-) -> None:
+async def test_objects_of_a_failed_future_are_leaked(breakable: Any, failure: str) -> None:
     kept = Kept()
     watched = weakref.ref(kept)
     with Gate() as gate:
@@ -119,20 +118,19 @@ async def test_graph_launches_and_uploads_end_by_an_event() -> None:
         capture.executable.close()
 
 
-async def test_waiting_is_a_coroutine_function_that_holds_its_stream() -> None:
+async def test_waiting_is_a_coroutine_function_that_holds_its_stream(cuda_gate: Gate) -> None:
     assert inspect.iscoroutinefunction(Stream.synchronize_async)
-    with Gate() as gate:
-        stream = held_stream(gate)
-        watched = weakref.ref(stream)
-        coroutine = stream.synchronize_async()
-        del stream
-        gc.collect()
-        assert watched() is not None
-        gate.open()
-        await coroutine
-        del coroutine
-        gc.collect()
-        assert watched() is None
+    stream = held_stream(cuda_gate)
+    watched = weakref.ref(stream)
+    coroutine = stream.synchronize_async()
+    del stream
+    gc.collect()
+    assert watched() is not None
+    cuda_gate.open()
+    await coroutine
+    del coroutine
+    gc.collect()
+    assert watched() is None
 
 
 # --------------------------------------------------------------------------------------- interrupts
@@ -178,10 +176,8 @@ def test_interrupt_of_an_enqueue_loses_nothing(raises: bool) -> None:
 
         with Gate() as first, Gate() as second:
             first.hold(stream)
-            try:
+            with contextlib.suppress(KeyboardInterrupt, ValueError):
                 loop.run_until_complete(interrupted(stream, kept, striker))
-            except (KeyboardInterrupt, ValueError):
-                pass
             assert aiostream.Context.get_current() == before
             kept.clear()  # the strike may have come before the call
             gc.collect()
@@ -323,9 +319,7 @@ async def test_cancelled_future_ends_its_task(polled_stream: Stream, loop_kind: 
 
 @pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 @pytest.mark.parametrize("what", ["the future", "another task"])
-async def test_cancelled_future_ends_all_its_tasks(
-    polled_stream: Stream, loop_kind: str, what: str
-) -> None:
+async def test_cancelled_future_ends_all_its_tasks(polled_stream: Stream, what: str) -> None:
     """asyncio cancels the future of a cancelled task, so all tasks that await it end."""
     with Gate() as gate:
         gate.hold(polled_stream)
@@ -341,21 +335,20 @@ async def test_cancelled_future_ends_all_its_tasks(
     await until(lambda: statistics().points.pending == 0)
 
 
-def test_cancelled_task_leaves_its_future_on_trio(polled_stream: Stream) -> None:
-    async def main() -> None:
-        with Gate() as gate:
-            gate.hold(polled_stream)
-            future = polled_stream.enqueue_async(lambda _: 5)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_wait, future)
-                await turns()
-                tasks.cancel_scope.cancel()
-            assert not future.cancelled()
-            gate.open()
-            with anyio.fail_after(20):
-                assert await future == 5
-
-    run_on("trio", main)
+@pytest.mark.parametrize("loop_kind", ["trio"])
+async def test_cancelled_task_leaves_its_future_on_trio(
+    polled_stream: Stream, cuda_gate: Gate
+) -> None:
+    cuda_gate.hold(polled_stream)
+    future = polled_stream.enqueue_async(lambda _: 5)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_wait, future)
+        await turns()
+        tasks.cancel_scope.cancel()
+    assert not future.cancelled()
+    cuda_gate.open()
+    with anyio.fail_after(20):
+        assert await future == 5
 
 
 async def _wait(future: Any) -> Any:
@@ -364,7 +357,7 @@ async def _wait(future: Any) -> Any:
 
 @pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: Any) -> None:
+async def test_asyncio_takes_it_for_its_own(strategy: Any) -> None:
     stream = Stream(wait=strategy)
 
     def begin(result: int) -> Any:
@@ -402,7 +395,7 @@ async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: Any) -> No
 
 
 @pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
-async def test_result_that_somebody_else_sets_wakes_the_task(loop_kind: str) -> None:
+async def test_result_that_somebody_else_sets_wakes_the_task() -> None:
     """asyncio's futures have public setters."""
     waiter = Waiter("by timer", "future")
     with Gate() as gate:
@@ -423,23 +416,21 @@ async def test_result_that_somebody_else_sets_wakes_the_task(loop_kind: str) -> 
 
 
 @pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
-async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kind: str) -> None:
-    with Gate() as gate:
-        gate.hold(polled_stream)
-        future = polled_stream.enqueue_async(lambda _: 1)
-        with pytest.raises(RuntimeError, match="different loop"):
-            await anyio.to_thread.run_sync(run_on, "asyncio", _wait, future)
-        gate.open()
-        with anyio.fail_after(20):
-            await until(future.done)
-        assert future.result() == 1
+async def test_future_of_another_loop_is_refused(polled_stream: Stream, cuda_gate: Gate) -> None:
+    cuda_gate.hold(polled_stream)
+    future = polled_stream.enqueue_async(lambda _: 1)
+    with pytest.raises(RuntimeError, match="different loop"):
+        await anyio.to_thread.run_sync(run_on, "asyncio", _wait, future)
+    cuda_gate.open()
+    await until(future.done)
+    assert future.result() == 1
 
 
 # ------------------------------------------------------------------------------ what a review found
 
 
 def test_interrupt_before_a_loop_is_closed_leaves_its_queue_closed(
-    monkeypatch: pytest.MonkeyPatch, default_prediction: None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the loop was about to poll does not keep the rest from being released."""
     loop = asyncio.new_event_loop()
@@ -466,10 +457,8 @@ def test_interrupt_before_a_loop_is_closed_leaves_its_queue_closed(
     with Gate() as gate, Gate() as waiter_gate:
         loop.run_until_complete(waiter.prepare())
         internals.intercept_drain(monkeypatch, strike)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             loop.run_until_complete(main())
-        except KeyboardInterrupt:
-            pass
         for task in asyncio.all_tasks(loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             tasks.append(task)

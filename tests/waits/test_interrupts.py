@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -45,14 +45,11 @@ def strike(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
     return striker
 
 
-@contextlib.contextmanager
-def measured() -> Iterator[None]:
+def measured() -> AbstractContextManager[Any]:
     """Each wait has its time taken for a metric."""
-    end = metrics.on_wait(lambda wait: None)
-    try:
-        yield
-    finally:
-        end()
+    ends = contextlib.ExitStack()
+    ends.callback(metrics.on_wait(lambda wait: None))
+    return ends
 
 
 OBSERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -144,18 +141,15 @@ def test_interrupts_lose_no_record_of_a_wait(strategy: Any) -> None:
     other.close()
 
 
-async def wait_for_a_stream() -> None:
+async def await_a_stream() -> None:
     """A task waits for a pool's stream, which another one drops and does not release."""
-    pool = StreamPool(1)
-    try:
+    with contextlib.closing(StreamPool(1)) as pool:
         held = [await pool.acquire()]
         async with anyio.create_task_group() as group:
             group.start_soon(pool.acquire)
             while not pool.waiting:
                 await anyio.lowlevel.checkpoint()
             held.clear()
-    finally:
-        pool.close()
 
 
 # Struck between the making of a coroutine and its first step.
@@ -169,12 +163,7 @@ def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(kind: str) -> None
 
     def strike(number: int) -> Striker:
         striker = run_interrupted(
-            kind,
-            number,
-            wait_for_a_stream,
-            anyio.lowlevel.checkpoint,
-            cancels=True,
-            codes=ALARM_STEPS,
+            kind, number, await_a_stream, anyio.lowlevel.checkpoint, cancels=True, codes=ALARM_STEPS
         )
         assert settle(lambda: not alarms()), f"{striker.where}: {alarms()}"
         # It has then taken what has arrived for the loop that is gone, and holds its queue.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -28,6 +29,14 @@ from aiostream import (
 )
 from machines import STRATEGIES, OnLoop, Waiter, check, only_simulated
 from support import BACKENDS, LIMIT, Kept, spin
+
+
+def rule_with(name: str, **arguments: Any) -> Callable[[Any], Any]:
+    """A rule that draws from `data`. It is possible only while the machine has some of these."""
+    are_there = precondition(lambda self: getattr(self, name))
+    make_rule: Any = rule(data=st.data(), **arguments)
+    return lambda function: are_there(make_rule(function))
+
 
 # ------------------------------------------------------------------------------ streams and futures
 
@@ -81,23 +90,20 @@ class Futures(OnLoop):
         number = self.a_stream(data)
         self.ahead[number] |= {self.new_gate(self.streams[number])}
 
-    @precondition(lambda self: self.streams)
-    @rule(data=st.data())
+    @rule_with("streams")
     def record(self, data: st.DataObject) -> None:
         number = self.a_stream(data)
         self.event.record(self.streams[number])
         self.ahead_of_event = self.ahead[number]
 
-    @precondition(lambda self: self.streams)
-    @rule(data=st.data())
+    @rule_with("streams")
     def wait_for_the_event(self, data: st.DataObject) -> None:
         number = self.a_stream(data)
         self.streams[number].wait_event(self.event)
         self.ahead[number] |= self.ahead_of_event
 
-    @precondition(lambda self: self.streams)
-    @rule(
-        data=st.data(),
+    @rule_with(
+        "streams",
         kind=st.sampled_from(["completion_future", "checked_completion_future", "enqueue_async"]),
     )
     def ask(self, data: st.DataObject, kind: str) -> None:
@@ -114,24 +120,21 @@ class Futures(OnLoop):
             future = self.call(getattr(stream, kind))
         self.entries.append(Entry(future, number, self.ahead[number], reference))
 
-    @precondition(lambda self: self.streams)
-    @rule(data=st.data())
+    @rule_with("streams")
     def a_function_that_raises(self, data: st.DataObject) -> None:
         number, thing = self.a_stream(data), Kept()
         self.things.append((weakref.ref(thing), self.ahead[number]))
         with pytest.raises(ZeroDivisionError):
             self.call(self.streams[number].enqueue_async, lambda _, kept: 1 // 0, thing)
 
-    @precondition(lambda self: self.streams)
-    @rule(data=st.data())
+    @rule_with("streams")
     def synchronize(self, data: st.DataObject) -> None:
         number = self.a_stream(data)
         self.waits.append(
             (Waiter(self, self.streams[number].synchronize_async), self.ahead[number])
         )
 
-    @precondition(lambda self: self.waits)
-    @rule(data=st.data())
+    @rule_with("waits")
     def cancel_synchronize(self, data: st.DataObject) -> None:
         waiter, ahead = self.waits.pop(data.draw(st.integers(0, len(self.waits) - 1)))
         self.call(waiter.scope.cancel)
@@ -139,8 +142,7 @@ class Futures(OnLoop):
         assert waiter.done, "a cancelled wait goes on"
         assert waiter.scope.cancelled_caught or self.is_due(ahead), waiter.error
 
-    @precondition(lambda self: self.entries)
-    @rule(data=st.data())
+    @rule_with("entries")
     def await_it(self, data: st.DataObject) -> None:
         entry = self.an_entry(data)
 
@@ -165,16 +167,14 @@ class Futures(OnLoop):
             entry.cancelled = self.call(entry.future.cancelled)
             assert entry.cancelled or self.is_due(entry.ahead)
 
-    @precondition(lambda self: self.entries)
-    @rule(data=st.data())
+    @rule_with("entries")
     def cancel_the_future(self, data: st.DataObject) -> None:
         entry = self.an_entry(data)
         could = self.call(entry.future.cancel)
         assert could is (not entry.cancelled) or self.is_due(entry.ahead)
         entry.cancelled |= could
 
-    @precondition(lambda self: self.entries)
-    @rule(data=st.data(), remove=st.booleans())
+    @rule_with("entries", remove=st.booleans())
     def call_back(self, data: st.DataObject, remove: bool) -> None:
         entry, calls = self.an_entry(data), list[Any]()
 
@@ -187,8 +187,7 @@ class Futures(OnLoop):
 
         self.call(add)
 
-    @precondition(lambda self: self.entries)
-    @rule(data=st.data())
+    @rule_with("entries")
     def drop(self, data: st.DataObject) -> None:
         self.entries.remove(self.an_entry(data))
 
@@ -220,8 +219,7 @@ class Futures(OnLoop):
             if entry.future in done
         )
 
-    @precondition(lambda self: self.streams)
-    @rule(data=st.data())
+    @rule_with("streams")
     def query(self, data: st.DataObject) -> None:
         number = self.a_stream(data)
         if not self.is_due(self.ahead[number]):
@@ -229,8 +227,7 @@ class Futures(OnLoop):
         else:
             self.until(self.streams[number].query, "a stream does not end")
 
-    @precondition(lambda self: self.streams)
-    @rule(data=st.data(), drop=st.booleans())
+    @rule_with("streams", drop=st.booleans())
     def end_stream(self, data: st.DataObject, drop: bool) -> None:
         stream = self.streams.pop(self.a_stream(data))
         if drop:
@@ -244,8 +241,7 @@ class Futures(OnLoop):
             with pytest.raises(StreamClosedError):
                 self.call(refused)
 
-    @precondition(lambda self: self.streams)
-    @rule(data=st.data(), cancel=st.booleans())
+    @rule_with("streams", cancel=st.booleans())
     def aclose_stream(self, data: st.DataObject, cancel: bool) -> None:
         number = self.a_stream(data)
         stream = self.streams.pop(number)
@@ -398,8 +394,7 @@ class Pools(OnLoop):
             with pytest.raises(PoolFullError):
                 self.call(self.pool.acquire_nowait)
 
-    @precondition(lambda self: self.lent)
-    @rule(data=st.data(), work=st.booleans(), close=st.booleans())
+    @rule_with("lent", work=st.booleans(), close=st.booleans())
     def release(self, data: st.DataObject, work: bool, close: bool) -> None:
         stream, ahead = self.lent.pop(data.draw(st.integers(0, len(self.lent) - 1)))
         if work:
@@ -419,14 +414,12 @@ class Pools(OnLoop):
         stream, ahead = self.lent[place]
         self.lent[place] = stream, ahead | {self.new_gate(stream)}
 
-    @precondition(lambda self: self.returned)
-    @rule(data=st.data())
+    @rule_with("returned")
     def release_again(self, data: st.DataObject) -> None:
         with pytest.raises(ValueError, match="was not lent by this pool, or was given back before"):
             self.call(self.pool.release, data.draw(st.sampled_from(self.returned)))
 
-    @precondition(lambda self: self.lent)
-    @rule(data=st.data())
+    @rule_with("lent")
     def await_a_lent_stream(self, data: st.DataObject) -> None:
         stream, ahead = data.draw(st.sampled_from(self.lent))
         waiter = Waiter(self, stream.synchronize_async)
@@ -436,8 +429,7 @@ class Pools(OnLoop):
             assert not waiter.done
             self.must_cancel(waiter)
 
-    @precondition(lambda self: self.waiters)
-    @rule(data=st.data())
+    @rule_with("waiters")
     def cancel_a_waiter(self, data: st.DataObject) -> None:
         waiter = self.waiters.pop(data.draw(st.integers(0, len(self.waiters) - 1)))
         self.call(waiter.scope.cancel)

@@ -75,8 +75,7 @@ def test_refuses_what_is_no_number_of_seconds(timeout: Any) -> None:
         for each in stream.synchronize, event.synchronize, stream.shutdown:
             with pytest.raises((TypeError, ValueError)):
                 each(timeout)
-    if not stream.closed:
-        stream.close()
+    stream.close()
 
 
 def test_refuses_a_capture_which_goes_on() -> None:

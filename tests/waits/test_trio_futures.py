@@ -22,6 +22,7 @@ trio = pytest.importorskip("trio")
 pytest.importorskip("trio.testing")
 
 ANOTHER_RUN = "belongs to another run of trio"
+on_trio = pytest.mark.parametrize("loop_kind", ["trio"])
 
 
 async def held_future(stream: Stream, gate: Gate) -> CompletionFuture[None]:
@@ -59,39 +60,35 @@ async def test_a_callback_runs_in_its_loop_with_the_variables_of_its_registratio
     assert seen == [(each, threading.get_ident()) for each in ("registered", "given", "later")]
 
 
-async def test_a_cancelled_future_says_what_it_was_told(loop_kind: str) -> None:
+async def test_a_cancelled_future_says_what_it_was_told(loop_kind: str, cuda_gate: Gate) -> None:
     errors = concurrent.futures if loop_kind == "trio" else asyncio
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            future = stream.completion_future()
-            assert future.cancel(msg="no longer needed")
-            assert future.cancelled()
-            assert not future.cancel("again")
-            gate.open()
-            with pytest.raises(errors.CancelledError) as caught:
-                await future
-            assert caught.value.args == ("no longer needed",)
+    async with held_stream(cuda_gate) as stream:
+        future = stream.completion_future()
+        assert future.cancel(msg="no longer needed")
+        assert future.cancelled()
+        assert not future.cancel("again")
+        cuda_gate.open()
+        with pytest.raises(errors.CancelledError) as caught:
+            await future
+        assert caught.value.args == ("no longer needed",)
 
 
-def test_a_future_says_how_it_is() -> None:
-    async def main() -> None:
-        with Gate() as gate:
-            async with held_stream(gate) as stream:
-                future = stream.enqueue_async(lambda on: 7)
-                assert repr(future).startswith("<TrioFuture pending, test_a_future_says_how_it_is.")
-                for read in (future.result, future.exception):
-                    with pytest.raises(concurrent.futures.InvalidStateError):
-                        read()
-                gate.open()
-                await future
-                assert repr(future) == "<TrioFuture finished result=7>"
-                assert (future.result(), future.exception()) == (7, None)
-                given_up = stream.completion_future()
-                given_up.cancel()
-                assert repr(given_up) == "<TrioFuture cancelled>"
-                assert repr(stream.completion_future()) == "<TrioFuture pending>"
-
-    trio.run(main)
+@on_trio
+async def test_a_future_says_how_it_is(cuda_gate: Gate) -> None:
+    async with held_stream(cuda_gate) as stream:
+        future = stream.enqueue_async(lambda on: 7)
+        assert repr(future).startswith("<TrioFuture pending, test_a_future_says_how_it_is.")
+        for read in (future.result, future.exception):
+            with pytest.raises(concurrent.futures.InvalidStateError):
+                read()
+        cuda_gate.open()
+        await future
+        assert repr(future) == "<TrioFuture finished result=7>"
+        assert (future.result(), future.exception()) == (7, None)
+        given_up = stream.completion_future()
+        given_up.cancel()
+        assert repr(given_up) == "<TrioFuture cancelled>"
+        assert repr(stream.completion_future()) == "<TrioFuture pending>"
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("wrong")])
@@ -117,10 +114,13 @@ def test_what_a_callback_raises_does_not_end_the_run(
 # ----------------------------------------------------------------------------------------- failures
 
 
+@on_trio
 @pytest.mark.parametrize(
     "error", [internals.driver_error(700, "cuEventQuery", "a stream"), ValueError("wrong")]
 )
-def test_tasks_that_await_one_future_share_no_traceback(error: Exception) -> None:
+async def test_tasks_that_await_one_future_share_no_traceback(
+    error: Exception, cuda_gate: Gate
+) -> None:
     caught: list[Exception] = []
 
     async def wait_for(future: Any) -> None:
@@ -129,19 +129,15 @@ def test_tasks_that_await_one_future_share_no_traceback(error: Exception) -> Non
         except Exception as problem:
             caught.append(problem)
 
-    async def main() -> None:
-        with Gate() as gate:
-            async with held_stream(gate) as stream:
-                future = stream.completion_future()
-                async with trio.open_nursery() as nursery:
-                    for _ in range(3):
-                        nursery.start_soon(wait_for, future)
-                    await trio.testing.wait_all_tasks_blocked()
-                    internals.fail_future(future, error)
-                assert future.exception() is error
-                gate.open()
-
-    trio.run(main)
+    async with held_stream(cuda_gate) as stream:
+        future = stream.completion_future()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(wait_for, future)
+            await trio.testing.wait_all_tasks_blocked()
+            internals.fail_future(future, error)
+        assert future.exception() is error
+        cuda_gate.open()
     assert [(type(problem), str(problem)) for problem in caught] == [(type(error), str(error))] * 3
     lengths = {len(traceback.extract_tb(problem.__traceback__)) for problem in caught}
     assert len(lengths) == 1

@@ -287,9 +287,7 @@ def test_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, th
         for case in CASES
     ],
 )
-async def test_failing_context_fails_the_wait(
-    breakable: Any, stage: str, thing: str, loop_kind: str
-) -> None:
+async def test_failing_context_fails_the_wait(breakable: Any, stage: str, thing: str) -> None:
     async with waiter_in(stage, thing) as (waiter, _):
         errors = []
 
@@ -379,20 +377,18 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
 @in_each_stage_on_loops
 async def test_cancelled_wait_raises_at_once(stage: str, thing: str) -> None:
     async with waiter_in(stage, thing) as (waiter, _):
-        caught = []
+        scope = anyio.CancelScope()
 
-        async def wait(scope: anyio.CancelScope) -> None:
+        async def wait() -> None:
             with scope:
                 await waiter.wait()
-            caught.append(scope.cancelled_caught)
 
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
-                scope = anyio.CancelScope()
-                tasks.start_soon(wait, scope)
+                tasks.start_soon(wait)
                 await waiter.reach()
                 scope.cancel()
-        assert caught == [True]
+        assert scope.cancelled_caught
         assert not waiter.stream.query(), "the work goes on"
 
 
@@ -462,26 +458,24 @@ def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wa
 
 
 @in_each_stage
-def test_each_wait_is_a_checkpoint_on_trio(stage: str, thing: str) -> None:
+@pytest.mark.parametrize("loop_kind", ["trio"])
+async def test_each_wait_is_a_checkpoint_on_trio(stage: str, thing: str) -> None:
     import trio
     import trio.testing
 
-    async def main() -> None:
-        async with waiter_in(stage, thing) as (waiter, gate):
+    async with waiter_in(stage, thing) as (waiter, gate):
 
-            async def open_soon() -> None:
-                await waiter.reach()
-                gate.open()
+        async def open_soon() -> None:
+            await waiter.reach()
+            gate.open()
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(open_soon)
-                with trio.testing.assert_checkpoints():
-                    await waiter.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_soon)
             with trio.testing.assert_checkpoints():
-                await waiter.wait()  # ready, or about to be
-            with trio.CancelScope() as scope:
-                scope.cancel()
                 await waiter.wait()
-            assert scope.cancelled_caught
-
-    trio.run(main)
+        with trio.testing.assert_checkpoints():
+            await waiter.wait()  # ready, or about to be
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await waiter.wait()
+        assert scope.cancelled_caught

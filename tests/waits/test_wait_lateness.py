@@ -98,8 +98,7 @@ async def test_records_of_early_ends_serve_again_at_once() -> None:
         if round_ % 6 == 0:  # early ends are learnt too
             await waiter.prepare(0.03)
         with Gate() as gate:
-            gate.hold(waiter.stream)
-            waiter.event.record(waiter.stream)
+            waiter.enclose(gate)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(waiter.wait)
                 tasks.start_soon(waiter.event.synchronize_async)
@@ -147,9 +146,7 @@ def has_come_to_rest(thread: int) -> bool:
         ("event", "trio", 60),
     ],
 )
-async def test_watcher_never_wakes_with_nothing_pending(
-    strategy: Any, loop_kind: str, limit: float | None
-) -> None:
+async def test_watcher_never_wakes_with_nothing_pending(strategy: Any, limit: float | None) -> None:
     thread, stream = watcher_thread(), Stream(wait=strategy, stalled_after=limit)
     assert settle(lambda: has_come_to_rest(thread))
     before = wake_ups(thread)

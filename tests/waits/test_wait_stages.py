@@ -191,21 +191,18 @@ def enclose(waiter: Waiter, gate: Gate) -> None:
     waiter.enclose(gate)
 
 
-def times_left(waiter: Waiter) -> int:
-    """How often the wait was left to the timer or the watcher."""
-    return waiter.grown(WAITS_BY_TIMER) + waiter.grown(WAITS_WATCHED)
-
-
 async def until_left(waiter: Waiter, times: int, outcome: Sequence[bool] = ()) -> None:
-    """Lets the loop take turns until then, or until there is an outcome.
+    """Lets the loop take turns until the wait was left to the timer or the watcher so often, or
+    until there is an outcome.
 
     On a busy machine it may not get so far: then the watcher has it in the end.
     """
-    await until(
-        lambda: (
-            bool(outcome) or times_left(waiter) >= times or waiter.grown(EVENT_POLLS) > POLLS_OF_ALL
-        )
-    )
+
+    def is_left() -> bool:
+        left = waiter.grown(WAITS_BY_TIMER) + waiter.grown(WAITS_WATCHED)
+        return bool(outcome) or left >= times or waiter.grown(EVENT_POLLS) > POLLS_OF_ALL
+
+    await until(is_left)
 
 
 async def check(waiter: Waiter) -> None:

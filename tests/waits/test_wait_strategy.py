@@ -90,16 +90,15 @@ async def test_native_code_refuses_numbers_of_no_strategy() -> None:
                     wait(stream, number)
 
 
-async def test_events_wait_with_hostfunc_as_with_auto() -> None:
-    with Gate() as gate:
-        with default_wait("hostfunc"):
-            stream, event = held_stream(gate), Event()
-        event.record(stream)
-        before = counts()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(event.synchronize_async)
-            await until(lambda: since(before).watched == 1)  # no host function is watched so
-            gate.open()
+async def test_events_wait_with_hostfunc_as_with_auto(cuda_gate: Gate) -> None:
+    with default_wait("hostfunc"):
+        stream, event = held_stream(cuda_gate), Event()
+    event.record(stream)
+    before = counts()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(event.synchronize_async)
+        await until(lambda: since(before).watched == 1)  # no host function is watched so
+        cuda_gate.open()
     assert event.query()
     event.close()
     stream.close()

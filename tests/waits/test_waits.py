@@ -57,76 +57,70 @@ async def test_a_future_marks_one_point(method: str) -> None:
             assert not early.done()
             first.open()
             assert await early is None
-            assert early.done()
-            assert not late.done()
+            assert (early.done(), late.done()) == (True, False)
             second.open()
             await late
             assert await early is None, "a future can be awaited again"
-            assert late.result() is None
-            assert late.exception() is None
-            assert not late.cancelled()
+            assert (late.result(), late.exception(), late.cancelled()) == (None, None, False)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_several_tasks_await_one_future(strategy: Any) -> None:
-    with Gate() as gate:
-        async with held_stream(gate, wait=strategy) as stream:
-            future = stream.enqueue_async(lambda _: 7)
-            results = []
+async def test_several_tasks_await_one_future(strategy: Any, cuda_gate: Gate) -> None:
+    async with held_stream(cuda_gate, wait=strategy) as stream:
+        future = stream.enqueue_async(lambda _: 7)
+        results = []
 
-            async def wait() -> None:
-                results.append(await future)
+        async def wait() -> None:
+            results.append(await future)
 
-            async with anyio.create_task_group() as tasks:
-                for _ in range(5):
-                    tasks.start_soon(wait)
-                await turns()
-                assert results == []
-                gate.open()
-            assert results == [7] * 5
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(wait)
+            await turns()
+            assert results == []
+            cuda_gate.open()
+        assert results == [7] * 5
 
 
 # ------------------------------------------------------------------------------------ enqueue_async
 
 
-async def test_enqueue_async_calls_now_and_settles_with_the_result() -> None:
+async def test_enqueue_async_calls_now_and_settles_with_the_result(cuda_gate: Gate) -> None:
     before = Context.get_current()
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            calls = []
+    async with held_stream(cuda_gate) as stream:
+        calls = []
 
-            def work(on: Stream, number: int, *, name: str) -> str:
-                calls.append((on, number, name))
-                assert Context.get_current() == stream.context
-                return "result"
+        def work(on: Stream, number: int, *, name: str) -> str:
+            calls.append((on, number, name))
+            assert Context.get_current() == stream.context
+            return "result"
 
-            future = stream.enqueue_async(work, 1, name="n")
-            assert calls == [(stream, 1, "n")], "it is called before enqueue_async returns"
-            assert Context.get_current() == before
-            assert not future.done()
-            gate.open()
-            assert await future == "result"
+        future = stream.enqueue_async(work, 1, name="n")
+        assert calls == [(stream, 1, "n")], "it is called before enqueue_async returns"
+        assert Context.get_current() == before
+        assert not future.done()
+        cuda_gate.open()
+        assert await future == "result"
 
 
-async def test_what_was_enqueued_lives_until_the_gpu_has_passed() -> None:
-    with Gate() as gate:
-        stream = held_stream(gate)
-        argument = Kept()
-        alive = [weakref.ref(argument)]
+async def test_what_was_enqueued_lives_until_the_gpu_has_passed(cuda_gate: Gate) -> None:
+    stream = held_stream(cuda_gate)
+    argument = Kept()
+    alive = [weakref.ref(argument)]
 
-        def work(on: Stream, given: Kept) -> Kept:
-            result = Kept()
-            alive.append(weakref.ref(result))
-            return result
+    def work(on: Stream, given: Kept) -> Kept:
+        result = Kept()
+        alive.append(weakref.ref(result))
+        return result
 
-        future = stream.enqueue_async(work, argument)
-        future.cancel()
-        stream.close()
-        del argument, future, stream
-        gc.collect()
-        assert all(reference() is not None for reference in alive)
-        gate.open()
-        await until(lambda: gc.collect() >= 0 and not any(reference() for reference in alive))
+    future = stream.enqueue_async(work, argument)
+    future.cancel()
+    stream.close()
+    del argument, future, stream
+    gc.collect()
+    assert all(reference() is not None for reference in alive)
+    cuda_gate.open()
+    await until(lambda: gc.collect() >= 0 and not any(reference() for reference in alive))
 
 
 @pytest.mark.parametrize("strategy", ["auto", "hostfunc"])
@@ -188,65 +182,54 @@ def test_without_a_loop_the_waits_are_refused() -> None:
     stream.close()
 
 
-async def test_a_future_that_nobody_holds_still_settles() -> None:
+async def test_a_future_that_nobody_holds_still_settles(cuda_gate: Gate) -> None:
     """Only the library and the GPU know of it; the task that awaits it must not be garbage."""
-    with Gate() as gate:
-        async with held_stream(gate) as stream:
-            woken = anyio.Event()
+    async with held_stream(cuda_gate) as stream:
+        woken = anyio.Event()
 
-            async def wait() -> None:
-                await stream.completion_future()
-                woken.set()
+        async def wait() -> None:
+            await stream.completion_future()
+            woken.set()
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait)
-                await anyio.wait_all_tasks_blocked()
-                gc.collect()
-                gate.open()
-                await woken.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            gc.collect()
+            cuda_gate.open()
+            await woken.wait()
 
 
 # ------------------------------------------------------------------- trio's and asyncio's own rules
 
 
-def test_every_await_is_a_checkpoint_on_trio() -> None:
+@pytest.mark.parametrize("loop_kind", ["trio"])
+async def test_every_await_is_a_checkpoint_on_trio() -> None:
     import trio
     import trio.testing
 
-    async def main() -> None:
-        stream = Stream()
-        future = stream.completion_future()
+    stream = Stream()
+    future = stream.completion_future()
+    await future
+    with trio.testing.assert_checkpoints():
         await future
-        with trio.testing.assert_checkpoints():
-            await future
-        with trio.testing.assert_checkpoints():
-            async with stream:
-                pass
-        with trio.testing.assert_checkpoints():
-            await stream.aclose()
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await future
-        assert scope.cancelled_caught, (
-            "a cancelled wait raises at once, also when the future is done"
-        )
-
-    trio.run(main)
+    with trio.testing.assert_checkpoints():
+        async with stream:
+            pass
+    with trio.testing.assert_checkpoints():
+        await stream.aclose()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await future
+    assert scope.cancelled_caught, "a cancelled wait raises at once, also when the future is done"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
-def test_an_eager_task_starts_its_wait_before_it_yields() -> None:
-    async def main() -> None:
-        eager: Any = getattr(asyncio, "eager_task_factory", None)
-        asyncio.get_running_loop().set_task_factory(eager)
-        with Gate() as gate:
-            async with held_stream(
-                gate, wait="hostfunc"
-            ) as stream:  # the one strategy that arms at once
-                before = aiostream.statistics().points.armed
-                task = asyncio.ensure_future(stream.synchronize_async())
-                assert aiostream.statistics().points.armed == before + 1
-                gate.open()
-                await task
-
-    asyncio.run(main())
+@pytest.mark.parametrize("loop_kind", ["asyncio-eager"])
+async def test_an_eager_task_starts_its_wait_before_it_yields(cuda_gate: Gate) -> None:
+    # The one strategy that arms at once.
+    async with held_stream(cuda_gate, wait="hostfunc") as stream:
+        before = aiostream.statistics().points.armed
+        task = asyncio.ensure_future(stream.synchronize_async())
+        assert aiostream.statistics().points.armed == before + 1
+        cuda_gate.open()
+        await task
