@@ -24,8 +24,6 @@ from typing import Any
 import aiostream
 from support import is_at_rest, settle
 
-__all__ = ["examples_of", "public_docstrings", "run_docstring", "run_in_this_process"]
-
 _PARSER = doctest.DocTestParser()
 _CHECKER = doctest.OutputChecker()
 _COMPILED = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT

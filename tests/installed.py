@@ -12,8 +12,6 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["GIVES_WRONG_EDGE_DATA", "MISSING", "beside", "installed", "missing_of", "program"]
-
 MISSING = frozenset(name for name in ("trio", "uvloop") if find_spec(name) is None)
 
 # Of those that the library supports. docs/installation.md says what they do wrong.

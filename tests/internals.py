@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -460,8 +461,10 @@ def readerless_descriptors() -> set[int]:
 
 
 def janitor_is_idle() -> bool:
-    """Whether no task waits for the janitor thread."""
-    return not process._tasks
+    """Whether the janitor thread has done all its tasks, also the one that it was doing."""
+    done = threading.Event()
+    process.run_in_janitor(done.set)
+    return done.wait(1)
 
 
 def intercept_drain(

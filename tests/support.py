@@ -15,42 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import commands
 from aiostream import Stream, WaitStrategy, statistics
-from aiostream.testing import Gate, recover, settle, spin
+from aiostream.testing import Gate as Gate
+from aiostream.testing import recover as recover
+from aiostream.testing import settle as settle
+from aiostream.testing import spin as spin
 from installed import installed, missing_of
 from internals import has_gil, is_drain
 
 if TYPE_CHECKING:
     import pytest  # not in the scripts that import this module, because it takes 0.15 s
-
-__all__ = [
-    "ASYNCIO_LOOPS",
-    "BACKENDS",
-    "EVENT_STRATEGIES",
-    "FULL",
-    "LIMIT",
-    "LOOPS",
-    "PLAIN_LOOPS",
-    "STRATEGIES",
-    "USUAL",
-    "Blind",
-    "Gate",
-    "cases_on_loops",
-    "chosen_seconds",
-    "chosen_seed",
-    "held_stream",
-    "is_at_rest",
-    "new_uvloop",
-    "recover",
-    "releasing_threads",
-    "run_as_guest",
-    "run_on",
-    "run_script",
-    "run_together",
-    "settle",
-    "spin",
-    "succeed",
-]
-
 
 FULL = bool(os.environ.get("AIOSTREAM_TEST_FULL"))
 """Whether the tests run in their large form."""
