@@ -30,7 +30,7 @@ from aiostream import (
     statistics,
 )
 from captures import in_anothers_capture
-from interrupts import at_line
+from interrupts import Striker, at_line
 from support import Gate, settle, spin
 from waiters import drop_streams, end_lost_task, until, use_once, waited_for
 
@@ -239,6 +239,35 @@ def test_interrupted_pool_loses_no_stream(what: str) -> None:
         return struck
 
     at_each_line(at, 2 if what == "return" else 10)  # that is one step of native code
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_interrupted_change_of_the_loop_loses_no_busy_stream(is_over: bool) -> None:
+    """The former loop was closed while the GPU worked, so no event says when the stream is free."""
+
+    async def leave() -> None:
+        async with pool.stream() as stream:
+            gate.hold(stream)
+
+    async def change() -> bool:
+        with contextlib.suppress(KeyboardInterrupt, PoolFullError), Striker(place) as striker:
+            pool.release(pool.acquire_nowait())
+        gate.open()
+        async with asyncio.timeout(20):
+            await use_once(pool)
+        return striker.has_struck
+
+    place, strikes = 1, True
+    while strikes:
+        gate, pool = Gate(), StreamPool(1)
+        asyncio.run(leave())
+        if is_over:
+            gate.open()
+            assert settle(lambda: statistics().points.pending == 0)
+        strikes = asyncio.run(change())
+        pool.close()
+        place += 1
+    assert place > 10
 
 
 def test_interrupt_between_two_steps_of_handing_over_loses_nothing() -> None:

@@ -145,16 +145,17 @@ class PoolCore(_native.Pool):
         # would be made, and a lost context would wake none of its tasks.
         self._waiters.end_alarms()
         self._waiters.futures.clear()
-        # Without the callback the watcher would read the health of the contexts as long as the pool
-        # is kept. The callback must not keep the pool.
-        self._bridge = weakref.ref(bridge, partial(_end_alarms_for, weakref.ref(self)))
-        asks = loops.asks_asyncio(bridge)
-        own = type(self).release is not type(self)._release
-        self._bind((self._waiters.futures, driver, observers, *asks), bridge.queue, own)
         self._will_look = False
         for pooled in self._pooled:
             pooled.handed_to = None
         self._busy.report_none()  # the answers of their events go to the former loop
+        asks = loops.asks_asyncio(bridge)
+        own = type(self).release is not type(self)._release
+        self._bind((self._waiters.futures, driver, observers, *asks), bridge.queue, own)
+        # This comes behind all of that, because after an interrupt the next use does it again.
+        # Without the callback the watcher would read the health of the contexts as long as the pool
+        # is kept. The callback must not keep the pool.
+        self._bridge = weakref.ref(bridge, partial(_end_alarms_for, weakref.ref(self)))
         self._find_lost()
 
     def _find_lost(self) -> None:

@@ -77,8 +77,8 @@ class Busy:
 
     def report_none(self) -> None:
         """Ignores all events: another loop uses the pool, or the pool closes."""
+        self.has_unreported = True  # first, because an interrupt may come in between
         self._returns = dict.fromkeys(self._returns)
-        self.has_unreported = bool(self._returns)
 
     def _record(self, pooled: Pooled, pool: PoolCore, bridge: loops.Bridge | None) -> Return | None:
         """Records an event behind the work. `None` if that is not possible."""
