@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -53,11 +54,8 @@ class Scene:
         await self.expect_an_error(lambda: self.stream.enqueue_async(self.fail))
 
     async def expect_an_error(self, call: Callable[[], Awaitable[Any]]) -> None:
-        try:
+        with contextlib.suppress(LookupError):
             await call()
-        except LookupError:
-            pass
-        else:
             raise AssertionError("not raised")
 
     def fail(self, stream: Stream) -> None:
@@ -160,42 +158,39 @@ def _with_each(
     return {f"{name}, {strategy}": (strategy, function) for strategy in strategies}
 
 
+ON_AUTO_STREAMS: dict[str, Function] = {
+    "await stream": lambda scene: scene.stream,
+    "run, fails": Scene.run_what_fails,
+    "run, cancelled": Scene.leave_a_run,
+    "pool, run in thread, cancelled": Scene.leave_a_thread,
+    "pool, run": Scene.run_in_pool,
+    "completion": lambda scene: scene.stream.completion_future(),
+    "checked completion": lambda scene: scene.stream.checked_completion_future(),
+    "event on stream": lambda scene: scene.event.completion_future_on(scene.stream),
+    "checked event on stream": lambda scene: scene.event.checked_completion_future_on(scene.stream),
+    "enqueue several": Scene.enqueue_several,
+    "enqueue, fails": Scene.enqueue_what_fails,
+    "enqueue in thread": Scene.enqueue_in_thread,
+    "aiostream.wait": Scene.wait_for_all,
+    "drain": Scene.drain,
+    "aclose": lambda scene: scene.stream.aclose(),
+    "async with": Scene.block,
+    "pool": Scene.use_pool,
+    "pool, acquire block": Scene.acquire_block,
+    "pool, idle": Scene.release_idle,
+    "pool, two tasks": Scene.release_to_a_waiting_task,
+    "close pool": lambda scene: scene.pool.aclose(),
+    "launch": lambda scene: scene.executable.launch_async(scene.stream),
+    "launch and wait": lambda scene: scene.executable.launch_and_wait(scene.stream),
+    "launch, upload": lambda scene: scene.executable.upload_async(scene.stream),
+    "launch, upload and wait": lambda scene: scene.executable.upload_and_wait(scene.stream),
+}
 AWAITS: dict[str, tuple[str, Function]] = {
     **_with_each(STRATEGIES, "wait", lambda scene: scene.stream.synchronize_async()),
     **_with_each(EVENT_STRATEGIES, "event", lambda scene: scene.event.synchronize_async()),
     **_with_each(STRATEGIES, "enqueue", Scene.enqueue),
     **_with_each(STRATEGIES, "run", Scene.run),
-    "await stream": ("auto", lambda scene: scene.stream),
-    "run, fails": ("auto", Scene.run_what_fails),
-    "run, cancelled": ("auto", Scene.leave_a_run),
-    "pool, run in thread, cancelled": ("auto", Scene.leave_a_thread),
-    "pool, run": ("auto", Scene.run_in_pool),
-    "completion": ("auto", lambda scene: scene.stream.completion_future()),
-    "checked completion": ("auto", lambda scene: scene.stream.checked_completion_future()),
-    "event on stream": ("auto", lambda scene: scene.event.completion_future_on(scene.stream)),
-    "checked event on stream": (
-        "auto",
-        lambda scene: scene.event.checked_completion_future_on(scene.stream),
-    ),
-    "enqueue several": ("auto", Scene.enqueue_several),
-    "enqueue, fails": ("auto", Scene.enqueue_what_fails),
-    "enqueue in thread": ("auto", Scene.enqueue_in_thread),
-    "aiostream.wait": ("auto", Scene.wait_for_all),
-    "drain": ("auto", Scene.drain),
-    "aclose": ("auto", lambda scene: scene.stream.aclose()),
-    "async with": ("auto", Scene.block),
-    "pool": ("auto", Scene.use_pool),
-    "pool, acquire block": ("auto", Scene.acquire_block),
-    "pool, idle": ("auto", Scene.release_idle),
-    "pool, two tasks": ("auto", Scene.release_to_a_waiting_task),
-    "close pool": ("auto", lambda scene: scene.pool.aclose()),
-    "launch": ("auto", lambda scene: scene.executable.launch_async(scene.stream)),
-    "launch and wait": ("auto", lambda scene: scene.executable.launch_and_wait(scene.stream)),
-    "launch, upload": ("auto", lambda scene: scene.executable.upload_async(scene.stream)),
-    "launch, upload and wait": (
-        "auto",
-        lambda scene: scene.executable.upload_and_wait(scene.stream),
-    ),
+    **{name: ("auto", function) for name, function in ON_AUTO_STREAMS.items()},
 }
 
 

@@ -32,12 +32,8 @@ PROBE = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--driver",
-        choices=["auto", "simulator", "gpu"],
-        default="auto",
-        help="which CUDA driver to test on",
-    )
+    drivers = ["auto", "simulator", "gpu"]
+    parser.addoption("--driver", choices=drivers, default="auto", help="which CUDA driver to use")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -246,11 +242,11 @@ def event() -> Iterator[Event]:
 def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What went to `sys.unraisablehook`, as (exception's type, its text, object)."""
     seen: list[Any] = []
-    monkeypatch.setattr(
-        sys,
-        "unraisablehook",
-        lambda args: seen.append((args.exc_type, str(args.exc_value), args.object)),
-    )
+
+    def note(args: Any) -> None:
+        seen.append((args.exc_type, str(args.exc_value), args.object))
+
+    monkeypatch.setattr(sys, "unraisablehook", note)
     return seen
 
 

@@ -15,11 +15,11 @@ import importlib
 import inspect
 import io
 import pkgutil
-import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import aiostream
 from support import is_at_rest, settle
@@ -101,7 +101,7 @@ async def _session(file: str, examples: list[doctest.Example], names: dict[str, 
         code = compile(example.source, file, "single", _COMPILED, dont_inherit=True)
         printed = io.StringIO()
         raised = None
-        with contextlib.redirect_stdout(printed), _values_printed():
+        with contextlib.redirect_stdout(printed), mock.patch("sys.displayhook", _display):
             try:
                 result = await _in_a_callback(types.FunctionType(code, names))
                 if inspect.iscoroutine(result):
@@ -128,19 +128,10 @@ async def _in_a_callback(function: Callable[[], Any]) -> Any:
     return await result
 
 
-@contextlib.contextmanager
-def _values_printed() -> Iterator[None]:
+def _display(value: object) -> None:
     """Prints the value of an expression as the interpreter does, and keeps no reference to it."""
-
-    def display(value: object) -> None:
-        if value is not None:
-            print(repr(value))
-
-    before, sys.displayhook = sys.displayhook, display
-    try:
-        yield
-    finally:
-        sys.displayhook = before
+    if value is not None:
+        print(repr(value))
 
 
 def _check(file: str, example: doctest.Example, printed: str, raised: Exception | None) -> None:

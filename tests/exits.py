@@ -33,30 +33,15 @@ from installed import installed
 # come before the library's.
 
 LOOPS = installed(["asyncio", "asyncio", "uvloop", "trio", "left open"])
-ENDS = [
-    "return",
-    "exit in task",
-    "exit after",
-    "error",
-    "_exit",
-    "_exit in thread",
-    "_exit in host function",
-]
+ENDS = ["return", "exit in task", "exit after", "error"]
+ENDS += ["_exit", "_exit in thread", "_exit in host function"]
 ENDS += ["SIGTERM", "SIGTERM in loop", "SIGINT"]
 if os.environ.get("AIOSTREAM_EXITS_RAISING_HANDLERS") == "1":
     # Open: a few in a hundred hang, because a task does not end when it is cancelled. The handler's
     # `SystemExit` may have struck asyncio, anyio or the library, between any two steps.
     ENDS.append("SIGTERM handled")
-PENDING = [
-    "waits",
-    "futures",
-    "events",
-    "host functions",
-    "running host function",
-    "threads",
-    "graphs",
-    "pool",
-]
+PENDING = ["waits", "futures", "events", "host functions", "running host function"]
+PENDING += ["threads", "graphs", "pool"]
 THREADS = installed(["loop", "trio", "synchronize", "queries", "host functions", "not a daemon"])
 HANDLERS = installed(["open", "use", "close", "collect", "await", "await on trio", "drain"])
 OWN = "the error with which the program was to end"

@@ -41,13 +41,8 @@ CODE = 304
 # As in faulty_libc.c.
 LIBC = ["allocation", "eventfd", "epoll_create1", "epoll_ctl", "timerfd_create", "pthread_create"]
 ERRNOS = {"allocation": errno.ENOMEM, "epoll_ctl": errno.ENOSPC, "pthread_create": errno.EAGAIN}
-DESTROYERS = {
-    "cuStreamDestroy",
-    "cuEventDestroy",
-    "cuGraphDestroy",
-    "cuGraphExecDestroy",
-    "cuUserObjectRelease",
-}
+DESTROYERS = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy", "cuGraphExecDestroy"}
+DESTROYERS |= {"cuUserObjectRelease"}
 COMPLETIONS = {"cuLaunchHostFunc", "cuStreamAddCallback", "cuEventQuery"}
 MAY_BE_OVERCOME = {
     "allocation": "nothing is predicted, or a stream of a pool is looked at again",
@@ -156,12 +151,8 @@ def is_right(error: BaseException, point: Point) -> bool:
     if point.name == "allocation" and isinstance(error, MemoryError):
         return True
     if point.name in LIBC:
-        if (
-            point.name == "pthread_create"
-            and isinstance(error, RuntimeError)
-            and "can't start new thread" in str(error)
-        ):
-            return True
+        if point.name == "pthread_create" and isinstance(error, RuntimeError):
+            return "can't start new thread" in str(error)
         return isinstance(error, OSError) and error.errno == ERRNOS.get(point.name, errno.EMFILE)
     if point.name in ("cuInit", "cuDeviceGetCount") and isinstance(error, NoDriverError):
         return point.name in str(error)
@@ -175,16 +166,13 @@ def is_right(error: BaseException, point: Point) -> bool:
 
 
 # What the library calls in place of what it says: another form of the same function.
-_OTHER_FORMS = {
-    "cuEventRecord": "cuEventRecordWithFlags",
-    "cuLaunchHostFunc_v2": "cuLaunchHostFunc",
-}
+OTHER_FORMS = {"cuEventRecord": "cuEventRecordWithFlags", "cuLaunchHostFunc_v2": "cuLaunchHostFunc"}
 
 
 def _is_call(said: str, name: str) -> bool:
     base, _, version = said.rpartition("_v")
     plain = base if version.isdigit() else said
-    return name in (said, plain, _OTHER_FORMS.get(said))
+    return name in (said, plain, OTHER_FORMS.get(said))
 
 
 def judged(faults: Faults, point: Point | None) -> tuple[str, list[str]]:
@@ -335,11 +323,8 @@ class Explorer:
             await self._run(scenario, kept, None)
             most |= Counter(self.faults.counted)
             await self._until(_has_ended)
-        return points_of(
-            {name: most[name] for name in most if name not in scenario.spares},
-            self._most,
-            self._random,
-        )
+        calls = {name: most[name] for name in most if name not in scenario.spares}
+        return points_of(calls, self._most, self._random)
 
     async def _try(self, scenario: Scenario, kept: Any, point: Point) -> bool:
         """False: something was wrong."""
@@ -392,9 +377,8 @@ class Explorer:
         leaked = statistics().points.leaked - before.points.leaked
         if count and faults.reached:
             self.findings.reached += 1
-            self.findings.outcomes[
-                scenario.name, point.name, what + (f", {leaked} leaked" if leaked else "")
-            ] += 1
+            outcome = f"{what}, {leaked} leaked" if leaked else what
+            self.findings.outcomes[scenario.name, point.name, outcome] += 1
         return wrong
 
     async def _run(self, scenario: Scenario, kept: Any, point: Point | None) -> None:
@@ -509,9 +493,9 @@ def _first_use(use: Callable[[Faults], None], point: Point | None, sound: Any) -
         time.sleep(0.001)
     if point is None:
         return counted, resources()
-    return reached, "WRONG " + "; ".join(
-        wrong
-    ) if wrong and point.name not in DESTROYERS else outcome
+    if wrong and point.name not in DESTROYERS:
+        return reached, f"WRONG {'; '.join(wrong)}"
+    return reached, outcome
 
 
 def _is_as_sound(now: dict[str, int], sound: dict[str, int]) -> bool:
@@ -519,16 +503,9 @@ def _is_as_sound(now: dict[str, int], sound: dict[str, int]) -> bool:
     may hold a few more.
     """
     more = {name: now[name] - sound[name] for name in sound}
+    descriptors, records = more.pop("descriptors"), more.pop("events")
     each_queue, most_records = 3, 4
-    queues_only = more["descriptors"] % each_queue == 0
-    return (
-        queues_only
-        and more["events"] <= most_records
-        and all(
-            more[name] <= 0
-            for name in ("threads", "streams", "graphs", "executables", "user objects")
-        )
-    )
+    return descriptors % each_queue == 0 and records <= most_records and max(more.values()) <= 0
 
 
 # ------------------------------------------------------------------------------------------- pauses

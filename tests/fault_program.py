@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from typing import Any
 
 from aiostream import simulator
 
@@ -42,9 +41,8 @@ def explore(kind: str, most: int, seed: int, wanted: str) -> fault_engine.Findin
             if wanted in scenario.name:
                 await explorer.explore(scenario)
 
-    run: Any = fault_engine.run_without_loop
     if kind == "none":
-        run(main())
+        fault_engine.run_without_loop(main())
     else:
         run_on(kind, main)
     return explorer.findings

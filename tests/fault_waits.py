@@ -64,8 +64,7 @@ def _wait_in_stage(stage: str, thing: str, cancelled: bool) -> None:
                 if cancelled:
                     group.cancel_scope.cancel()
                     with anyio.CancelScope(shield=True):
-                        for _ in range(3):
-                            await anyio.lowlevel.checkpoint()
+                        await waiters.turns(3)
                         gate.open()
                         await anyio.sleep(0.002)
                 else:
@@ -119,8 +118,7 @@ async def record_an_awaited_event_again(faults: Faults, kept: tuple[Gate, Stream
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
-            for _ in range(20):
-                await anyio.lowlevel.checkpoint()
+            await waiters.turns()
             with faults:
                 event.record(stream)
             gate.open()
@@ -166,8 +164,7 @@ def _wait_for_a_pool(size: int) -> None:
             async with anyio.create_task_group() as group:
                 for _ in range(3):
                     group.start_soon(serve)
-                for _ in range(5):
-                    await anyio.lowlevel.checkpoint()
+                await waiters.turns(5)
                 while streams:
                     pool.release(streams.pop())
                 await anyio.lowlevel.checkpoint()

@@ -228,13 +228,8 @@ def simulated_objects() -> dict[str, int]:
     """Returns how many of the driver's objects there are that a program has to destroy."""
     cuda = simulator._driver()
     cuda.aiostream_sim_objects.restype = ctypes.c_size_t
-    kinds = {
-        "streams": 1,
-        "events": 2,
-        "graphs": 6,
-        "executables": 8,
-        "user objects": 9,
-    }  # `enum object_kind`
+    # As in `enum object_kind`.
+    kinds = {"streams": 1, "events": 2, "graphs": 6, "executables": 8, "user objects": 9}
     return {name: cuda.aiostream_sim_objects(kind) for name, kind in kinds.items()}
 
 
@@ -419,11 +414,10 @@ def current_bridge() -> Any:
 
 def schedules_drain_by(token: Any) -> bool:
     """Has the running trio loop's bridge ask for a drain by another `TrioToken`."""
-    bridge = loops.current_bridge()
-    import pytest
+    from unittest import mock
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bridge, "_token", token)
+    bridge = loops.current_bridge()
+    with mock.patch.object(bridge, "_token", token):
         return bridge.schedule_drain()
 
 
@@ -438,15 +432,13 @@ def loop_kind() -> str:
     return "trio" if isinstance(loops.current_bridge(), on_trio.TrioBridge) else "asyncio"
 
 
-@contextlib.contextmanager
-def trio_without_its_name() -> Iterator[None]:
-    """Trio does not say where it is at work, as a later release may not."""
-    import pytest
+def trio_without_its_name() -> contextlib.AbstractContextManager[Any]:
+    """Within the block trio does not say where it is at work, as a later release may not."""
+    from unittest import mock
+
     import trio
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turns, "at_work", turns._Asked(trio))
-        yield
+    return mock.patch.object(turns, "at_work", turns._Asked(trio))
 
 
 def is_drain(callback: Any) -> bool:

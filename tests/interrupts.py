@@ -23,12 +23,8 @@ from aiostream.testing import settle
 from support import new_uvloop
 
 PACKAGE = f"{Path(aiostream.__file__).parent}/"
-LOOKS = (
-    "CALL",
-    "CALL_KW",
-    "CALL_FUNCTION_EX",
-    "JUMP_BACKWARD",
-)  # after these Python looks for signals
+# After these Python looks for signals.
+LOOKS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
 WHERE_RESUMED = 3  # the bits of RESUME's argument that say after what
 AFTER_AWAIT = 2  # from here on Python does not look
 MONITORING: Any = getattr(sys, "monitoring", None)  # Python 3.12 on
@@ -347,10 +343,8 @@ def _run_on_trio(
 
     try:
         trio.run(begin)
-    except KeyboardInterrupt:
-        pass
-    except BaseExceptionGroup as group:
-        if group.split(KeyboardInterrupt)[1] is not None:
+    except (KeyboardInterrupt, BaseExceptionGroup) as interrupt:
+        if not is_interrupt(interrupt):
             raise
     striker.end()
     gc.collect()

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 import aiostream
 from aiostream import Stream, WaitStrategy, statistics
 from support import Gate, chosen_seconds, chosen_seed, is_at_rest, settle
+from waiters import turns
 
 STRATEGIES = st.sampled_from(list(WaitStrategy))
 
@@ -72,12 +73,7 @@ class OnLoop(RuleBasedStateMachine):
 
     def turn(self) -> None:
         """Lets the loop's tasks do what they can do at once."""
-
-        async def turns() -> None:
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
-
-        self.portal.call(turns)
+        self.portal.call(turns, 5)
 
     def until(self, condition: Callable[..., bool], complaint: str) -> None:
         """Lets the loop run until what must come has come."""
@@ -156,11 +152,8 @@ class OnLoop(RuleBasedStateMachine):
 
 
 def check(machine: type[OnLoop], backend: str, examples: int, steps: int) -> None:
-    chosen = type(
-        f"{machine.__name__}On{backend.title()}",
-        (machine,),
-        {"backend": backend, "before": statistics()},
-    )
+    attributes = {"backend": backend, "before": statistics()}
+    chosen = type(f"{machine.__name__}On{backend.title()}", (machine,), attributes)
     # From Python 3.14 on hypothesis asks `gc.get_referrers` who holds its random numbers, so that
     # must see what the fixture `ledger` has frozen. On the others each collection of a test would
     # take as long as the whole heap asks.
@@ -176,9 +169,8 @@ def check(machine: type[OnLoop], backend: str, examples: int, steps: int) -> Non
             derandomize=chosen_seed() == 1,
             print_blob=False,
             report_multiple_bugs=False,
-            phases=[
-                Phase.generate
-            ],  # to shrink takes minutes, when each failure is something that does not come
+            # To shrink takes minutes, when each failure is something that does not come.
+            phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         ),
     )

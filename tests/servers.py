@@ -33,20 +33,19 @@ LOST = re.compile(
 Ask = Callable[[httpx.Client], httpx.Response]
 
 
+def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Starts a Python program in a session of its own."""
+    command = [sys.executable, *command]
+    return subprocess.Popen(command, text=True, start_new_session=True, **options)
+
+
 @contextlib.contextmanager
 def running(
     command: list[str], log: Path, patience: float = 20, **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
     """A Python program that writes to a log. After the block SIGTERM ends it, or SIGKILL."""
     with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            stdout=out,
-            stderr=out,
-            text=True,
-            start_new_session=True,
-            **options,
-        )
+        process = start(command, stdout=out, stderr=out, **options)
     try:
         yield process
     finally:
@@ -127,14 +126,9 @@ def started(
     in the arguments.
     """
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, str(program), *(each.replace("PORT", str(port)) for each in arguments)],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(driver_kind, *path, **variables),
-    )
+    command = [str(program), *(each.replace("PORT", str(port)) for each in arguments)]
+    env = environment(driver_kind, *path, **variables)
+    process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     try:
         with http_client(f"http://127.0.0.1:{port}") as client:
             server = Server(process, client, alive)
@@ -175,9 +169,8 @@ class Clients:
 
     def __init__(self, ask: Ask, count: int = 4, timeout: float = 20) -> None:
         self._ask, self._timeout = ask, timeout
-        self.answers: list[
-            tuple[float, int, int]
-        ] = []  # when it was sent, its status (0: the connection was cut), its worker
+        # When it was sent, its status (0: the connection was cut), its worker.
+        self.answers: list[tuple[float, int, int]] = []
         self._stopping = threading.Event()
         self.threads = [threading.Thread(target=self._run) for _ in range(count)]
         # From `lose_a_worker`: its beginning, the times of the fault and of the new worker, and the

@@ -230,6 +230,20 @@ def run_script(
     )
 
 
+def code_of_fork(call: Callable[[], object]) -> int:
+    """The exit code of a forked child that calls what it must be refused: 7 if it was refused as
+    such a child, 8 after another RuntimeError, and 9 if it was not refused.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            call()
+        except RuntimeError as error:
+            os._exit(7 if "fork" in str(error) else 8)
+        os._exit(9)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def is_at_rest() -> bool:
     """Whether nothing is pending, and the ledger balances."""
     now = statistics()

@@ -18,19 +18,9 @@ import anyio
 import pytest
 
 import aiostream
+import internals
 from aiostream import Event, Stream, StreamPool, WaitCounts, statistics
-from internals import (
-    EVENT_POLLS,
-    POINTS_ARMED,
-    WAITS_BY_TIMER,
-    WAITS_HANDED_BACK,
-    WAITS_MADE,
-    WAITS_WATCHED,
-    limit_timer,
-    native_counters,
-    native_strategies,
-    reserve_wait,
-)
+from internals import native_counters
 from support import Gate, cases_on_loops, spin
 
 THINGS = ["stream", "event"]
@@ -61,14 +51,14 @@ class Stage:
 
 STAGES = {
     "spinning": Stage("spin"),
-    "watched": Stage("event", WAITS_WATCHED),
-    "by timer": Stage("auto", WAITS_BY_TIMER, predicted=True),
+    "watched": Stage("event", internals.WAITS_WATCHED),
+    "by timer": Stage("auto", internals.WAITS_BY_TIMER, predicted=True),
     # No timers: of the waits that are alone on their stream the watcher hands back only those that
     # no timer takes.
     "handed back": Stage(
-        "auto", WAITS_HANDED_BACK, predicted=True, timers=0, things=("stream", "event")
+        "auto", internals.WAITS_HANDED_BACK, predicted=True, timers=0, things=("stream", "event")
     ),
-    "host function": Stage("hostfunc", POINTS_ARMED, things=("stream", "future")),
+    "host function": Stage("hostfunc", internals.POINTS_ARMED, things=("stream", "future")),
 }
 EVENT_STAGES = [name for name, stage in STAGES.items() if "event" in stage.things]
 CASES = [(name, thing) for name, stage in STAGES.items() for thing in stage.things]
@@ -141,9 +131,9 @@ def take_spare_records(stream: Stream) -> list[Any]:
     """Until what it returns is dropped, each wait needs a record that is made for it, or that has
     come back since.
     """
-    taken, made = [], native_counters()[WAITS_MADE]
-    while native_counters()[WAITS_MADE] == made:
-        taken.append(reserve_wait(stream, native_strategies().index("event")))
+    taken, made = [], native_counters()[internals.WAITS_MADE]
+    while native_counters()[internals.WAITS_MADE] == made:
+        taken.append(internals.reserve_wait(stream, internals.native_strategies().index("event")))
     return taken
 
 
@@ -244,7 +234,7 @@ class Waiter:
 
     async def prepare(self, length: float = 0.008) -> None:
         """All that must come before the work that holds the wait in its stage."""
-        limit_timer(self.stage.timers)
+        internals.limit_timer(self.stage.timers)
         if self.stage.predicted:
             await self.learn(length)
 
@@ -270,7 +260,7 @@ class Waiter:
             return self.turns > 20
         if self.grown(self.stage.sign) > 0:
             return True
-        return self.stage.predicted and self.grown(EVENT_POLLS) > POLLS_IF_NOT_PREDICTED
+        return self.stage.predicted and self.grown(internals.EVENT_POLLS) > POLLS_IF_NOT_PREDICTED
 
     def grown(self, counter: int) -> int:
         """How far a native counter has come since the wait was held."""

@@ -41,7 +41,9 @@ def test_peers_wait_on_every_loop(loop: str) -> None:
 def test_every_measure_runs_in_a_worker(driver_kind: str, loop: str) -> None:
     names = ("aiostream auto", "aiostream unpredicted", "enqueue_async", "sleep 1 ms", "blocking")
     on: tuple[tuple[str, ...], tuple[str, ...]] = ((loop,), names)
-    crowd: dict[str, Any] = {"streams": 4, "rounds": 1, "window": 0.05, "warm": 0.0}
+    # On a GPU that other tests use too, a kernel may take much longer.
+    window = 0.05 if driver_kind == "simulator" else 0.5
+    crowd: dict[str, Any] = {"streams": 4, "rounds": 1, "window": window, "warm": 0.0}
     jobs: list[tuple[Measure, set[str]]] = [
         (Latency(*on, length=20_000, load="fresh", samples=4, rounds=2), set(names)),
         (Latency(*on, length=20_000, load="varying", samples=4, rounds=2), set(names)),

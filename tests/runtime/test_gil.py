@@ -140,11 +140,8 @@ FULL_STREAM = """
 
 
 def test_an_enqueue_that_blocks_on_a_full_stream_lets_other_threads_go_on(driver_kind: str) -> None:
-    print(
-        succeed(
-            driver_kind, FULL_STREAM.format(must_block=driver_kind == "simulator"), forked=USUAL
-        )
-    )
+    script = FULL_STREAM.format(must_block=driver_kind == "simulator")
+    print(succeed(driver_kind, script, forked=USUAL))
 
 
 LOCKED_HOST_FUNCTION = """

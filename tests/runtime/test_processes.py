@@ -17,10 +17,8 @@ import pytest
 import aiostream
 from aiostream import Stream, statistics
 from interrupts import is_interrupt
-from support import USUAL, Gate, cases_on_loops, held_stream, run_on, settle, succeed
-from waiters import until
-
-KINDS = ["asyncio", "uvloop", "trio"]
+from support import PLAIN_LOOPS, USUAL, Gate, cases_on_loops, held_stream, run_on, settle, succeed
+from waiters import turns, until
 
 # ------------------------------------------------------------------------------------------ signals
 
@@ -48,8 +46,7 @@ def test_sigint_ends_an_await_at_once(name: str, loop_kind: str) -> None:
     async def main() -> None:
         async def interrupt() -> None:
             await until(is_pending)
-            for _ in range(20):
-                await anyio.lowlevel.checkpoint()
+            await turns()
             os.kill(os.getpid(), signal.SIGINT)
 
         async with anyio.create_task_group() as group:
@@ -64,7 +61,7 @@ def test_sigint_ends_an_await_at_once(name: str, loop_kind: str) -> None:
     assert settle(lambda: statistics().points.pending == statistics().waits.pending == 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PLAIN_LOOPS)
 def test_waits_and_a_loops_signals_do_not_disturb_each_other(kind: str) -> None:
     """asyncio, uvloop and trio learn of signals through `signal.set_wakeup_fd`, in the same poll as
     of the ends of waits.
@@ -143,10 +140,8 @@ SUBINTERPRETER = r"""
 @pytest.mark.parametrize("isolated", [True, False])
 def test_subinterpreters_are_refused(driver_kind: str, isolated: bool, before: bool) -> None:
     options = "" if isolated else "'legacy'" if sys.version_info >= (3, 13) else "isolated=False"
-    assert (
-        succeed(driver_kind, SUBINTERPRETER.format(options=options, before=before))
-        == "True\nNone 5\n"
-    )
+    script = SUBINTERPRETER.format(options=options, before=before)
+    assert succeed(driver_kind, script) == "True\nNone 5\n"
 
 
 # --------------------------------------------------------------------------------- worker processes
@@ -186,22 +181,13 @@ def test_worker_processes(driver_kind: str, method: str, before: bool) -> None:
 def test_fork_within_the_function_that_enqueues(driver_kind: str) -> None:
     """In the child the stream is refused. In the parent the future ends, as if nothing had been."""
     script = """
-        import asyncio, os
+        import asyncio
         from aiostream import Stream, statistics
-
-        def fork(stream):
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    stream.query()
-                except RuntimeError as error:
-                    os._exit(7 if "fork" in str(error) else 8)
-                os._exit(9)
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        from support import code_of_fork
 
         async def main():
             async with Stream() as stream:
-                print(await stream.enqueue_in_thread(fork))
+                print(await stream.enqueue_in_thread(lambda given: code_of_fork(given.query)))
                 await stream.synchronize_async()
 
         asyncio.run(main())

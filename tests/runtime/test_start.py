@@ -167,21 +167,14 @@ def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
 def test_a_child_that_is_forked_during_the_start_is_refused(driver_kind: str) -> None:
     """It has half of a driver. The parent goes on."""
     script = """
-        import os
         import cuda.bindings.driver as driver
         from aiostream import Stream
+        from support import code_of_fork
 
         real = driver.cuInit
         def fork(flags):
             driver.cuInit = real
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    Stream()
-                except RuntimeError as error:
-                    os._exit(7 if "fork" in str(error) else 8)
-                os._exit(9)
-            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            print(code_of_fork(Stream))
             return real(flags)
 
         driver.cuInit = fork
