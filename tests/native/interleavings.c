@@ -116,7 +116,7 @@ static void take_rest(struct queue *from, enum who who) {
 static void require_all_ended(void) {
     for (int i = 0; i < point_count; i++)
         HOLDS(points[i].passed, "point %d was never delivered", i);
-    HOLDS(points_pending() == 0 && contexts_pending() == 0, "points are pending");
+    HOLDS(points_pending().all == 0 && contexts_pending() == 0, "points are pending");
     HOLDS(counters[POINTS_ARMED] == counters[POINTS_FIRED] && counters[POINTS_LEAKED] == 0,
           "%lld were armed, %lld fired, %lld leaked", (long long)counters[POINTS_ARMED],
           (long long)counters[POINTS_FIRED], (long long)counters[POINTS_LEAKED]);

@@ -232,7 +232,7 @@ static void stress_points(struct queue *orphans, double seconds, uint64_t seed, 
                   "quarantined, and what the calls said");
     require_equal(counters[POINTS_FIRED] + counters[POINTS_STALE], fire_calls,
                   "fired or stale, and firings");
-    require_equal(points_pending(), 0, "pending at the end");
+    require_equal(points_pending().all, 0, "pending at the end");
     /* One that was just running when its point was quarantined has run. How many did is not
      * known. */
     int64_t ran = dispatched + foreign_run - graph_runs, taken = python_accepted + foreign_accepted;

@@ -369,7 +369,8 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     pthread_join(janitor_thread, NULL);
     /* The GPU goes on until all records are back: see require_all_back. */
     atomic_store(&unruly, false);
-    REQUIRE(points_pending() == 0, "%lld points are pending", (long long)points_pending());
+    int64_t pending = points_pending().all;
+    REQUIRE(pending == 0, "%lld points are pending", (long long)pending);
     REQUIRE(counters[POINTS_ARMED] == counters[POINTS_FIRED], "%lld were armed, %lld fired",
             (long long)counters[POINTS_ARMED], (long long)counters[POINTS_FIRED]);
     REQUIRE(counters[POINTS_LEAKED] == 0 && counters[POINTS_STALE] == 0, "leaked or stale");

@@ -6,10 +6,11 @@ On the simulator `stand_ins/torch.py` takes torch's place, whose models compute 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
-from commands import ROOT, STAND_INS
+from commands import FIRST_IMPORTS, ROOT, STAND_INS
 from support import run_script
 
 PAGE = ROOT / "docs" / "torch.md"
@@ -46,14 +47,16 @@ def test_the_page_has_snippets() -> None:
 
 @pytest.mark.parametrize("snippet", SNIPPETS[1:], ids=lambda snippet: MAIN.findall(snippet)[-1])
 def test_snippet_runs(driver_kind: str, snippet: str) -> None:
+    options: dict[str, Any]
     if driver_kind == "gpu":
         pytest.importorskip("torch")
-        before = ""
+        before, options = "", {"warnings": "ignore"}  # torch's own
     else:
+        options = {"forked": FIRST_IMPORTS}
         before = f"import sys; sys.path[:0] = {[str(STAND_INS), str(ROOT)]}\n"
     name = MAIN.findall(snippet)[-1]
     others = "" if name == "at_the_start_of_a_server" else "at_the_start_of_a_server = None\n"
     script = before + SNIPPETS[0] + snippet + others + RUN.format(name=name)
-    done = run_script(driver_kind, script, timeout=90, warnings="ignore")  # torch's own
+    done = run_script(driver_kind, script, timeout=90, **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "survived"

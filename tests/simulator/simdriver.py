@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import cuda.bindings.driver
+
+from commands import FIRST_IMPORTS, TESTS, forked, python
 
 cu: Any = cuda.bindings.driver
 ROOT = Path(__file__).parents[2]
@@ -141,29 +142,26 @@ def in_thread(function: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def python_command(program: str) -> list[str]:
-    """A program in a process of its own, with the simulator there to be imported."""
-    preamble = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
-    return [sys.executable, "-c", preamble + textwrap.dedent(program)]
+def _text_of(program: str) -> str:
+    """A program that can import the simulator's modules."""
+    preamble = f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(TESTS)]!r}\n"
+    return preamble + textwrap.dedent(program)
 
 
 def run_python(
     program: str, seconds: float = 30.0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end."""
-    return subprocess.run(
-        python_command(program),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    """Runs a program to its end, in a fork unless the library's import reads a variable."""
+    text = _text_of(program)
+    if "AIOSTREAM_SIMULATOR" in environment:
+        return python("none", "-c", text, timeout=seconds, **environment)
+    return forked("none", text, FIRST_IMPORTS, timeout=seconds, **environment)
 
 
 def said_before_hanging(program: str, seconds: float) -> str:
     """What a program prints that hangs: so long after its first line it must not have ended."""
-    with subprocess.Popen(python_command(program), stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", _text_of(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         watchdog = threading.Timer(30, process.kill)
         watchdog.start()

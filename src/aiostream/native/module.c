@@ -107,8 +107,9 @@ static PyObject *native_awaits_firing(PyObject *Py_UNUSED(self), PyObject *ticke
 }
 
 static PyObject *native_pending(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    long long captured = points_captured(), in_streams = points_in_streams();
-    return Py_BuildValue("LLL", (long long)points_pending(), captured, in_streams);
+    struct pending_points pending = points_pending();
+    return Py_BuildValue("LLL", (long long)pending.all, (long long)pending.captured,
+                         (long long)pending.in_streams);
 }
 
 /* Opens or shuts a gate: a stream waits for the word. The store is a release, because the work

@@ -322,10 +322,11 @@ static PyObject *native_limit_timer(PyObject *Py_UNUSED(self), PyObject *most) {
 
 static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct waiting each;
-    int64_t now = now_ns(), oldest = now;
-    for (struct wait *wait = NULL; waits_next(&wait, &each);)
+    int64_t pending = waits_pending(), now = now_ns(), oldest = now;
+    /* The list has all that ever were pending at once. */
+    for (struct wait *wait = NULL; pending && waits_next(&wait, &each);)
         if (each.began < oldest) oldest = each.began;
-    return Py_BuildValue("Ld", waits_pending(), (double)(now - oldest) / 1e9);
+    return Py_BuildValue("Ld", (long long)pending, (double)(now - oldest) / 1e9);
 }
 
 static PyMethodDef wait_functions[] = {

@@ -568,18 +568,16 @@ void points_fail(struct context *context, int status) {
     }
 }
 
-static int64_t count_pending(bool (*is_meant)(const struct slot *)) {
-    int64_t pending = 0;
+/* Counted slot by slot and not from the counters, so that the ledger checks one against the
+ * other. */
+struct pending_points points_pending(void) {
+    struct pending_points pending = {0};
     for (struct slot *slot = NULL; (slot = slot_after(slot));) {
         uint64_t word = atomic_load(&slot->word);
         if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
-        if (is_meant(slot)) pending++;
+        pending.all += is_counted(slot);
+        pending.captured += in_graph(slot);
+        pending.in_streams += in_stream(slot);
     }
     return pending;
 }
-
-/* Counted slot by slot and not from the counters, so that the ledger checks one against the
- * other. */
-int64_t points_pending(void) { return count_pending(is_counted); }
-int64_t points_captured(void) { return count_pending(in_graph); }
-int64_t points_in_streams(void) { return count_pending(in_stream); }

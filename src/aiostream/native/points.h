@@ -60,9 +60,10 @@ struct queue *point_orphan(uint64_t ticket);
 bool point_awaits_firing(uint64_t ticket);
 /* the driver may still come to the point, or its consumer has not seen its end */
 bool point_is_live(uint64_t ticket);
-int64_t points_pending(void);
-int64_t points_captured(void);   /* of the pending ones, those that live in graphs */
-int64_t points_in_streams(void); /* of the pending ones, the driver's host functions there */
+/* All that are armed now; of these, the host functions that live in graphs, and those that the
+ * driver has in streams. */
+struct pending_points { int64_t all, captured, in_streams; };
+struct pending_points points_pending(void);
 void points_fail(struct context *, int status);
 /* fires a reserved KIND_POLLED ticket, by the thread that polls its event */
 void point_arm_polled(uint64_t ticket);
