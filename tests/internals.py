@@ -189,6 +189,17 @@ def say_what_is_stuck_after(seconds: float) -> None:
     stuck.PATIENCE = seconds
 
 
+@contextlib.contextmanager
+def blocked_janitor() -> Iterator[None]:
+    """Blocks the janitor's thread for a block."""
+    ends = threading.Event()
+    process.run_in_janitor(ends.wait)
+    try:
+        yield
+    finally:
+        ends.set()
+
+
 def look_for_what_is_stuck() -> None:
     """Has the releaser look now, and waits for it."""
     process.run_in_releaser(process._say_what_is_stuck)

@@ -69,7 +69,8 @@ class Stream(
         wait: How `synchronize_async` waits: a `WaitStrategy` or its name. By default
             `default_wait()`.
         name: What errors, traces and `repr` call it. By default its handle.
-        stalled_after: Seconds after which it is stalled, if no work ends (`on_stalled`).
+        stalled_after: Seconds after which it is stalled, if no work ends (`on_stalled`). At least
+            0.02.
 
     Create the streams of a server before it serves, because creating one may block while the GPU is
     busy. On an H200 (driver 580.159, CUDA 13.0), a context with some 34 streams got another one
@@ -137,6 +138,8 @@ class Stream(
             value = int(raw) if handle is None else handle.value
             self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
             self._operand.shared.make.append((flags, urgency))
+        if handle is not None:  # what its former owner's waits have learnt is not of this one's
+            operand.share_history([self._operand])
         if limit:
             self._operand.limit_waits(limit)
 
@@ -205,7 +208,8 @@ class Stream(
                 an int.
             wait: How to wait on it. By default as the given `Stream` does, else `default_wait()`.
             name: As `Stream` takes it. By default the name of the given `Stream`, if it is one.
-            stalled_after: As `Stream` takes it. By default the limit does not change.
+            stalled_after: As `Stream` takes it. By default that of the given `Stream`, if it is
+                one. Other objects on the same stream of the driver keep their own.
 
         Raises:
             TypeError: It names no CUDA stream.

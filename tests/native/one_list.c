@@ -323,7 +323,7 @@ static void join(void) {
     const struct strategy *strategy = chance(4) ? WAIT_AUTO : WAIT_EVENT;
     note("wait %d joins, %s, of %.3f ms", number_of(task), strategy->name,
          (task->end - clock_ns) / 1e6);
-    wait_begin(list, &work_ends, task->loop->queue, strategy, &result);
+    wait_begin(&(struct waits){list, 0}, &work_ends, task->loop->queue, strategy, &result);
     task->event = recorded;
     follow(task, &result);
 }
@@ -333,7 +333,8 @@ static void join_future(void) {
     if (!task) return;
     task->future = true;
     const struct strategy *strategy = chance(4) ? WAIT_AUTO : WAIT_EVENT;
-    REQUIRE(wait_reserve(list, task->loop->queue, strategy, &task->wait) == 0, "refused");
+    REQUIRE(wait_reserve(&(struct waits){list, 0}, task->loop->queue, strategy, &task->wait) == 0,
+            "refused");
     task->ticket = wait_ticket(task->wait);
     task->event = task->wait->event;
     task->state = LEFT;

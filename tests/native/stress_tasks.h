@@ -58,6 +58,7 @@ static _Atomic int64_t futures_begun, futures_dropped, events_awaited, events_re
 
 static struct shared_history *histories[2];
 static struct wait_list *wait_lists[CONTEXTS][STREAMS];
+enum { LIMIT_NS = 200000 };
 
 static void await_wake(struct queue *queue, const char *who) {
     struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
@@ -159,7 +160,7 @@ static bool begin_event(struct queue *queue, const struct strategy *strategy, st
     *task = (struct task){.context = event->context};
     relaxed_add(&outstanding[task->context], 1);
     struct wait_list *list = wait_list_new(contexts[event->context], histories[1]);
-    wait_begin_event(list, handle, queue, strategy, result);
+    wait_begin_event(&(struct waits){list, 0}, handle, queue, strategy, result);
     wait_list_unref(list);
     if (started == finished && relaxed_load(&event->started) == started)
         task->target = unpack(packed);
@@ -280,7 +281,7 @@ static void begin_future(struct loop *loop, struct wait_list *list, struct strea
                          struct wait_result *result) {
     struct wait *wait;
     *result = (struct wait_result){0};
-    result->refusal = wait_reserve(list, loop->queue, strategy, &wait);
+    result->refusal = wait_reserve(&(struct waits){list, LIMIT_NS}, loop->queue, strategy, &wait);
     if (result->refusal) return;
     uint64_t ticket = wait_ticket(wait);
     enqueue_work(stream);
@@ -305,7 +306,8 @@ static void begin_stream(struct loop *loop, const struct strategy *strategy, boo
     was_taken = false;
     capture_begins = chance(50) ? NO_CAPTURE : (int)chance(2);
     relaxed_add(&outstanding[context], 1);
-    if (chance(4)) wait_begin(list, stream, loop->queue, strategy, result);
+    if (chance(4))
+        wait_begin(&(struct waits){list, LIMIT_NS}, stream, loop->queue, strategy, result);
     else begin_future(loop, list, stream, strategy, task, result);
     capture_begins = NO_CAPTURE;
     if (own_list) wait_list_unref(list);

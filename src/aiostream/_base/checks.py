@@ -31,6 +31,7 @@ STREAM = "a CUDA stream"
 _MOST_ADDRESS = 2**64 - 1
 # The first page of memory holds nothing in any process.
 _LEAST_ADDRESS = 4096
+_LEAST_LIMIT = 0.02  # seconds: the watcher looks for stalls every 15 ms
 _MOST_SPECIAL_STREAM = 2  # 0 and 1 are the legacy stream, and 2 is the per-thread stream
 # The limits of C's types.
 _LEAST_INT, _MOST_INT, _MOST_FLAGS, _MOST_BYTE = -(2**31), 2**31 - 1, 2**32 - 1, 255
@@ -192,11 +193,13 @@ def limit(value: Any) -> float:
 
     Raises:
         TypeError: The value is not a number.
-        ValueError: The value is not positive.
+        ValueError: The value is less than the library can see.
     """
     seconds = 0 if value is None else real(value, "stalled_after is a number of seconds or None")
-    if value is not None and not 0 < seconds <= 1e9:
-        raise ValueError(f"stalled_after is a number of seconds above 0, or None, not {value}")
+    if value is not None and not _LEAST_LIMIT <= seconds <= 1e9:
+        raise ValueError(
+            f"stalled_after is a number of seconds from {_LEAST_LIMIT} on, or None, not {value}"
+        )
     return seconds
 
 

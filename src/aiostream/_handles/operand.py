@@ -36,7 +36,7 @@ class SharedByBorrowers:
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
     order: _native.Order | None = None  # see `order_of`; `chosen` has it first
-    chosen: dict[str, _native.Order] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)  # the order, and the wait list
     stalled_after: float = 0  # seconds; 0: no limit
     longer: list[float] = field(default_factory=list)  # the same in each open `may_take`
     # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
@@ -165,7 +165,10 @@ _per_thread = _PerThread()
 
 
 def wait_list_of(operand: Operand) -> _native.WaitList:
-    """Returns the wait list of a stream, which all operands of the stream share.
+    """Returns the wait list of a stream, with the name and the limit of this owner.
+
+    All operands of the driver's stream have the same waits. Those of a `Stream` and of what is
+    borrowed from it have one label too.
 
     Threads: the thread that waits.
     """
@@ -177,12 +180,21 @@ def wait_list_of(operand: Operand) -> _native.WaitList:
         # No other thread can add it in between, because the dict is this thread's own.
         if known is None:
             known = _per_thread.wait_lists[context_id] = new_wait_list(operand)
-        return known
-    # Two threads may come here at once. The context keeps one list for each stream, so both assign
-    # the same one.
-    operand.wait_list = _find_wait_list(operand, None)
-    operand.wait_list.label(operand.name)
+        return _labelled(known, operand)
+    # Two threads may come here at once, and one of them wins.
+    chosen: dict[str, _native.WaitList] = operand.shared.chosen
+    operand.wait_list = chosen.get("waits")
+    if operand.wait_list is None:
+        made = _labelled(_find_wait_list(operand, None), operand)
+        operand.wait_list = chosen.setdefault("waits", made)
     return operand.wait_list
+
+
+def _labelled(waits: _native.WaitList, operand: Operand) -> _native.WaitList:
+    """Returns the same waits as this owner of the stream sees them."""
+    own = waits.shared()
+    own.label(operand.name, operand.shared.limit())
+    return own
 
 
 def new_wait_list(operand: Operand, history: _native.History | None = None) -> _native.WaitList:
@@ -218,8 +230,8 @@ def share_history(operands: Iterable[Operand]) -> None:
         # The per-thread stream keeps the lists of its threads, because only the oldest wait of a
         # list is polled.
         if operand.handle.value != PER_THREAD:
-            operand.wait_list = _find_wait_list(operand, history)
-            operand.wait_list.label(operand.name, operand.shared.limit())
+            waits = _labelled(_find_wait_list(operand, history), operand)
+            operand.wait_list = operand.shared.chosen["waits"] = waits
 
 
 def _find_wait_list(operand: Operand, history: _native.History | None) -> _native.WaitList:

@@ -150,10 +150,7 @@ def _clean() -> None:
 def _serve_orphans(_: bool) -> bool:
     _native.drain(ORPHANS, True)
     driver.report_failures()
-    if (stall := _native.stall(True)) is not None:
-        run_in_releaser(partial(log, "%s", stall[0]))
-        for listener in list(stall_listeners.values()):
-            call_in_order(partial(listener, StalledError(*stall)))
+    take_stalls()
     _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:
         error = driver.error(*refusal)
@@ -244,6 +241,8 @@ def stop_serving(descriptor: int, function: Callable[[bool], bool]) -> None:
 
 # By registration. Any thread, single dict operations.
 stall_listeners: dict[object, Callable[[StalledError], object]] = {}
+# Whether the loop of a queue runs now. Any thread. `loops` sets it.
+loop_runs: Callable[[int], bool] = bool
 # The listeners that are to be called, in order. The janitor puts, and their thread gets.
 _calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 
@@ -257,6 +256,28 @@ def call_in_order(function: Callable[[], Any]) -> None:
     Threads: any, also in a finalizer.
     """
     run_in_janitor(partial(_put_call, function))
+
+
+def take_stalls() -> None:
+    """Logs each new stall and has its listeners called, or ends the process if that was asked for.
+
+    Threads: the janitor's and the releaser's, because one of them may be blocked.
+    """
+    while (news := _native.stall_take()) is not None:
+        stall, ends, loop, is_fresh = news
+        if loop:
+            # If it runs, it may have begun to run just now, so native code looks once more. If
+            # Python could not take the news, the loop could not run, and may have come back since.
+            runs, again = loop_runs(loop), ends or is_fresh
+            _native.loop_seen(loop, runs, again)
+            if again or not runs:
+                continue
+        if ends:
+            _native.stall_end(stall[0], stuck.stacks())
+            continue
+        run_in_releaser(partial(log, "%s", stall[0]))
+        for listener in list(stall_listeners.values()):
+            call_in_order(partial(listener, StalledError(*stall)))
 
 
 def _put_call(function: Callable[[], Any]) -> None:
@@ -322,6 +343,7 @@ def limit_stalls(seconds: float) -> None:
 
 
 def _say_what_is_stuck() -> None:
+    take_stalls()
     for message in stuck.look():
         log("%s", message, level=logging.WARNING)
 

@@ -12,9 +12,7 @@ watcher, which notices the other stalls, may be the thread that the driver holds
 
 from __future__ import annotations
 
-import faulthandler
 import math
-import signal
 import sys
 import threading
 import time
@@ -44,11 +42,11 @@ _busy: dict[int, tuple[float, str]] = {}
 # What was reported: the beginning of the call or wait, by thread or native wait. The watcher is
 # thread 0. The releaser's.
 _reported: dict[int, float] = {}
-_UNUSED = signal.SIGRTMAX - 1  # a signal
 # Limits in seconds, each shorter than all before it. Any thread, single set operations.
 _limits = {math.inf}
 look_at = 0.0  # when the releaser looks again; its own
 _AGAIN = 0.04  # how soon to look again at a call that has reached it; others have longer limits
+_TAKES = 1.0  # how soon to take the news of stalls, in case the janitor is blocked
 
 
 def begin(kind: str) -> None:
@@ -68,15 +66,10 @@ def end() -> None:
 
 
 def limit(seconds: float) -> None:
-    """Notes a limit for stalls, and has native code write the stacks of all threads if they stall.
+    """Notes a limit for stalls.
 
     Threads: any.
     """
-    # faulthandler writes them without the GIL, in the handler of a signal. Native code calls that
-    # handler, and no thread raises the signal.
-    if len(_limits) == 1 and signal.getsignal(_UNUSED) is signal.SIG_DFL:
-        faulthandler.register(_UNUSED, file=2)
-        _native.stall_stacks()
     if 0 < seconds < min(_limits.copy()):
         _limits.add(seconds)
 
@@ -90,7 +83,7 @@ def look() -> list[str]:
     """
     global look_at
     now, shortest = time.monotonic(), min(_limits.copy())
-    soon = min(PATIENCE / 2, shortest)
+    soon = min(PATIENCE / 2, max(min(shortest, _TAKES), _AGAIN))
     # This is a copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
     if held := _native.watcher_held():
@@ -122,3 +115,15 @@ def _message(kind: str, seconds: float, thread: int) -> str:
     text = _WORDS[kind].format(f"{seconds:.0f}")
     frame = sys._current_frames().get(thread)
     return text + (" It is here:\n" + "".join(traceback.format_stack(frame)) if frame else "")
+
+
+def stacks() -> str:
+    """Returns the stacks of all threads, as a traceback shows them.
+
+    Threads: any. Only a thread that runs Python may read them, because the others run meanwhile.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "".join(
+        f"Thread {names.get(ident, ident)!r}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )

@@ -165,7 +165,7 @@ def health() -> ContextFailedError | StalledError | None:
     """
     driver.refuse_forked()
     # This comes first, because the driver may be what does not come back.
-    if (stall := _native.stall(False)) is not None:
+    if (stall := _native.stall()) is not None:
         return StalledError(*stall)
     lost = device.lost_context()
     if lost is None:
@@ -186,12 +186,13 @@ def on_stalled(listener: Callable[[StalledError], object], /) -> Callable[[], No
       there has ended since then. A kernel in an endless loop is not different from one that takes
       long, so choose a limit that your work does not reach.
     - A loop that has not come back to its waits for the limit. A task blocks it, or another thread
-      keeps the GIL.
-    - A call of the driver in a thread of the library that has not returned for the limit.
+      keeps the GIL. A loop that does not run now is not blocked.
+    - A call of `run` or `enqueue_async` that has not returned for the limit, or a call of the
+      driver in a thread of the library.
 
-    The library says so once for each time that something stalls, and logs it as an error. If Python
-    does not run, stderr gets a line and the stacks of all threads, and the listener is called when
-    Python runs again. `pending()` says in the listener what waits. Host functions are not watched:
+    The library says so once for each time that something stalls, and logs it as an error. If a
+    thread keeps the GIL, the listener is called when Python runs again, and after two seconds
+    stderr gets a line. `pending()` says in the listener what waits. Host functions are not watched:
     completion futures, and streams with `wait="hostfunc"`.
 
     Threads: those of `on_context_failed`, also for exceptions.
@@ -264,7 +265,8 @@ def exit_on_context_failed(
         signal: The signal that the process gets when the grace begins, such as `signal.SIGTERM`.
             `None` sends none.
         stalled: Whether the process ends also when something has stalled, as `on_stalled` says.
-            stderr then gets the stacks of all threads.
+            stderr then gets the stacks of all threads. If a thread keeps the GIL, Python cannot
+            write them, and the process ends without them two seconds later.
 
     Returns:
         A function that ends this. You may call it again.

@@ -4,8 +4,9 @@
  * other code sees it. If the code is fatal and the program has called exit_on_context_failed, the
  * process ends here, at once or after its grace period. Otherwise the code is noted once, and the
  * janitor is woken, which takes the note (failure_take) and has the listeners called. A stall that
- * the watcher or the releaser has found goes the same way (stall_note). If no thread takes that
- * news, Python is blocked, and the watcher writes it to stderr.
+ * the watcher or the releaser has found goes the same way (stall_note), and Python ends the process
+ * then, because native code cannot read the stacks of threads that run. If Python does not take the
+ * news for seconds, the watcher ends the process, or writes the news to stderr (stall_act).
  *
  * After a fatal code every CUDA call of the process fails, so a server would answer errors from
  * then on. The end needs no GIL and no Python, because Python may be blocked in a call that never
@@ -18,6 +19,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 const struct fatal_code fatal_codes[] = {
@@ -84,16 +86,9 @@ static bool can_say(void) {
     return poll(&out, 1, 100) == 1 && out.revents == POLLOUT;
 }
 
-void (*_Atomic stacks_writer)(int);
-
-static void write_stacks(void) {
-    void (*writer)(int) = atomic_load(&stacks_writer);
-    if (writer) writer(SIGRTMAX - 1);
-}
-
 /* Called under failure_lock, so that no other thread learns of the failure before the process ends.
  * It returns only for a grace period. */
-static void end_process(const char *what, bool stacks) {
+static void end_process(const char *what, const char *stacks) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;
     /* The thread that ends the process in any case comes first, because the write of the line may
@@ -106,10 +101,10 @@ static void end_process(const char *what, bool stacks) {
     if (ending.grace_ns)
         snprintf(when, sizeof when, "in %.3g s at the latest", (double)ending.grace_ns / 1e9);
     if (can_say()) {
-        dprintf(STDERR_FILENO,
-                "aiostream: %s. Process %ld ends %s, with exit code %d (exit_on_context_failed).\n",
-                what, (long)getpid(), when, ending.status);
-        if (stacks) write_stacks();
+        dprintf(
+            STDERR_FILENO,
+            "aiostream: %s. Process %ld ends %s, with exit code %d (exit_on_context_failed).\n%s",
+            what, (long)getpid(), when, ending.status, stacks);
     }
     if (!ending.grace_ns || !ends) _exit(ending.status);
     if (ending.signal) kill(getpid(), ending.signal);
@@ -121,7 +116,7 @@ static void end_for_code(int place) {
     char what[160];
     snprintf(what, sizeof what, "%s reported %s (%d): the CUDA context is lost", calls[place],
              fatal_codes[place].name, fatal_codes[place].code);
-    end_process(what, false);
+    end_process(what, "");
 }
 
 int exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
@@ -138,7 +133,6 @@ int exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
 }
 
 void exit_disarm(int number) {
-    if (!number) atomic_store(&stacks_writer, NULL); /* faulthandler frees what it needs then */
     pthread_mutex_lock(&failure_lock);
     if (ending.process && (!number || number == ending.number)) {
         failures_expect(-1);
@@ -188,38 +182,63 @@ bool failures_expected(void) { return atomic_load(&expecting) > 0; }
 
 /* --- stalls --- */
 
-static const int64_t TAKEN_WITHIN_NS = 12000000;
-static struct stall news; /* these two are under failure_lock */
-static int64_t say_at;    /* when stderr gets the news; 0: there is none */
+/* Python ends the process, because it can write the stacks of threads that run. If it has not taken
+ * the news for so long, it does not run, or the threads of the library are blocked. */
+static const int64_t TAKEN_WITHIN_NS = 2000000000;
+static const int64_t SOON_NS = 100000000;
+enum { MAX_NEWS = 16 };
+static struct stall news[MAX_NEWS]; /* these three are under failure_lock */
+static int news_count;
+static int64_t act_at; /* when native code acts on what is there, NEVER: it has */
+
+bool stall_has_room(void) {
+    pthread_mutex_lock(&failure_lock);
+    bool has_room = news_count < MAX_NEWS;
+    pthread_mutex_unlock(&failure_lock);
+    return has_room;
+}
 
 void stall_note(const struct stall *stall) {
     pthread_mutex_lock(&failure_lock);
-    if (ending.stalled) end_process(stall->text, true);
-    news = *stall;
-    say_at = now_ns() + TAKEN_WITHIN_NS;
+    if (news_count == 0) act_at = now_ns() + TAKEN_WITHIN_NS;
+    if (news_count < MAX_NEWS) news[news_count++] = *stall;
     pthread_mutex_unlock(&failure_lock);
     failures_call_listener();
 }
 
-bool stall_take(struct stall *stall) {
+bool stall_take(struct stall *stall, bool *ends, bool *soon) {
     pthread_mutex_lock(&failure_lock);
-    bool is_new = say_at != 0;
-    *stall = news;
-    say_at = 0;
+    bool is_new = news_count > 0;
+    *stall = news[0];
+    *ends = ending.process == getpid() && ending.stalled && !has_begun_to_end;
+    *soon = now_ns() - stall->found < SOON_NS;
+    if (is_new && (!*ends || stall->loop)) {
+        memmove(news, news + 1, (size_t)--news_count * sizeof *news);
+        act_at = now_ns() + TAKEN_WITHIN_NS;
+    }
     pthread_mutex_unlock(&failure_lock);
     return is_new;
 }
 
-bool stall_is_new(int64_t now) {
+void stall_end(const char *text, const char *stacks) {
     pthread_mutex_lock(&failure_lock);
-    struct stall stall = news;
-    bool is_new = say_at != 0, says = is_new && now >= say_at;
-    if (says) say_at = INT64_MAX;
+    if (ending.stalled) end_process(text, stacks);
     pthread_mutex_unlock(&failure_lock);
-    if (says && can_say()) {
-        dprintf(STDERR_FILENO, "aiostream: %s. Python does not run, so no listener is called.\n",
-                stall.text);
-        write_stacks();
+}
+
+void stall_act(int64_t now) {
+    pthread_mutex_lock(&failure_lock);
+    bool acts = news_count > 0 && now >= act_at;
+    char text[400];
+    if (acts) {
+        act_at = NEVER;
+        snprintf(text, sizeof text,
+                 "%s. Python has not taken this for 2 s: a call keeps the GIL, or blocks the "
+                 "library's threads",
+                 news[0].text);
+        if (ending.stalled) end_process(text, "");
     }
-    return is_new;
+    pthread_mutex_unlock(&failure_lock);
+    if (acts && can_say())
+        dprintf(STDERR_FILENO, "aiostream: %s. The listeners are called later.\n", text);
 }

@@ -9,17 +9,23 @@
 /* What does not come back: the work of a stream, a loop, or a call of the driver. */
 struct stall {
     int64_t ns;             /* for how long */
+    int loop;               /* the queue of a loop that is blocked if it runs; 0: it is sure */
+    int64_t found;          /* when */
     char name[STREAM_NAME]; /* of the stream, or of the thread that calls */
     char text[256];
 };
-/* Ends the process, if the program has asked for that. Otherwise it is news for the listener. Any
- * thread. */
+/* It is news for Python, and there is room for it. Any thread, as for the others. */
 void stall_note(const struct stall *);
-bool stall_take(struct stall *); /* false: no news */
-/* Whether no thread has taken the news. If that lasts, Python is blocked, and stderr gets the news
- * and the stacks of all threads, by the handler of that signal. No thread raises it. */
-bool stall_is_new(int64_t now);
-extern void (*_Atomic stacks_writer)(int);
+bool stall_has_room(void);
+/* The oldest news. False: there is none. *ends: the program has asked for its end, so stall_end is
+ * the next call if the news is sure. Until then it stays, because this thread might block. *soon:
+ * it was found just now, so Python has run all the time. */
+bool stall_take(struct stall *, bool *ends, bool *soon);
+/* Ends the process, with these stacks of its threads behind the line on stderr. */
+void stall_end(const char *text, const char *stacks);
+/* The watcher calls this now and then. If Python has not taken the news for seconds, it ends the
+ * process, if the program has asked for that, or stderr gets the news. */
+void stall_act(int64_t now);
 
 enum { MAX_FATAL_CODES = 32 };
 struct fatal_code {

@@ -16,9 +16,9 @@
  * cannot take that away, as it could take a callback. */
 static void drain_again(struct queue *queue) { timer_wake_by(queue_timer(queue), now_ns()); }
 
-int wait_reserve(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
+int wait_reserve(const struct waits *waits, struct queue *queue, const struct strategy *strategy,
                  struct wait **reserved) {
-    int status = wait_start(list, queue, strategy, NULL, reserved);
+    int status = wait_start(waits, queue, strategy, NULL, reserved);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *reserved;
     wait->ticket = point_reserve(queue, wait->context, KIND_POLLED);

@@ -42,7 +42,7 @@ struct handle *as_handle(PyObject *);
 int to_handle(PyObject *, void *handle);
 int to_queue(PyObject *number, void *queue);
 int to_context(PyObject *number, void *context);
-int to_wait_list(PyObject *, void *wait_list);
+int to_waits(PyObject *wait_list, void *waits);
 int to_strategy(PyObject *number, void *strategy);
 /* What a converter returns for something that a number has found, or for NULL. */
 int is_found(const void *, const char *what, PyObject *number);

@@ -106,17 +106,17 @@ static int do_watch(struct handle *stream, void *wait) {
  * and the owner hears of its end. Whether that was possible. */
 static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     struct handle *stream;
-    struct wait_list *list;
+    const struct waits *waits;
     struct queue *queue;
     const struct strategy *strategy;
     PyObject *owner;
     struct wait *wait;
     int status;
-    if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_wait_list, &list, to_queue,
-                          &queue, to_strategy, &strategy, &owner))
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_waits, &waits, to_queue, &queue,
+                          to_strategy, &strategy, &owner))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = wait_reserve(list, queue, strategy, &wait);
+    status = wait_reserve(waits, queue, strategy, &wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
     uint64_t ticket = wait_ticket(wait);

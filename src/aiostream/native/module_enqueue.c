@@ -16,7 +16,8 @@
 
 struct reserving {
     CompletionObject *completion;
-    struct wait_list *list;
+    const struct waits *waits;
+    struct wait *under_way; /* see call_begin */
     struct context *context;
     const struct strategy *strategy;
     enum point_kind kind;
@@ -30,8 +31,8 @@ static int do_reserve(struct handle *stream, void *argument) {
     CompletionObject *completion = reserving->completion;
     int refusal = reserving->asks ? capture_refusal(handle_value(stream)) : 0;
     if (refusal) return refusal;
-    if (reserving->list) {
-        refusal = wait_reserve(reserving->list, completion->queue, reserving->strategy,
+    if (reserving->waits) {
+        refusal = wait_reserve(reserving->waits, completion->queue, reserving->strategy,
                                &completion->wait);
         if (refusal) return refusal;
         completion->ticket = wait_ticket(completion->wait);
@@ -48,9 +49,10 @@ static int reserve(struct reserving *reserving, struct handle *stream) {
     int status;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
-    status = !reserving->asks  ? CUDA_SUCCESS
-             : reserving->list ? wait_list_health(reserving->list)
-                               : context_recent_health(reserving->context);
+    if (reserving->waits) reserving->under_way = call_begin(reserving->waits);
+    status = !reserving->asks   ? CUDA_SUCCESS
+             : reserving->waits ? wait_list_health(reserving->waits->list)
+                                : context_recent_health(reserving->context);
     if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
     else status = operate_pinned(stream, do_reserve, reserving);
     if (status == CUDA_SUCCESS && reserving->enters) status = context_push(handle_context(stream));
@@ -199,8 +201,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     if (PyLong_CheckExact(args[1])) {
         reserving.kind = (enum point_kind)PyLong_AsLong(args[3]);
         if (!to_context(args[1], &reserving.context)) return NULL;
-    } else if (!to_wait_list(args[1], &reserving.list) ||
-               !to_strategy(args[3], &reserving.strategy)) {
+    } else if (!to_waits(args[1], &reserving.waits) || !to_strategy(args[3], &reserving.strategy)) {
         return NULL;
     }
     if (!is_order(order)) return PyErr_Format(PyExc_TypeError, "an Order is needed");
@@ -208,7 +209,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     if (!object) return NULL;
     CompletionObject *self = reserving.completion = (CompletionObject *)object;
     completion_fill(self, args[4], args[8], args[6]);
-    if (!reserving.list)
+    if (!reserving.waits)
         self->call = reserving.kind == KIND_CALLBACK ? "cuStreamAddCallback" : "cuLaunchHostFunc";
     self->queue = queue;
     self->queue_identity = queue_identity(queue);
@@ -250,6 +251,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
         else if (PyObject_SetAttr(args[4], names.point, object) == 0) answer = Py_NewRef(Py_None);
     }
 unpin:
+    if (!is_child()) call_end(reserving.under_way);
     if (pins) unpin_here(stream);
 end:
     Py_DECREF(object);
@@ -263,12 +265,13 @@ PyObject *Completion_reserve(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
     struct reserving reserving = {.completion = self, .asks = true};
-    if (!PyArg_ParseTuple(args, "O&O&O&O&", to_wait_list, &reserving.list, to_queue, &self->queue,
+    if (!PyArg_ParseTuple(args, "O&O&O&O&", to_waits, &reserving.waits, to_queue, &self->queue,
                           to_strategy, &reserving.strategy, to_handle, &stream))
         return NULL;
     if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was reserved before");
     if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
     int status = reserve(&reserving, stream);
+    call_end(reserving.under_way); /* the function of a thread may take long */
     unpin_here(stream);
     return PyLong_FromLong(status);
 }

@@ -6,7 +6,6 @@
  */
 #include "module.h"
 
-#include <signal.h>
 #include <string.h>
 
 #include "failures.h"
@@ -108,14 +107,45 @@ PyObject *as_text(const char *text) {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
-/* stall(news): (text, name, seconds) of what is stalled now, or of what is new, or None. */
-static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *is_news) {
+static PyObject *stall_tuple(const struct stall *stall) {
+    return Py_BuildValue("NNd", as_text(stall->text), as_text(stall->name),
+                         (double)stall->ns / 1e9);
+}
+
+/* stall(): (text, name, seconds) of what is stalled now, or None. */
+static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct stall stall;
-    bool found = !is_child() &&
-                 (is_news == Py_True ? stall_take(&stall)
-                                     : waits_stalled(false, "watcher", watcher_held_ns(), &stall));
-    if (!found) Py_RETURN_NONE;
-    return Py_BuildValue("NNd", as_text(stall.text), as_text(stall.name), (double)stall.ns / 1e9);
+    if (is_child() || !waits_stalled("watcher", watcher_held_ns(), &stall)) Py_RETURN_NONE;
+    return stall_tuple(&stall);
+}
+
+/* stall_take(): the same of the oldest news, whether the process is to end for it, the queue of the
+ * loop of which it is not known whether it runs, or 0, and whether the news is fresh. */
+static PyObject *native_stall_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    struct stall stall;
+    bool ends, soon;
+    if (is_child() || !stall_take(&stall, &ends, &soon)) Py_RETURN_NONE;
+    return Py_BuildValue("NOiO", stall_tuple(&stall), ends ? Py_True : Py_False, stall.loop,
+                         soon ? Py_True : Py_False);
+}
+
+/* stall_end(text, stacks) */
+static PyObject *native_stall_end(PyObject *Py_UNUSED(self), PyObject *args) {
+    const char *text, *stacks;
+    if (!PyArg_ParseTuple(args, "ss", &text, &stacks)) return NULL;
+    Py_BEGIN_ALLOW_THREADS /* stderr may block */
+    stall_end(text, stacks);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* loop_seen(queue, runs, again): see waits_note_loop. */
+static PyObject *native_loop_seen(PyObject *Py_UNUSED(self), PyObject *args) {
+    struct queue *queue;
+    int runs, again;
+    if (!PyArg_ParseTuple(args, "O&pp", to_queue, &queue, &runs, &again)) return NULL;
+    waits_note_loop(queue, runs, again);
+    Py_RETURN_NONE;
 }
 
 /* look_for_stalls(thread, seconds): that thread has been in a call of the driver for so long. */
@@ -123,16 +153,7 @@ static PyObject *native_look_for_stalls(PyObject *Py_UNUSED(self), PyObject *arg
     const char *thread;
     double seconds;
     if (!PyArg_ParseTuple(args, "sd", &thread, &seconds)) return NULL;
-    struct stall stall;
-    if (waits_stalled(true, thread, (int64_t)(seconds * 1e9), &stall)) stall_note(&stall);
-    Py_RETURN_NONE;
-}
-
-/* stall_stacks(): faulthandler has registered its handler for that signal. */
-static PyObject *native_stall_stacks(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    struct sigaction action;
-    if (sigaction(SIGRTMAX - 1, NULL, &action) == 0)
-        atomic_store(&stacks_writer, action.sa_handler);
+    waits_note_stall(thread, (int64_t)(seconds * 1e9));
     Py_RETURN_NONE;
 }
 
@@ -155,10 +176,13 @@ static PyMethodDef failure_functions[] = {
      "So many more want to know of failures while nothing is pending."},
     {"exit_arm", native_exit_arm, METH_VARARGS,
      "The process ends at the first fatal code, or now if there was one."},
-    {"stall", native_stall, METH_O, "What is stalled now, or with True what is new, or None."},
+    {"stall", native_stall, METH_NOARGS, "What is stalled now, or None."},
+    {"stall_take", native_stall_take, METH_NOARGS,
+     "The oldest news of a stall, and whether the process is to end for it, or None."},
+    {"stall_end", native_stall_end, METH_VARARGS, "Ends the process: the line and the stacks."},
+    {"loop_seen", native_loop_seen, METH_VARARGS, "Whether a queue's loop runs."},
     {"look_for_stalls", native_look_for_stalls, METH_VARARGS,
      "Notes what is stalled, also a call of the driver that has not returned."},
-    {"stall_stacks", native_stall_stacks, METH_NOARGS, "faulthandler is ready to write them."},
     {"exit_disarm", native_exit_disarm, METH_O,
      "It does not, unless it was armed again. With 0, in any case."},
     {NULL, NULL, 0, NULL},

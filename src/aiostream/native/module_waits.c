@@ -182,7 +182,7 @@ static PyType_Slot history_slots[] = {
 
 typedef struct {
     PyObject_HEAD
-    struct wait_list *list;
+    struct waits waits;
     PyObject *order; /* of the completions of its stream */
 } WaitListObject;
 
@@ -195,31 +195,45 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     WaitListObject *self = (WaitListObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->order = new_order();
-    self->list = self->order ? wait_list_new(context, ((HistoryObject *)object)->history) : NULL;
-    if (self->list) return (PyObject *)self;
+    self->waits.list =
+        self->order ? wait_list_new(context, ((HistoryObject *)object)->history) : NULL;
+    if (self->waits.list) return (PyObject *)self;
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
 
-/* label(name, seconds): see wait_list_label. */
-static PyObject *WaitList_label(PyObject *self, PyObject *args) {
+/* label(name, seconds): see wait_list_label and struct waits. */
+static PyObject *WaitList_label(PyObject *object, PyObject *args) {
+    struct waits *waits = &((WaitListObject *)object)->waits;
     const char *name;
-    double seconds = -1;
-    if (!PyArg_ParseTuple(args, "s|d", &name, &seconds)) return NULL;
-    wait_list_label(((WaitListObject *)self)->list, name, (int64_t)(seconds * 1e9));
+    double seconds;
+    if (!PyArg_ParseTuple(args, "sd", &name, &seconds)) return NULL;
+    wait_list_label(waits->list, name);
+    atomic_store(&waits->limit, (int64_t)(seconds * 1e9));
     Py_RETURN_NONE;
 }
 
-int to_wait_list(PyObject *object, void *list) {
+/* shared(): the same list for another owner of the stream, without a limit. */
+static PyObject *WaitList_shared(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    WaitListObject *self = (WaitListObject *)object,
+                   *made = (WaitListObject *)PyType_GenericAlloc(wait_list_type, 0);
+    if (!made) return NULL;
+    made->order = Py_NewRef(self->order);
+    made->waits.list = self->waits.list;
+    wait_list_ref(self->waits.list);
+    return (PyObject *)made;
+}
+
+int to_waits(PyObject *object, void *waits) {
     bool is_one = PyObject_TypeCheck(object, wait_list_type);
-    if (is_one) *(struct wait_list **)list = ((WaitListObject *)object)->list;
+    if (is_one) *(const struct waits **)waits = &((WaitListObject *)object)->waits;
     else PyErr_SetString(PyExc_TypeError, "a WaitList is needed");
     return is_one;
 }
 
 static void WaitList_dealloc(PyObject *object) {
     WaitListObject *self = (WaitListObject *)object;
-    if (self->list) wait_list_unref(self->list);
+    if (self->waits.list) wait_list_unref(self->waits.list);
     Py_XDECREF(self->order);
     free_object(object);
 }
@@ -232,7 +246,7 @@ int to_strategy(PyObject *number, void *strategy) {
 }
 
 struct beginning {
-    struct wait_list *list;
+    const struct waits *waits;
     struct queue *queue;
     const struct strategy *strategy;
     struct wait_result result;
@@ -241,8 +255,8 @@ struct beginning {
 static int do_begin(struct handle *handle, void *argument) {
     struct beginning *with = argument;
     if (handle_is_event(handle))
-        wait_begin_event(with->list, handle, with->queue, with->strategy, &with->result);
-    else wait_begin(with->list, handle_value(handle), with->queue, with->strategy, &with->result);
+        wait_begin_event(with->waits, handle, with->queue, with->strategy, &with->result);
+    else wait_begin(with->waits, handle_value(handle), with->queue, with->strategy, &with->result);
     return 0;
 }
 
@@ -252,13 +266,15 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
     if (count != 3)
         return PyErr_Format(PyExc_TypeError, "a handle, a queue and a strategy are needed");
     struct handle *handle;
-    struct beginning beginning = {.list = ((WaitListObject *)object)->list};
+    struct beginning beginning = {.waits = &((WaitListObject *)object)->waits};
     if (!to_handle(args[0], &handle) || !to_queue(args[1], &beginning.queue) ||
         !to_strategy(args[2], &beginning.strategy))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
+    struct wait *call = call_begin(beginning.waits);
     int refusal = (handle_is_event(handle) ? operate : operate_as_is)(handle, do_begin, &beginning);
     if (refusal) beginning.result.refusal = refusal;
+    call_end(call);
     Py_END_ALLOW_THREADS
     struct wait *spinning = beginning.result.spinning;
     if (!spinning) return as_answer(&beginning.result);
@@ -272,6 +288,7 @@ static PyMethodDef wait_list_methods[] = {
      "Begins a wait for a stream's present end, or an event's present record."},
     {"label", WaitList_label, METH_VARARGS,
      "What operators call the stream, and the seconds after which it is stalled; 0: never."},
+    {"shared", WaitList_shared, METH_NOARGS, "The same for another owner of the stream."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef wait_list_members[] = {

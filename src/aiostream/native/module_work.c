@@ -103,17 +103,20 @@ static int enter(struct handle *handle, const struct wait_list *list) {
 static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     WorkObject *self = (WorkObject *)object;
     struct handle *handle;
-    struct wait_list *list;
+    const struct waits *waits;
     if (count != 3 || self->handle)
         return PyErr_Format(PyExc_TypeError, "begin(handle, wait_list, held), once");
-    if (!to_handle(args[0], &handle) || !to_wait_list(args[1], &list) ||
+    if (!to_handle(args[0], &handle) || !to_waits(args[1], &waits) ||
         PyList_Append(args[2], Py_None) < 0)
         return NULL;
     int status;
     /* The GIL is given up, because a driver may hold a lock while a host function runs. If that is
      * a Python function, it waits for the GIL, and the two threads would wait for each other. */
+    struct wait *under_way;
     Py_BEGIN_ALLOW_THREADS
-    status = enter(handle, list);
+    under_way = call_begin(waits);
+    status = enter(handle, waits->list);
+    if (status) call_end(under_way);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) {
         PyList_SetSlice(args[2], 0, 1, NULL);
@@ -125,6 +128,7 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     self->pinned = true;
     self->result = PyObject_CallNoArgs(self->call);
     pop_from_python();
+    if (!is_child()) call_end(under_way);
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 

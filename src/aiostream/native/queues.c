@@ -54,6 +54,7 @@ struct queue {
         uint64_t drains;       /* how often what has arrived was taken */
     } turn;
     struct polled_waits polled;
+    struct loop_state loop;
     struct spares spares; /* any thread */
     _Atomic int waits;    /* any thread */
     struct timer *timer;  /* these four are constant */
@@ -249,6 +250,7 @@ int64_t queue_unread_since(struct queue *queue) {
     return atomic_load(&queue->head) ? atomic_load(&queue->pushed) : 0;
 }
 
+struct loop_state *queue_loop_state(struct queue *queue) { return &queue->loop; }
 struct spares *queue_spares(struct queue *queue) { return &queue->spares; }
 _Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
 struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }

@@ -35,6 +35,11 @@ void queue_put_back(struct queue *, struct queue_entry *oldest);
 /* Its waits that are not over. Those of cancelled futures count until the GPU has passed them, and
  * those of a closed loop for the next loop that uses the queue. */
 _Atomic int *queue_waits(struct queue *);
+/* When Python last saw that the loop runs, or that it does not, and when it was noted that the loop
+ * does not come back. Any thread. What is older than a wait says nothing of its loop, so the next
+ * loop begins with the old times. */
+struct loop_state { _Atomic int64_t ran, idle, noted; };
+struct loop_state *queue_loop_state(struct queue *);
 /* Since when the oldest of what has arrived waits for the loop; 0: that is not known. */
 int64_t queue_unread_since(struct queue *);
 struct wait;

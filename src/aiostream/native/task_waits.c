@@ -173,19 +173,19 @@ static bool is_over(int status, struct wait_result *result) {
     return true;
 }
 
-void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
+void wait_begin(const struct waits *waits, void *stream, struct queue *queue,
                 const struct strategy *strategy, struct wait_result *result) {
     *result = (struct wait_result){0};
-    if (is_over(wait_ask(list, stream), result)) return;
+    if (is_over(wait_ask(waits->list, stream), result)) return;
     struct wait *wait;
-    result->refusal = wait_start(list, queue, strategy, NULL, &wait);
+    result->refusal = wait_start(waits, queue, strategy, NULL, &wait);
     if (result->refusal) return;
     result->refusal = wait_record(wait, stream);
     if (result->refusal) wait_end(wait);
     else go_on(wait, result, now_ns());
 }
 
-void wait_begin_event(struct wait_list *of, struct handle *event, struct queue *queue,
+void wait_begin_event(const struct waits *of, struct handle *event, struct queue *queue,
                       const struct strategy *strategy, struct wait_result *result) {
     *result = (struct wait_result){0};
     int status = event_is_captured(event)
@@ -193,9 +193,10 @@ void wait_begin_event(struct wait_list *of, struct handle *event, struct queue *
                      : failure_noted(driver.event_query(handle_value(event)), "cuEventQuery");
     if (is_over(status, result)) return;
     /* It has a list of its own, because waits for events have no order among each other. */
-    struct wait_list *list = wait_list_new(of->context, of->history);
+    struct wait_list *list = wait_list_new(of->list->context, of->list->history);
+    struct waits waits = {.list = list};
     struct wait *wait = NULL;
-    result->refusal = list ? wait_start(list, queue, strategy, event, &wait) : RESULT_NO_MEMORY;
+    result->refusal = list ? wait_start(&waits, queue, strategy, event, &wait) : RESULT_NO_MEMORY;
     if (list) wait_list_unref(list);
     if (wait) go_on(wait, result, now_ns());
 }

@@ -41,10 +41,8 @@ struct wait_list {
     _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
     struct context *context; /* these two are constant */
     struct shared_history *history;
-    _Atomic int64_t limit; /* see wait_list_label; any thread */
-    /* Of its stream, for operators; under `pool_lock`, as the next one: */
-    char name[STREAM_NAME];
-    int64_t noted; /* when it was said to be stalled */
+    char name[STREAM_NAME]; /* of its stream, for operators; under `pool_lock` */
+    _Atomic int64_t noted;  /* when it was said to be stalled; any thread */
     /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
     _Atomic unsigned busy;
     /* The latest end lay between these two, and the work of the next wait began then. Written by
@@ -78,11 +76,19 @@ struct wait_list {
  *   TIMER, WATCHER --over--------> the spares        (by the watcher, which fires the ticket)
  *   WATCHER        --handed back-> TASK              (by the watcher)
  *   OVER_LISTED    --unlisted----> the spares        (by the watcher)
+ *   CALL           --returned----> the spares        (by the thread of the call, see call_begin)
  *
  * A timer may have a wait (TIMER, or TASK between leave and due). Then the wait belongs to the
  * thread that removes its entry from the timer, which has a lock of its own. That is the loop's
  * thread when the entry is due, or the watcher when it has seen the end and the holder is TIMER. */
-enum holder { HELD_BY_TASK, HELD_BY_TASK_LISTED, HELD_BY_TIMER, HELD_BY_WATCHER, OVER_LISTED };
+enum holder {
+    HELD_BY_TASK,
+    HELD_BY_TASK_LISTED,
+    HELD_BY_TIMER,
+    HELD_BY_WATCHER,
+    OVER_LISTED,
+    HELD_BY_CALL
+};
 
 struct wait {
     struct timer_entry timer_entry; /* first, because the loop's timer knows a wait by it */
@@ -96,7 +102,8 @@ struct wait {
     struct wait *next;
     _Atomic int holder;
     /* Written by wait_start, constant until it is used again: */
-    _Atomic(struct wait_list *) list; /* these two are relaxed, as they order nothing */
+    _Atomic(struct wait_list *) list; /* these three are relaxed, as they order nothing */
+    _Atomic int64_t limit;
     /* constant until it is back in the spares, as the rest: */
     /* a user's event, which is polled in place of the library's; otherwise NULL */
     struct handle *users_event;
@@ -139,7 +146,7 @@ extern _Atomic int active_count;
 void wait_not_pending(const struct wait *); /* its end goes to its task, or the task has gone */
 
 /* A wait on a list, from the spares or new. The task holds it. Nothing is recorded yet. */
-int wait_start(struct wait_list *, struct queue *, const struct strategy *,
+int wait_start(const struct waits *, struct queue *, const struct strategy *,
                struct handle *users_event, struct wait **);
 /* Its event is complete, or will never be used again, and the watcher does not list it. */
 void wait_recycle(struct wait *);

@@ -141,6 +141,8 @@ struct wait_list *wait_list_new(struct context *context, struct shared_history *
     return list;
 }
 
+void wait_list_ref(struct wait_list *list) { atomic_fetch_add(&list->refs, 1); }
+
 void wait_list_unref(struct wait_list *list) {
     if (atomic_fetch_sub(&list->refs, 1) != 1) return;
     shared_history_unref(list->history);
@@ -207,16 +209,19 @@ static void note_limit(void) {
     if (!atomic_load(&some_limit) && !atomic_exchange(&some_limit, true)) waker_wake_if_parked();
 }
 
-int wait_start(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
+int wait_start(const struct waits *waits, struct queue *queue, const struct strategy *strategy,
                struct handle *users_event, struct wait **started) {
+    struct wait_list *list = waits->list;
+    int64_t limit = atomic_load(&waits->limit);
     int status = take(queue, list->context, started);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *started;
     if (users_event) event_wait_begin(users_event);
-    atomic_fetch_add(&list->refs, 1);
+    wait_list_ref(list);
     atomic_fetch_add(&list->waiting, 1);
     atomic_fetch_add(queue_waits(queue), 1);
     atomic_store_explicit(&wait->list, list, memory_order_relaxed);
+    atomic_store_explicit(&wait->limit, limit, memory_order_relaxed);
     wait->users_event = users_event;
     wait->strategy = strategy;
     wait->ticket = 0;
@@ -232,7 +237,7 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     wait->start = now;
     wait->start_slack = 0;
     wait->forecast = atomic_load(&predicting) ? forecast_of(list->history) : forecast_ref(&none);
-    if (list->limit) note_limit();
+    if (limit) note_limit();
     return CUDA_SUCCESS;
 }
 
@@ -246,12 +251,10 @@ void wait_recycle(struct wait *wait) {
 
 /* --- what waits --- */
 
-void wait_list_label(struct wait_list *list, const char *name, int64_t limit) {
+void wait_list_label(struct wait_list *list, const char *name) {
     pthread_mutex_lock(&pool_lock);
     snprintf(list->name, sizeof list->name, "%s", name);
-    if (limit >= 0) list->limit = limit;
     pthread_mutex_unlock(&pool_lock);
-    if (limit > 0) note_limit();
 }
 
 /* Whether `wait`, under the lock of its spares, is one that waits_pending counts. If its holder
@@ -259,7 +262,7 @@ void wait_list_label(struct wait_list *list, const char *name, int64_t limit) {
 static bool is_pending(const struct wait *wait) {
     int holder = atomic_load(&wait->holder);
     /* the watcher has those that were dropped, without a ticket */
-    return wait->forecast && holder != OVER_LISTED &&
+    return wait->forecast && holder != OVER_LISTED && holder != HELD_BY_CALL &&
            (holder != HELD_BY_WATCHER || atomic_load(&wait->ticket));
 }
 
@@ -297,45 +300,82 @@ bool waits_next(struct wait **latest, struct waiting *waiting) {
 
 /* --- what is stalled --- */
 
+struct wait *call_begin(const struct waits *waits) {
+    struct wait *wait;
+    if (!atomic_load(&waits->limit) ||
+        wait_start(waits, queue_at(0), &strategies[0], NULL, &wait) != CUDA_SUCCESS)
+        return NULL;
+    atomic_store(&wait->holder, HELD_BY_CALL);
+    atomic_fetch_sub(&waits->list->waiting, 1); /* the waits that follow are alone nevertheless */
+    return wait;
+}
+
+void call_end(struct wait *wait) {
+    if (!wait) return;
+    wait_not_pending(wait);
+    wait_recycle(wait);
+}
+
+void waits_note_loop(struct queue *queue, bool runs, bool again) {
+    struct loop_state *loop = queue_loop_state(queue);
+    atomic_store(runs ? &loop->ran : &loop->idle, now_ns());
+    if (again) atomic_store(&loop->noted, 0);
+}
+
+static int64_t later(int64_t one, int64_t other) { return one > other ? one : other; }
+
 /* Under pool_lock and the lock of its spares. */
 static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, const char *thread,
                             int64_t held, struct stall *stall) {
-    static int64_t call_noted; /* when a call was said to be stalled; under pool_lock */
+    static _Atomic int64_t call_noted; /* when a call was said to be stalled */
     struct wait_list *list = wait->list;
-    if (!list || !list->limit || queue_is_closed(wait->queue)) return false;
+    int64_t limit = list ? atomic_load(&wait->limit) : 0;
+    if (!limit || queue_is_closed(wait->queue)) return false;
     int holder = atomic_load(&wait->holder);
-    int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now,
-            *noted = &list->noted;
+    int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now;
+    /* A loop that its program does not run now is not blocked. A thread that blocks has none. */
+    struct loop_state *loop = queue_index(wait->queue) ? queue_loop_state(wait->queue) : NULL;
+    int64_t idle = loop ? atomic_load(&loop->idle) : 0;
+    bool by_loop = false;
+    _Atomic int64_t *noted = &list->noted;
     const char *form = "%s is stalled: its loop or thread has not come back for %.3g s",
                *name = list->name;
     if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
         since = point_unread_since(atomic_load(&wait->ticket));
-    } else if (held > list->limit) {
+        by_loop = since != 0;
+    } else if (held > limit) {
         since = now - held;
         noted = &call_noted;
         form = "CUDA is stalled: a call by the %s thread has not returned for %.3g s";
         name = thread;
+    } else if (holder == HELD_BY_CALL) {
+        since = began;
+        form = "%s is stalled: a call on it has not returned for %.3g s";
     } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) {
         /* Its loop or thread looks at it often, unless it is blocked. A future whose work is not
          * enqueued yet has no look. */
-        since = polled > began ? polled : began;
-        if (holder == HELD_BY_WATCHER || now - since <= list->limit) {
-            int64_t ended = atomic_load(&list->free_since);
-            since = ended > began ? ended : began;
+        since = later(polled, began);
+        by_loop = holder != HELD_BY_WATCHER && now - later(since, idle) > limit;
+        if (!by_loop) {
+            since = later(atomic_load(&list->free_since), began);
             until = atomic_load(&wait->pending_at);
             form = "%s is stalled: no work that is awaited there has ended for %.3g s";
         }
     }
     if (news && (since || wait->forecast)) atomic_store(&some_limit, true);
-    if (!since || until - since <= list->limit || (news && *noted >= since)) return false;
-    if (news) *noted = until;
-    stall->ns = until - since;
+    if (by_loop) since = later(since, idle);
+    bool unsure = by_loop && loop && atomic_load(&loop->ran) < since;
+    if (by_loop && loop) noted = &loop->noted;
+    if (!since || until - since <= limit || (news ? atomic_load(noted) >= since : unsure))
+        return false;
+    if (news) atomic_store(noted, until);
+    *stall = (struct stall){until - since, unsure ? queue_index(wait->queue) : 0, now, "", ""};
     snprintf(stall->name, sizeof stall->name, "%s", name);
     snprintf(stall->text, sizeof stall->text, form, name, (double)stall->ns / 1e9);
     return true;
 }
 
-bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
+static bool find_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
     bool found = false;
     if (news) atomic_store(&some_limit, false); /* the waits say otherwise, also those to come */
     int64_t now = now_ns();
@@ -347,6 +387,15 @@ bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *st
     }
     pthread_mutex_unlock(&pool_lock);
     return found;
+}
+
+bool waits_stalled(const char *thread, int64_t held, struct stall *stall) {
+    return find_stalled(false, thread, held, stall);
+}
+
+void waits_note_stall(const char *thread, int64_t held) {
+    struct stall stall;
+    if (stall_has_room() && find_stalled(true, thread, held, &stall)) stall_note(&stall);
 }
 
 /* The time at which the simulator dropped all work, before it recovered from a fault. The events of

@@ -39,28 +39,42 @@ struct question shared_history_asked(struct shared_history *, int64_t start, int
 /* the waits on one stream, in its order; counted by its owner and by each wait on it */
 struct wait_list;
 struct wait_list *wait_list_new(struct context *, struct shared_history *);
+void wait_list_ref(struct wait_list *);
 void wait_list_unref(struct wait_list *);
 int wait_list_health(const struct wait_list *); /* of its context: context_recent_health */
-
-/* What operators call its stream, and after which time without an end the stream is stalled (0:
- * never; less: as before). The latest counts. Any thread. */
-void wait_list_label(struct wait_list *, const char *name, int64_t limit);
+/* What operators call its stream. The latest counts. Any thread. */
+void wait_list_label(struct wait_list *, const char *name);
+/* The same list as one owner of the stream uses it. A wait is stalled after that time without an
+ * end (0: never). Another owner, at the same time or later, has another limit. */
+struct waits {
+    struct wait_list *list;
+    _Atomic int64_t limit;
+};
 bool waits_limited(void); /* whether some wait may have a limit */
 /* Whether the work of a stream or a loop is stalled now, or this thread, which has been in a call
- * of the driver for `held`. With `news`, something that it has not said since. Any thread. */
-bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *);
+ * of the driver for `held`. Any thread, as the next two. */
+bool waits_stalled(const char *thread, int64_t held, struct stall *);
+/* Notes what is stalled and was not noted since. */
+void waits_note_stall(const char *thread, int64_t held);
+/* Whether a loop runs that did not come back. With `again` it is noted again if it still does not.
+ */
+void waits_note_loop(struct queue *, bool runs, bool again);
+/* A call begins that may not return, before there is a wait that would show it. NULL: there is no
+ * limit, or no memory. Call both without the GIL. */
+struct wait *call_begin(const struct waits *);
+void call_end(struct wait *);
 
 /* Waits for what the stream has reached now. Call it without the GIL. */
-void wait_begin(struct wait_list *, void *stream, struct queue *, const struct strategy *,
+void wait_begin(const struct waits *, void *stream, struct queue *, const struct strategy *,
                 struct wait_result *);
 /* Waits for what a user's event has recorded now, with the context and the history of the list.
  * Call it without the GIL, under RELAXED, with the handle pinned. */
-void wait_begin_event(struct wait_list *, struct handle *event, struct queue *,
+void wait_begin_event(const struct waits *, struct handle *event, struct queue *,
                       const struct strategy *, struct wait_result *);
 /* A wait of a future. It has one ticket for all its life, which fires at its end. Its loop polls
  * it. Everything is reserved before the work is enqueued, so nothing but the record itself can fail
  * afterwards. Call each of these without the GIL. */
-int wait_reserve(struct wait_list *, struct queue *, const struct strategy *, struct wait **);
+int wait_reserve(const struct waits *, struct queue *, const struct strategy *, struct wait **);
 uint64_t wait_ticket(const struct wait *);
 void wait_unreserve(struct wait *);
 /* ends it if there is nothing to record; any thread */

@@ -68,11 +68,11 @@ static void read_health(bool all) {
 
 static void look_for_stalls(int64_t now) {
     static int64_t looked;
-    struct stall stall;
     /* If the last look is long ago, the process was stopped, and the loops come first. */
     bool went_on = now - looked < 3 * HEALTH_PERIOD_NS;
     looked = now;
-    if (went_on && !stall_is_new(now) && waits_stalled(true, "", 0, &stall)) stall_note(&stall);
+    if (went_on) waits_note_stall("", 0);
+    stall_act(now);
 }
 
 static void *watch(void *unused) {

@@ -29,6 +29,7 @@ import sys
 from typing import Any, Protocol
 
 from aiostream._base import turns
+from aiostream._runtime import process
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.loops.bridge import Bridge as Bridge
 
@@ -123,6 +124,9 @@ def tasks() -> list[Any]:
     Threads: any. Other threads may begin and end tasks meanwhile.
     """
     return [task for kind in _KINDS for task in kind.tasks()]
+
+
+process.loop_runs = on_asyncio.runs
 
 
 def task_name(task: Any) -> str:

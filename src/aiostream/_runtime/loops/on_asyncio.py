@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 import weakref
@@ -61,6 +62,22 @@ def tasks() -> list[asyncio.Task[Any]]:
     if not checks.has_gil():  # what another thread runs may not be looked at there
         loops = [loop for loop in loops if loop is _running_loop()]
     return [task for loop in loops for task in asyncio.all_tasks(loop)]
+
+
+def runs(queue: int) -> bool:
+    """Whether the loop of a queue runs now. Between two calls of `Runner.run`, one does not.
+
+    A run of trio always runs.
+
+    Threads: any.
+    """
+    for reference in _bridges.keyrefs():
+        loop = reference()
+        bridge = _known_bridge(loop) if loop is not None else None
+        if loop is not None and bridge is not None and bridge.is_open and bridge.queue == queue:
+            with contextlib.suppress(Exception):  # an application's own class may raise anything
+                return loop.is_running()
+    return True
 
 
 def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
