@@ -43,7 +43,8 @@ class Event(WithBlock, waiting.AwaitedBlock):
 
     Args:
         timing: Record times, for `elapsed_time`. This costs a little on the GPU.
-        blocking_sync: `synchronize()` sleeps instead of spinning.
+        blocking_sync: If another library calls `cuEventSynchronize`, it sleeps in place of
+            spinning.
         interprocess: The event can be exported to other processes. It then has no `timing`, and you
             cannot `record` it while a task awaits it.
         device: Where it lives: a `Device` or its ordinal. By default the calling thread's current
@@ -204,10 +205,9 @@ class Event(WithBlock, waiting.AwaitedBlock):
         return True
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Blocks the thread until the GPU has passed the recorded point (`cuEventSynchronize`).
+        """Blocks the thread until the GPU has passed the recorded point, as `cuEventSynchronize`.
 
-        Do not call it in the thread of an event loop. With a timeout, the thread waits as
-        `Stream.synchronize` does with one.
+        Do not call it in the thread of an event loop. The thread waits as in `Stream.synchronize`.
 
         Args:
             timeout: Seconds to wait at most. `None` sets no limit.
@@ -220,10 +220,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
             CudaError: The context has failed.
         """
         development.warn_if_blocking("Event.synchronize")
-        if (seconds := checks.timeout(timeout)) is not None:
-            waiting.synchronize(self, seconds)
-            return
-        driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
+        waiting.synchronize(self, checks.timeout(timeout))
 
     async def synchronize_async(self) -> None:
         """Waits, without blocking the loop, until the GPU has passed the recorded point.

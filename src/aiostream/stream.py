@@ -531,11 +531,11 @@ class Stream(
         return True
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Blocks the thread until all work is done (`cuStreamSynchronize`).
+        """Blocks the thread until all work is done, as `cuStreamSynchronize` does.
 
-        Do not call it in the thread of an event loop: `synchronize_async` is for that. With a
-        timeout, the thread waits as `synchronize_async` would, by an event that it polls when the
-        end is near. It sleeps in between, and a signal handler of Python can interrupt it.
+        Do not call it in the thread of an event loop: `synchronize_async` is for that. The thread
+        waits as `synchronize_async` would, by an event that it polls when the end is near. It
+        sleeps in between, and Ctrl-C and the signal handlers of Python reach it.
 
         Args:
             timeout: Seconds to wait at most. `None` sets no limit.
@@ -554,15 +554,7 @@ class Stream(
             >>> stream.close()
         """
         development.warn_if_blocking("Stream.synchronize")
-        seconds = checks.timeout(timeout)
-        if seconds is not None or self._operand.shared.limit():  # so that it is seen
-            waiting.synchronize(self, seconds)
-            return
-        # The GIL is given up and the handle pinned all the time. A close in another thread returns
-        # at once, and this thread destroys the stream when its work is done.
-        driver.raise_for(
-            _native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name
-        )
+        waiting.synchronize(self, checks.timeout(timeout))
 
     # ------------------------------------------------------------------------------------- awaiting
 

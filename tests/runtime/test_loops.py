@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
+import aiostream
 import internals
 from aiostream import Stream, statistics
 from installed import installed
@@ -102,6 +105,93 @@ def test_what_arrived_before_the_loop_closed_and_was_not_read_is_dropped_too() -
     loop.close()
     gc.collect()
     assert settle(lambda: statistics().futures.dropped == before + 1)
+
+
+class Owner:
+    """Something that work uses. It can be referred to weakly."""
+
+
+def begin_in(loop: asyncio.AbstractEventLoop, way: str, stream: Stream, kept: Owner) -> None:
+    """Leaves something behind in a loop that then does not run any more."""
+
+    async def main() -> None:
+        if way == "completion_future":
+            stream.completion_future()
+        elif way == "enqueue_async":
+            stream.enqueue_async(lambda stream, kept: None, kept)
+        else:
+            loop.create_task(stream.run(lambda kept: None, kept))
+        await asyncio.sleep(0.005)
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of asyncio
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("over", ["before", "after"])
+@pytest.mark.parametrize("way", ["enqueue_async", "completion_future", "run"])
+def test_a_loop_that_is_dropped_and_not_closed(way: str, over: str) -> None:
+    """Once the GPU is done, its futures are not pending, what they keep is freed, and descriptors do
+    not grow with each such loop.
+    """
+
+    def drop_one() -> weakref.ref[Owner]:
+        kept = Owner()
+        with Gate() as gate:
+            gate.hold(stream)
+            begin_in(asyncio.new_event_loop(), way, stream, kept)
+            if over == "after":  # a collection
+                gc.collect()
+        stream.synchronize()
+        return weakref.ref(kept)
+
+    def end_one() -> None:
+        kept = drop_one()
+        if way != "run":
+            assert asyncio.run(aiostream.drain(5)), "a dropped loop's future is pending"
+        gc.collect()
+        assert settle(lambda: (gc.collect(), kept() is None)[1])
+        assert asyncio.run(aiostream.drain(5))
+
+    with contextlib.closing(Stream()) as stream:
+        end_one()
+        end_one()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(4):
+            end_one()
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.needs_gil("the loop may begin to run meanwhile")
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_uvloop])
+def test_drain_does_not_wait_for_a_loop_that_does_not_run(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Such as that of a Runner between two runs. Its future settles when it runs again."""
+
+    async def begin() -> Any:
+        gate.hold(stream)
+        future = stream.enqueue_async(lambda stream, kept: 7, kept.pop())
+        await asyncio.sleep(0.005)
+        return future
+
+    async def end(future: Any) -> Any:
+        return await future
+
+    kept = [Owner()]
+    alive = weakref.ref(kept[0])
+    with (
+        contextlib.closing(Stream()) as stream,
+        Gate() as gate,
+        asyncio.Runner(loop_factory=new_loop) as runner,
+    ):
+        future = runner.run(begin())
+        assert not asyncio.run(aiostream.drain(0.3))
+        assert alive() is not None
+        gate.open()
+        assert asyncio.run(aiostream.drain(5))
+        assert settle(lambda: alive() is None)
+        assert runner.run(end(future)) == 7
 
 
 def test_loops_of_all_kinds_one_after_the_other() -> None:

@@ -1,4 +1,4 @@
-"""`synchronize(timeout=)`: the bounded wait of a thread without a loop."""
+"""`synchronize`: the wait of a thread without a loop."""
 
 from __future__ import annotations
 
@@ -115,26 +115,43 @@ def test_context_that_fails_ends_it(breakable: Any) -> None:
     stream.close()
 
 
-def test_signal_handler_interrupts_it(driver_kind: str) -> None:
-    script = """
+@pytest.mark.parametrize(
+    "call",
+    [
+        "stream.synchronize(timeout=30)",
+        "stream.synchronize()",
+        "event.synchronize()",
+        "stream.to_borrowed().shutdown()",
+        "with stream.sync_scope(): pass",
+    ],
+)
+def test_signal_handlers_reach_it(driver_kind: str, call: str) -> None:
+    """One that returns, and one that raises: Ctrl-C. Then the process can end."""
+    script = f"""
         import os, signal, threading, time
         import aiostream
         from aiostream.testing import Gate
 
-        gate, stream = Gate(), aiostream.Stream()
+        gate, stream, event = Gate(), aiostream.Stream(), aiostream.Event()
         gate.hold(stream)
+        event.record(stream)
+        signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(20, gate.open).start()
         began = time.monotonic()
         try:
-            stream.synchronize(timeout=30)
+            {call}
         except KeyboardInterrupt:
-            print("interrupted", time.monotonic() - began < 20)
+            print("interrupted", time.monotonic() - began < 10)
         gate.open()
         stream.shutdown(timeout=20)
-        print(aiostream.pending(), aiostream.statistics().balanced)
+        print(aiostream.pending(), aiostream.statistics().balanced, flush=True)
+        os._exit(0)
     """
     done = run_script(driver_kind, script, forked=USUAL)
-    assert done.stdout.splitlines() == ["interrupted True", "[] True"], done.stderr
+    expected = ["handled", "interrupted True", "[] True"]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 @pytest.mark.alone

@@ -84,6 +84,8 @@ def load(real: str | None = None, *, everywhere: bool = False) -> None:
     hooks = (_native.IS_PYTHON_THREAD, _native.FRAMES_HERE)
     library.aiostream_forward_set_up(*map(ctypes.c_void_p, hooks))
     library.aiostream_forward_bind(os.fsencode(path))
+    # Of the library's own waits, which make no call of the driver that waits.
+    _native.wrap_blocking(ctypes.cast(library.aiostream_forward_wrap, ctypes.c_void_p).value or 0)
     library.aiostream_forward_limit.argtypes = [ctypes.c_int64, ctypes.c_int64]
     _library = library
 

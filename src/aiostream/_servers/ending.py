@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiostream._base import checks, driver
-from aiostream._runtime import process, statistics
+from aiostream._runtime import loops, process, statistics
+from aiostream._runtime.completion import Completion
 from aiostream._waits import waiting
 from aiostream._waits.several import time_limit
 
@@ -18,12 +19,12 @@ _LONGEST_NAP = 0.02
 async def drain(timeout: float | None = None) -> bool:
     """Waits until nothing of the library is pending in this process, such as at a server's end.
 
-    It waits until every future has settled in its loop, and until the GPU has passed every host
-    function, every callback, all work of `run` and `enqueue_async`, and what cancelled waits have
-    waited for. It also waits for what is left on the streams of a pool, for calls of
-    `run_in_thread` that have not begun, and for what other tasks and threads begin during the call.
-    It does not wait for tasks that wait for a stream of a pool, for host functions in graphs, and
-    for work that no await or future of the library followed, such as a kernel or
+    It waits until every future has settled in its loop, if that loop runs, and until the GPU has
+    passed every host function, every callback, all work of `run` and `enqueue_async`, and what
+    cancelled waits have waited for. It also waits for what is left on the streams of a pool, for
+    calls of `run_in_thread` that have not begun, and for what other tasks and threads begin during
+    the call. It does not wait for tasks that wait for a stream of a pool, for host functions in
+    graphs, and for work that no await or future of the library followed, such as a kernel or
     `executable.launch(stream)` alone. For that work, synchronize the stream. Do not hold a token
     that such a call waits for. If `AIOSTREAM_TRACE` is set, `drain` then waits until the trace is
     written.
@@ -71,5 +72,18 @@ def anything_pending() -> bool:
     now = statistics.statistics()
     # The host functions in graphs are armed as long as their graph is there, so they do not count.
     return (
-        now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
+        now.points.pending > now.points.captured
+        or now.futures.pending > _left_behind(now.futures.pending)
+        or now.waits.pending > 0
     )
+
+
+def _left_behind(most: int) -> int:
+    """Counts the futures that the GPU has passed in loops that do not run. Frees what they keep.
+
+    Such a loop may have been dropped without a `close()`, and never run again.
+    """
+    points = [each for each in loops.left_behind() if isinstance(each, Completion)] if most else []
+    for point in points:
+        process.release_in_thread(point.take())
+    return sum(point.is_pending for point in points)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -30,9 +29,6 @@ from aiostream.errors import CudaError, StreamClosedError
 
 __all__ = ["default_wait", "set_default_wait"]
 
-# Seconds after which a thread that blocks comes back to Python, for signals. The watcher fails no
-# wait that it does not list, so such a thread also sees in that time that the context has failed.
-_SLICE = 0.025
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
 # The number of each strategy in native code. Streams look it up once, because a lookup in each wait
@@ -226,19 +222,11 @@ def synchronize(awaited: Any, limit: float | None) -> None:
         CudaError: The work or the context has failed.
     """
     operand, mode = awaited._operand, awaited._mode
-    # It is on the janitor's queue, because no other thread polls such a wait.
-    answer = wait_list_of(operand).begin(operand.handle, process.ORPHANS, mode)
-    until, left = time.monotonic() + (math.inf if limit is None else limit), 0.0
-    try:
-        while isinstance(answer, _Wait) and left >= 0:  # at least once
-            answer = answer.block(min(left, _SLICE))
-            left = until - time.monotonic()
-    finally:
-        if isinstance(answer, _Wait):
-            answer.drop()
-    if isinstance(answer, _Wait):
+    seconds = math.inf if limit is None else limit
+    answer = wait_list_of(operand).block(operand.handle, mode, seconds)
+    if answer is None:
         raise TimeoutError(f"{operand.name} was not done after {limit:g} s, and goes on")
-    driver.raise_for(answer or 0, "cuEventQuery", operand.name)
+    driver.raise_for(answer, "cuEventQuery", operand.name)
 
 
 def require_ready(operand: Operand, recent: bool = False) -> None:

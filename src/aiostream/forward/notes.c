@@ -228,6 +228,11 @@ function wrapper_of(const char *name, function real) {
     return n < MOST ? (function)addresses[n] : real;
 }
 
+/* Notes the calls of a function as those of the driver's function of that name. */
+EXPORT function aiostream_forward_wrap(const char *name, function real) {
+    return wrapper_of(name, real);
+}
+
 /* --- for Python --- */
 
 static void make_lock(void) {

@@ -12,13 +12,11 @@ CALL(launch_host_func, cuLaunchHostFunc, 10000, (void *stream, host_function, vo
 CALL(stream_add_callback, cuStreamAddCallback, 5000,
      (void *stream, stream_callback, void *data, unsigned flags))
 CALL(stream_query, cuStreamQuery, 2000, (void *stream))
-CALL(stream_synchronize, cuStreamSynchronize, 2000, (void *stream))
 CALL(stream_is_capturing, cuStreamIsCapturing, 10000, (void *stream, int *status))
 CALL(stream_destroy, cuStreamDestroy, 4000, (void *stream))
 CALL(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, 10010, (int *mode))
 CALL(event_query, cuEventQuery, 2000, (void *event))
 CALL(event_record, cuEventRecordWithFlags, 11010, (void *event, void *stream, unsigned flags))
-CALL(event_synchronize, cuEventSynchronize, 2000, (void *event))
 CALL(event_destroy, cuEventDestroy, 4000, (void *event))
 CALL(event_create, cuEventCreate, 2000, (void **event, unsigned flags))
 CALL(ctx_push, cuCtxPushCurrent, 4000, (void *context))

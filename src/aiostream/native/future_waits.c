@@ -62,34 +62,45 @@ int wait_record_future(struct wait *wait, void *stream) {
 /* --- the loop's list --- */
 
 static void append(struct polled_waits *polled, struct wait *wait) {
+    pthread_mutex_lock(&polled->lock);
     wait->next_polled = NULL;
     wait->previous_polled = polled->first ? polled->last : NULL;
     if (polled->first) polled->last->next_polled = wait;
     else polled->first = wait;
     polled->last = wait;
     atomic_store(&wait->polled_by_loop, true);
+    pthread_mutex_unlock(&polled->lock);
 }
 
-/* This comes before anything else is done with the wait, because its next holder may recycle it.
- * Then the field is another loop's. */
-static void removed(struct wait *wait) { atomic_store(&wait->polled_by_loop, false); }
+/* All of them, linked by `next_polled`. The loop no longer has them, before anything else is done
+ * with one, because its next holder may recycle it. */
+static struct wait *take_all(struct polled_waits *polled) {
+    pthread_mutex_lock(&polled->lock);
+    struct wait *first = polled->first;
+    polled->first = NULL;
+    for (struct wait *wait = first; wait; wait = wait->next_polled)
+        atomic_store(&wait->polled_by_loop, false);
+    pthread_mutex_unlock(&polled->lock);
+    return first;
+}
 
 /* --- leaving the loop --- */
 
 bool wait_drop_future(struct wait *wait, uint64_t ticket) {
-    /* Read twice, because in between the wait may have become another loop's, which polls it, but
-     * never with the same ticket. */
-    if (atomic_load(&wait->ticket) != ticket || !atomic_load(&wait->polled_by_loop) ||
-        atomic_load(&wait->ticket) != ticket)
-        return false;
     struct polled_waits *polled = queue_polled_waits(wait->queue);
-    if (wait->previous_polled) wait->previous_polled->next_polled = wait->next_polled;
-    else polled->first = wait->next_polled;
-    if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
-    else polled->last = wait->previous_polled;
-    removed(wait);
-    wait_leave_to_watcher(wait);
-    return true;
+    pthread_mutex_lock(&polled->lock);
+    /* It may be over and another wait of its queue by now, but never with the same ticket. */
+    bool drops = atomic_load(&wait->polled_by_loop) && atomic_load(&wait->ticket) == ticket;
+    if (drops) {
+        if (wait->previous_polled) wait->previous_polled->next_polled = wait->next_polled;
+        else polled->first = wait->next_polled;
+        if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
+        else polled->last = wait->previous_polled;
+        atomic_store(&wait->polled_by_loop, false);
+    }
+    pthread_mutex_unlock(&polled->lock);
+    if (drops) wait_leave_to_watcher(wait);
+    return drops;
 }
 
 /* --- polling by the loop --- */
@@ -116,29 +127,20 @@ static bool poll_on(struct wait *wait, struct queue *queue) {
 
 void waits_poll_futures(struct queue *queue) {
     struct polled_waits *polled = queue_polled_waits(queue);
-    struct wait *wait = polled->first;
-    if (!wait) return;
+    if (!polled->first) return;
     queue_suppress_wakeup(queue); /* the drain that follows takes what is fired here */
-    polled->first = NULL;
-    while (wait) {
-        struct wait *next = wait->next_polled; /* read before the wait may be another's */
-        removed(wait);
+    for (struct wait *wait = take_all(polled), *next; wait; wait = next) {
+        next = wait->next_polled; /* read before the wait may be another's */
         if (poll_on(wait, queue)) append(polled, wait);
-        wait = next;
     }
     if (polled->first) drain_again(queue);
 }
 
-/* --- the loop is closed --- */
+/* --- the loop is closed, or does not come --- */
 
 void waits_leave_futures(struct queue *queue) {
-    struct polled_waits *polled = queue_polled_waits(queue);
-    struct wait *wait = polled->first;
-    polled->first = NULL;
-    while (wait) {
-        struct wait *next = wait->next_polled;
-        removed(wait);
+    for (struct wait *wait = take_all(queue_polled_waits(queue)), *next; wait; wait = next) {
+        next = wait->next_polled;
         wait_leave_to_watcher(wait);
-        wait = next;
     }
 }

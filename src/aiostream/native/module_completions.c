@@ -368,6 +368,14 @@ static PyObject *Completion_cancel(PyObject *object, PyObject *Py_UNUSED(unused)
     Py_RETURN_NONE;
 }
 
+/* take(): what is kept alive, in a list. The GPU has passed the point. */
+static PyObject *Completion_take(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    CompletionObject *self = (CompletionObject *)object;
+    PyObject *list = PyList_New(0), *kept = list ? take(self, &self->keepalive) : NULL;
+    if (kept) append_new(list, kept);
+    return list;
+}
+
 /* unreserve(): gives the reservation back, if nothing was recorded. */
 static PyObject *Completion_unreserve(PyObject *object, PyObject *Py_UNUSED(unused)) {
     completion_unreserve((CompletionObject *)object);
@@ -409,6 +417,7 @@ static PyMethodDef completion_methods[] = {
     {"fail", Completion_fail, METH_VARARGS,
      "Settles the future with an error, and leaks what is kept alive."},
     {"cancel", Completion_cancel, METH_NOARGS, "No task waits any more."},
+    {"take", Completion_take, METH_NOARGS, "What is kept alive, once the GPU has passed."},
     {NULL, NULL, 0, NULL},
 };
 #define FIELD(name) (void *)offsetof(CompletionObject, name)
@@ -466,7 +475,7 @@ int add_completion_types(PyObject *module) {
     enum { BASE = Py_TPFLAGS_BASETYPE };
     if (ADD_TYPE(module, completion, Completion, BASE | Py_TPFLAGS_HAVE_GC) < 0 ||
         ADD_TYPE(module, order, Order, 0) < 0 ||
-        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 ||
+        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 || add_arrivals_type(module) < 0 ||
         PyModule_AddFunctions(module, completion_functions) < 0 ||
         PyModule_AddFunctions(module, enqueue_functions) < 0)
         return -1;

@@ -162,6 +162,85 @@ static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *only_slow
     return list;
 }
 
+/* --- a loop that is dropped and not closed --- */
+
+/* What has arrived for a loop, to the eyes of the collector. The bridge of the loop refers to it.
+ * So if only futures that the GPU has passed refer to the loop, it is garbage: the collector
+ * finalizes the bridge, which closes the queue, and the janitor releases what they keep. */
+typedef struct {
+    PyObject_HEAD
+    struct queue *queue;
+    uint64_t identity;
+} ArrivalsObject;
+
+static PyTypeObject *arrivals_type;
+
+static PyObject *Arrivals_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    struct queue *queue;
+    if (!PyArg_ParseTuple(args, "O&", to_queue, &queue)) return NULL;
+    ArrivalsObject *self = (ArrivalsObject *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    self->queue = queue;
+    self->identity = queue_identity(queue);
+    return (PyObject *)self;
+}
+
+static bool is_open(const ArrivalsObject *self) {
+    return !queue_is_closed(self->queue) && queue_identity(self->queue) == self->identity;
+}
+
+struct visiting {
+    visitproc visit;
+    void *argument;
+};
+
+static int visit_owner(void *owner, void *argument) {
+    struct visiting *visiting = argument;
+    return visiting->visit(object_of(owner), visiting->argument);
+}
+
+/* The thread is attached to Python, so none takes what has arrived, and none closes the queue. */
+static int Arrivals_traverse(PyObject *object, visitproc visit, void *arg) {
+    ArrivalsObject *self = (ArrivalsObject *)object;
+    Py_VISIT(Py_TYPE(object));
+    struct visiting visiting = {visit, arg};
+    return is_open(self) ? points_visit_arrived(self->queue, visit_owner, &visiting) : 0;
+}
+
+static int append_arrived(void *owner, void *list) { return PyList_Append(list, object_of(owner)); }
+
+/* arrived(): what those points stand for. No collection comes in the loop, which could take them.
+ */
+static PyObject *Arrivals_arrived(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    ArrivalsObject *self = (ArrivalsObject *)object;
+    PyObject *list = PyList_New(0);
+    if (list && is_open(self) && points_visit_arrived(self->queue, append_arrived, list) < 0)
+        Py_CLEAR(list);
+    return list;
+}
+
+static void Arrivals_dealloc(PyObject *object) {
+    PyObject_GC_UnTrack(object);
+    free_object(object);
+}
+
+static PyMethodDef arrivals_methods[] = {
+    {"arrived", Arrivals_arrived, METH_NOARGS, "What has arrived and was not taken."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot arrivals_slots[] = {
+    {Py_tp_new, Arrivals_new},
+    {Py_tp_methods, arrivals_methods},
+    {Py_tp_dealloc, Arrivals_dealloc},
+    {Py_tp_traverse, Arrivals_traverse},
+    {Py_tp_doc, "What has arrived for a loop, to the eyes of the collector."},
+    {0, NULL},
+};
+
+int add_arrivals_type(PyObject *module) {
+    return ADD_TYPE(module, arrivals, Arrivals, Py_TPFLAGS_HAVE_GC);
+}
+
 /* --- what a drain does --- */
 
 struct draining {

@@ -338,20 +338,12 @@ int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
     int refusal = capture_refusal(handle_value(handle));
     return refusal ? refusal : driver.stream_query(handle_value(handle));
 }
-static int do_stream_synchronize(struct handle *handle, void *Py_UNUSED(unused)) {
-    int refusal = capture_refusal(handle_value(handle));
-    return refusal ? refusal : driver.stream_synchronize(handle_value(handle));
-}
 int do_capture_refusal(struct handle *handle, void *Py_UNUSED(unused)) {
     return capture_refusal(handle_value(handle));
 }
 static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
     return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
                                      : driver.event_query(handle_value(handle));
-}
-static int do_event_synchronize(struct handle *handle, void *Py_UNUSED(unused)) {
-    return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
-                                     : driver.event_synchronize(handle_value(handle));
 }
 
 /* The functions of Python that make one call on one handle, and answer its code. */
@@ -361,10 +353,8 @@ static int do_event_synchronize(struct handle *handle, void *Py_UNUSED(unused)) 
         return handle ? PyLong_FromLong(operate_from_python(handle, do_##name, NULL)) : NULL;      \
     }
 OPERATION(stream_query)
-OPERATION(stream_synchronize)
 OPERATION(capture_refusal)
 OPERATION(event_query)
-OPERATION(event_synchronize)
 
 static PyObject *native_gone_refusal(PyObject *Py_UNUSED(self), PyObject *object) {
     struct handle *handle = as_handle(object);
@@ -449,8 +439,6 @@ static PyMethodDef handle_functions[] = {
     {"drop_abandoned", native_drop_abandoned, METH_NOARGS,
      "Destroys what no object has got, because an interrupt came. The janitor's."},
     {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
-    {"stream_synchronize", native_stream_synchronize, METH_O,
-     "cuStreamSynchronize, unless the stream captures."},
     {"capture_refusal", native_capture_refusal, METH_O,
      "0, or the negative code that says that the stream captures."},
     {"gone_refusal", native_gone_refusal, METH_O,
@@ -458,7 +446,6 @@ static PyMethodDef handle_functions[] = {
     {"event_record", native_event_record, METH_VARARGS,
      "Records the event of an Operand, which may get a fresh handle: the driver's code."},
     {"event_query", native_event_query, METH_O, "cuEventQuery."},
-    {"event_synchronize", native_event_synchronize, METH_O, "cuEventSynchronize."},
     {NULL, NULL, 0, NULL},
 };
 

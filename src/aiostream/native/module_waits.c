@@ -46,8 +46,8 @@ static PyObject *as_answer(const struct wait_result *result) {
     Py_RETURN_NONE;
 }
 
-/* The answer; the Wait itself if it is not over. It blocks until a time, or not for 0. */
-static PyObject *poll(PyObject *object, int64_t until) {
+/* The answer; the Wait itself if it is not over. */
+static PyObject *poll(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     if (refuse_in_child()) return NULL;
     if (!self->wait) return PyErr_Format(PyExc_ValueError, "the wait is over");
@@ -56,8 +56,7 @@ static PyObject *poll(PyObject *object, int64_t until) {
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
     int mode = relaxed_enter();
-    over = until ? wait_block(self->wait, until, &result.refusal)
-                 : wait_poll(self->wait, self->queue, &result);
+    over = wait_poll(self->wait, self->queue, &result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
     if (!over) return Py_NewRef(object);
@@ -65,12 +64,7 @@ static PyObject *poll(PyObject *object, int64_t until) {
     return as_answer(&result);
 }
 
-static PyObject *Wait_poll(PyObject *self, PyObject *Py_UNUSED(unused)) { return poll(self, 0); }
-
-/* block(seconds): the same, once it is over or the time has passed. */
-static PyObject *Wait_block(PyObject *self, PyObject *seconds) {
-    return poll(self, now_ns() + (int64_t)(PyFloat_AsDouble(seconds) * 1e9));
-}
+static PyObject *Wait_poll(PyObject *self, PyObject *Py_UNUSED(unused)) { return poll(self); }
 
 /* The C side of asyncio's file (see `_runtime/loops`): one step of `await wait`. It yields None, as
  * a bare `yield` does, which asks asyncio for one turn of the loop, and then polls with turns in
@@ -78,7 +72,7 @@ static PyObject *Wait_block(PyObject *self, PyObject *seconds) {
  * Wait, because trio would refuse what is yielded here. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
-    PyObject *answer = self->yielded ? poll(object, 0) : Py_NewRef(object);
+    PyObject *answer = self->yielded ? poll(object) : Py_NewRef(object);
     self->yielded = true;
     bool yields = answer == object;
     if (answer && !yields && answer != Py_None) PyErr_SetObject(PyExc_StopIteration, answer);
@@ -113,8 +107,6 @@ static PyMethodDef wait_methods[] = {
     {"poll", Wait_poll, METH_NOARGS,
      "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
      "watcher."},
-    {"block", Wait_block, METH_O,
-     "Blocks for some seconds: itself if it is not over then, else None or an error."},
     {"drop", Wait_drop, METH_NOARGS,
      "No task waits any more. May be called again, and when it is over."},
     {NULL, NULL, 0, NULL},
@@ -283,7 +275,79 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
     return wait;
 }
 
+struct blocking {
+    struct handle *handle;
+    struct beginning beginning;
+    int64_t until;
+};
+
+/* A wait in the thread of the caller: 1 when it is over, 0 at that time, -1 if the handler of a
+ * signal has raised, which Python calls in between. It has the arguments that cuStreamSynchronize
+ * has, and one more. */
+static int block_stream(void *stream, struct blocking *with) {
+    static const int64_t SLICE_NS = 25000000;
+    (void)stream;
+    struct wait_result *result = &with->beginning.result;
+    struct wait *call = call_begin(with->beginning.waits);
+    int refusal = (handle_is_event(with->handle) ? operate : operate_as_is)(with->handle, do_begin,
+                                                                            &with->beginning),
+        over = refusal || !result->spinning;
+    if (refusal) result->refusal = refusal;
+    call_end(call);
+    while (!over) {
+        int64_t slice = now_ns() + SLICE_NS;
+        int mode = relaxed_enter();
+        over = wait_block(result->spinning, slice < with->until ? slice : with->until,
+                          &result->refusal);
+        relaxed_leave(mode);
+        if (over || slice >= with->until) break;
+        PyGILState_STATE state = PyGILState_Ensure();
+        over = PyErr_CheckSignals();
+        PyGILState_Release(state);
+    }
+    if (over <= 0) wait_drop(result->spinning);
+    return over;
+}
+/* Another function, because the forwarding library knows a function by its address. */
+static int block_event(void *event, struct blocking *with) { return block_stream(event, with); }
+
+typedef int (*blocker)(void *, struct blocking *);
+static _Atomic(blocker) blockers[] = {block_stream, block_event};
+
+/* wrap_blocking(wrap): `wrap` returns a function that calls another one and notes that it blocks,
+ * as one of the driver's. */
+static PyObject *native_wrap_blocking(PyObject *Py_UNUSED(module), PyObject *address) {
+    blocker (*wrap)(const char *, blocker) = PyLong_AsVoidPtr(address);
+    if (!wrap) return NULL;
+    atomic_store(&blockers[0], wrap("cuStreamSynchronize", block_stream));
+    atomic_store(&blockers[1], wrap("cuEventSynchronize", block_event));
+    Py_RETURN_NONE;
+}
+
+/* block(handle, strategy, seconds): waits in this thread for what `begin` begins to wait for. 0, an
+ * error or a refusal, or None: the time has passed. The queue is the janitor's, so no other thread
+ * polls the wait. */
+static PyObject *WaitList_block(PyObject *object, PyObject *args) {
+    struct blocking with = {
+        .beginning = {.waits = &((WaitListObject *)object)->waits, .queue = queue_orphans()}};
+    double seconds;
+    if (!PyArg_ParseTuple(args, "O&O&d", to_handle, &with.handle, to_strategy,
+                          &with.beginning.strategy, &seconds) ||
+        refuse_in_child())
+        return NULL;
+    with.until = seconds < 1e9 ? now_ns() + (int64_t)(seconds * 1e9) : NEVER;
+    int over;
+    Py_BEGIN_ALLOW_THREADS
+    failed_forget();
+    over = atomic_load(&blockers[handle_is_event(with.handle)])(handle_value(with.handle), &with);
+    Py_END_ALLOW_THREADS
+    if (over < 0) return NULL;
+    if (!over) Py_RETURN_NONE;
+    return PyLong_FromLong(with.beginning.result.refusal);
+}
+
 static PyMethodDef wait_list_methods[] = {
+    {"block", WaitList_block, METH_VARARGS, "Waits in this thread: 0, an error, or None in time."},
     {"begin", FAST(WaitList_begin),
      "Begins a wait for a stream's present end, or an event's present record."},
     {"label", WaitList_label, METH_VARARGS,
@@ -347,6 +411,7 @@ static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UN
 }
 
 static PyMethodDef wait_functions[] = {
+    {"wrap_blocking", native_wrap_blocking, METH_O, "What notes the calls that block."},
     {"spend_turn", FAST(native_spend_turn), "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_O, "A new turn of the queue's loop has begun."},
     {"wake_by", native_wake_by, METH_VARARGS, "Has the queue's loop drain it at a time."},

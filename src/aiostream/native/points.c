@@ -536,6 +536,16 @@ bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
     return true;
 }
 
+int points_visit_arrived(struct queue *queue, int (*visit)(void *owner, void *argument),
+                         void *argument) {
+    int answer = 0;
+    for (struct queue_entry *entry = queue_arrived(queue); entry && !answer; entry = entry->next) {
+        struct slot *slot = slot_of(entry);
+        if (atomic_load(&slot->word) & FIRED && slot->owner) answer = visit(slot->owner, argument);
+    }
+    return answer;
+}
+
 /* --- the watcher's side --- */
 
 /* Fails every waiter of a context. The points stay armed, because a stream callback still comes,

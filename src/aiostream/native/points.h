@@ -74,6 +74,10 @@ void point_fire(uint64_t ticket, int64_t status);
 /* fires the ticket with 0, if it has not fired */
 void point_fire_alarm(uint64_t ticket);
 
+/* Calls `visit` with the owner of each point that the GPU has passed and its loop has not taken
+ * yet, until it does not answer 0, and returns that answer. No thread takes them meanwhile. */
+int points_visit_arrived(struct queue *, int (*visit)(void *owner, void *argument), void *argument);
+
 /* Sets the function that runs a user's Python function for a ticket, on the driver's thread. Once,
  * before any such ticket is armed. */
 typedef void (*python_dispatcher)(uint64_t ticket, int status);

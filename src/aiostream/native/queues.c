@@ -107,6 +107,7 @@ static struct queue *queue_allocate(void) { /* table_lock held */
         return NULL;
     }
     pthread_mutex_init(&queue->spares.lock, NULL);
+    pthread_mutex_init(&queue->polled.lock, NULL);
     queue->index = queue_count;
     queues[queue_count++] = queue;
     return queue;
@@ -123,7 +124,7 @@ struct queue *queue_open(void) {
     if (!queue) return NULL;
     descriptor_read(queue->eventfd);
     memset(&queue->turn, 0, sizeof queue->turn);
-    queue->polled = (struct polled_waits){0};
+    queue->polled.first = NULL;
     queue->lag = 0; /* the former owner's lag says nothing of this one */
     /* an interrupt may have kept the former owner from the drain that ends this */
     queue->wakeup_suppressed = false;
@@ -254,6 +255,8 @@ struct loop_state *queue_loop_state(struct queue *queue) { return &queue->loop; 
 struct spares *queue_spares(struct queue *queue) { return &queue->spares; }
 _Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
 struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }
+
+struct queue_entry *queue_arrived(struct queue *queue) { return atomic_load(&queue->head); }
 
 void queue_ref(struct queue *queue) { atomic_fetch_add(&queue->refs, 1); }
 

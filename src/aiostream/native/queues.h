@@ -3,6 +3,8 @@
 #ifndef AIOSTREAM_QUEUES_H
 #define AIOSTREAM_QUEUES_H
 
+#include <pthread.h>
+
 #include "base.h"
 #include "policy.h"
 #include "timer.h"
@@ -30,6 +32,7 @@ void queue_unref(struct queue *); /* after the last one the queue may be recycle
 void queue_push(struct queue *, struct queue_entry *);
 /* takes all that has arrived, oldest first; by the consumer */
 struct queue_entry *queue_take(struct queue *);
+struct queue_entry *queue_arrived(struct queue *); /* the newest; it stays there */
 /* gives back what the consumer could not take, and wakes it again */
 void queue_put_back(struct queue *, struct queue_entry *oldest);
 /* Its waits that are not over. Those of cancelled futures count until the GPU has passed them, and
@@ -53,9 +56,13 @@ struct spares {
     struct wait *waits[SPARE_WAITS]; /* by the context's number, modulo */
 };
 struct spares *queue_spares(struct queue *);
-/* Used by the loop's thread alone, in the order in which they came. `last` is valid only if there
- * is a `first`. */
-struct polled_waits { struct wait *first, *last; };
+/* In the order in which they came. `last` is valid only if there is a `first`. The loop's thread
+ * uses them, and the watcher takes them if the loop does not come. */
+struct polled_waits {
+    pthread_mutex_t lock; /* guards the rest */
+    _Atomic(struct wait *) first;
+    struct wait *last;
+};
 struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c */
 /* How long the loop now takes to come back to what waits for it, in ns. 0: it is not busy. */
 int64_t queue_lag(const struct queue *);

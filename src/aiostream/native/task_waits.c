@@ -10,8 +10,8 @@
  *
  * The drain calls waits_run_due for the waits whose timer is due. If the task goes away, wait_drop
  * or wait_orphan gives the wait to the watcher, from any thread, and the GPU goes on. If the loop
- * is closed, waits_leave_loop does that for all. No function here runs Python. All but wait_block
- * return at once.
+ * is closed, waits_leave_loop does that for all. If it does not come for its timer,
+ * waits_leave_late does. No function here runs Python. All but wait_block return at once.
  */
 #define _GNU_SOURCE
 #include "wait_inside.h"
@@ -349,12 +349,23 @@ void wait_orphan(uint64_t ticket) {
     if (wait) leave_timer(wait);
 }
 
-void waits_leave_loop(struct queue *queue) {
-    struct timer_entry *left = timer_close(queue_timer(queue));
+static void leave_all(struct queue *queue, struct timer_entry *left) {
     while (left) {
         struct wait *wait = (struct wait *)left;
         left = left->next;
         leave_timer(wait);
     }
     waits_leave_futures(queue);
+}
+
+void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(queue_timer(queue))); }
+
+/* so late the loop is blocked, or does not run, and perhaps never again */
+static const int64_t LATE_NS = 100000000;
+
+void waits_leave_late(int64_t now) {
+    struct queue *queue;
+    for (int i = 1; (queue = queue_at(i)); i++)
+        if (timer_is_due(queue_timer(queue), now - LATE_NS))
+            leave_all(queue, timer_take_due(queue_timer(queue), now - LATE_NS, 0));
 }

@@ -12,8 +12,8 @@ static const int64_t DUE_SOON_NS = 2000; /* ns: what is due so soon is due now *
 
 struct timer {
     int descriptor; /* the timer's; constant */
-    /* guards the rest: the loop's thread sets and takes, and the thread that closes the queue takes
-     * what is left */
+    /* guards the rest: the loop's thread sets and takes, and the watcher, or the thread that closes
+     * the queue, takes what is left */
     pthread_mutex_t lock;
     struct timer_entry *first, *last; /* by their time */
     int count;

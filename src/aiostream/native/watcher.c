@@ -93,6 +93,7 @@ static void *watch(void *unused) {
         bool all = failures_expected() && now >= next_idle_health;
         if (all || (busy && now >= next_health)) {
             read_health(all);
+            waits_leave_late(now);
             if (limited) look_for_stalls(now);
             next_health = now + HEALTH_PERIOD_NS;
             if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;

@@ -127,6 +127,7 @@ def tasks() -> list[Any]:
 
 
 process.loop_runs = on_asyncio.runs
+left_behind = on_asyncio.left_behind
 
 
 def task_name(task: Any) -> str:

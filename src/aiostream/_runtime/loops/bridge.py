@@ -37,6 +37,9 @@ class Bridge:
         # descriptor, which is readable if something has arrived or a wait's timer is due.
         self.descriptor = _native.queue_open(self._unclosed)
         self.queue = self._unclosed[0]
+        # So that the collector finds a loop that was dropped, and to which only what the GPU has
+        # passed refers.
+        self.arrivals = _native.Arrivals(self.queue)
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False

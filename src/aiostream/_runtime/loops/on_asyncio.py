@@ -57,11 +57,28 @@ async def checkpoint() -> None:
 
 def tasks() -> list[asyncio.Task[Any]]:
     """Returns the tasks of each loop that has a bridge. Without the GIL, of this thread's loop."""
-    # The references are copied in one step. An iteration could meet a loop that dies.
-    loops = [loop for reference in _bridges.keyrefs() if (loop := reference()) is not None]
+    loops = [loop for loop, _ in _bridges_of_loops()]
     if not checks.has_gil():  # what another thread runs may not be looked at there
         loops = [loop for loop in loops if loop is _running_loop()]
     return [task for loop in loops for task in asyncio.all_tasks(loop)]
+
+
+def _bridges_of_loops() -> list[tuple[Any, AsyncioBridge]]:
+    # The references are copied in one step. An iteration could meet a loop that dies.
+    loops = [loop for reference in _bridges.keyrefs() if (loop := reference()) is not None]
+    found = [(loop, _known_bridge(loop)) for loop in loops]
+    return [(loop, bridge) for loop, bridge in found if bridge is not None and bridge.is_open]
+
+
+def left_behind() -> list[Any]:
+    """Returns what the GPU has passed, and waits for a loop that does not run.
+
+    Threads: any. Without the GIL nothing, because the loop may begin to run meanwhile.
+    """
+    bridges = _bridges_of_loops() if checks.has_gil() else []
+    return [
+        o for loop, bridge in bridges if not loop.is_running() for o in bridge.arrivals.arrived()
+    ]
 
 
 def runs(queue: int) -> bool:
@@ -71,12 +88,10 @@ def runs(queue: int) -> bool:
 
     Threads: any.
     """
-    for reference in _bridges.keyrefs():
-        loop = reference()
-        bridge = _known_bridge(loop) if loop is not None else None
-        if loop is not None and bridge is not None and bridge.is_open and bridge.queue == queue:
-            with contextlib.suppress(Exception):  # an application's own class may raise anything
-                return loop.is_running()
+    with contextlib.suppress(Exception):  # an application's own class may raise anything
+        return all(
+            loop.is_running() for loop, bridge in _bridges_of_loops() if bridge.queue == queue
+        )
     return True
 
 
