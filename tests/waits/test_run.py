@@ -9,9 +9,10 @@ import gc
 import signal
 import threading
 import weakref
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, assert_type, cast
 
 import anyio
 import pytest
@@ -36,6 +37,7 @@ from support import (
     Gate,
     Kept,
     held_stream,
+    new_uvloop,
     run_script,
     settle,
     spin,
@@ -372,6 +374,74 @@ def test_coroutine_that_ends_without_its_loop_frees_nothing_early(end: str) -> N
     assert end == "elsewhere" or ends(lambda: watched() is None)
     stream.synchronize()
     stream.close()
+
+
+class Request:
+    """What a server passes around. It refers to its task, as aiohttp's does."""
+
+    task: object
+
+
+WAYS: dict[str, Callable[[Stream, StreamPool, Any, Request], Awaitable[object]]] = {
+    "run": lambda stream, _, fn, request: stream.run(fn, request),
+    "pool.run": lambda _, pool, fn, request: pool.run(fn, request),
+    "run_in_thread": lambda stream, _, fn, request: stream.run_in_thread(fn, request),
+    "enqueue_async": lambda stream, _, fn, request: stream.enqueue_async(lambda _: fn(request)),
+}
+
+
+@pytest.mark.parametrize("refers", ["task", "loop", "other", "result"])
+@pytest.mark.parametrize("kind", ASYNCIO_LOOPS)
+@pytest.mark.parametrize("way", WAYS)
+def test_request_that_refers_to_its_abandoned_task(way: str, kind: str, refers: str) -> None:
+    """The collector finds it when the GPU has passed, and finalizes nothing before that."""
+    before, finalized = statistics().handles.open, list[bool]()
+    loop = asyncio.new_event_loop() if kind == "asyncio" else new_uvloop()
+    stream, watched = Stream(), list[weakref.ref[Request]]()
+    pool = StreamPool.borrow([stream])
+
+    class Finalized(Request):
+        def __del__(self) -> None:
+            finalized.append(True)
+
+    async def answer() -> None:
+        request, other = Finalized(), Request()
+        watched.append(weakref.ref(request))
+        request.task = task = asyncio.current_task()
+        if refers == "loop":
+            request.task = asyncio.get_running_loop()
+            cast("Any", request.task).attributes = [task]
+        elif refers == "other":
+            request.task, other.task = other, task
+        elif refers == "result":
+            request.task = None
+        del task
+
+        def launch(request: Request) -> object:
+            gate.hold(stream)
+            made = Request()
+            made.task = request if refers != "result" else asyncio.current_task()
+            return made
+
+        await WAYS[way](stream, pool, launch, request)
+
+    with Gate() as gate:
+        task: Any = loop.create_task(answer())
+        task._log_destroy_pending = False
+        loop.run_until_complete(asyncio.sleep(0.02))
+        loop.close()
+        del loop, task
+        for _ in range(3):
+            gc.collect()
+            drained = threading.Event()
+            run_in_janitor(drained.set)
+            assert drained.wait(10)
+        assert not finalized
+        assert not gc.garbage
+    assert settle(lambda: gc.collect() >= 0 and watched[0]() is None)
+    pool.close()
+    stream.close()
+    assert settle(lambda: statistics().handles.open == before)
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["open", "closed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -49,6 +50,23 @@ def _give_up(
     Threads: any, in a finalizer.
     """
     run_in_janitor(lambda: keep(work))
+
+
+def _give_up_garbage(phase: str, _: object) -> None:
+    # Called before and after each collection. A Work is in this list if only garbage refers to it,
+    # and it refers to some of that garbage, of which nothing has been finalized.
+    if phase == "stop" and gc.garbage:
+        for work in [each for each in gc.garbage if type(each) is _native.Work]:
+            _give_up(work)
+        gc.garbage[:] = [each for each in gc.garbage if type(each) is not _native.Work]
+
+
+def _find_garbage() -> None:
+    if _give_up_garbage not in gc.callbacks:
+        gc.callbacks.append(_give_up_garbage)
+
+
+process.before_first_use.append(_find_garbage)
 
 
 class RunMethods:

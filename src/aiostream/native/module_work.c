@@ -7,8 +7,11 @@
  * it. Then it goes to a new Work, and that to its keeper, which has the janitor keep it until the
  * GPU has passed the work.
  *
- * The type is not collectable, so the collector does not take what it refers to for garbage: it
- * would call finalizers before anything could keep the objects.
+ * The collector must not take what it refers to for garbage and call finalizers, because the GPU
+ * may use it. So the type has a tp_del, the finalizer that Python had before PEP 442. The collector
+ * then leaves alone all that a Work refers to, and puts the Work into `gc.garbage`, where `runs.py`
+ * looks for it. That is how a task is freed that its own arguments refer to, if its loop is
+ * closed or gone.
  */
 #include "failures.h"
 #include "module_completions.h"
@@ -19,7 +22,7 @@ typedef struct {
     PyObject *keeper;
     PyObject *call, *result;
     PyObject *handle; /* pinned from begin to end */
-    /* An item lies here meanwhile. `into_raw` refuses then, because it would wait for this task. */
+    /* A None lies here meanwhile. `into_raw` refuses then, because it would wait for this task. */
     PyObject *held;
     unsigned long thread;
     bool pinned;
@@ -42,10 +45,17 @@ static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     return (PyObject *)self;
 }
 
+/* The marks of all Works are equal, and those of other users are not. */
+static void unmark(PyObject *held) {
+    PyObject *answer = PyObject_CallMethod(held, "remove", "O", Py_None);
+    if (answer) Py_DECREF(answer);
+    else PyErr_WriteUnraisable(held);
+}
+
 static void let_go(WorkObject *self) {
     if (!self->pinned) return;
     self->pinned = false;
-    PyList_SetSlice(self->held, 0, 1, NULL);
+    unmark(self->held);
     if (!is_child()) unpin_from_python(as_handle(self->handle));
 }
 
@@ -76,8 +86,20 @@ static void give_away(WorkObject *self) {
     PyErr_Restore(kind, value, traceback);
 }
 
+static int Work_traverse(PyObject *object, visitproc visit, void *arg) {
+    WorkObject *self = (WorkObject *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->operand);
+    Py_VISIT(self->call);
+    Py_VISIT(self->result);
+    return 0;
+}
+
+static void Work_del(PyObject *Py_UNUSED(object)) {} /* never called: see above */
+
 static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
+    PyObject_GC_UnTrack(object);
     if (self->pinned && !is_child()) give_away(self);
     PyObject *fields[] = {self->operand, self->mode,   self->keeper, self->call,
                           self->result,  self->handle, self->held};
@@ -116,7 +138,7 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     status = enter(handle, list);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) {
-        PyList_SetSlice(args[2], 0, 1, NULL);
+        unmark(args[2]);
         return PyLong_FromLong(status);
     }
     self->handle = Py_NewRef(args[0]);
@@ -136,6 +158,7 @@ static PyObject *Work_end(PyObject *object, PyObject *Py_UNUSED(unused)) {
     self->result = NULL;
     let_go(self);
     Py_CLEAR(self->call);
+    Py_CLEAR(self->operand);
     return result;
 }
 
@@ -163,6 +186,8 @@ static PyGetSetDef work_properties[] = {
 static PyType_Slot work_slots[] = {
     {Py_tp_new, Work_new},
     {Py_tp_dealloc, Work_dealloc},
+    {Py_tp_traverse, Work_traverse},
+    {Py_tp_del, Work_del},
     {Py_tp_methods, work_methods},
     {Py_tp_members, work_members},
     {Py_tp_getset, work_properties},
@@ -170,4 +195,4 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
-int add_work_type(PyObject *module) { return ADD_TYPE(module, work, Work, 0); }
+int add_work_type(PyObject *module) { return ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC); }
