@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------- the driver
 
 
+def is_held(stream: Stream) -> bool:
+    """Whether something uses the stream that only its own thread can end, as a `run`."""
+    return bool(stream._operand.shared.held)
+
+
 def bindings() -> ModuleType:
     """Loads the driver, if it is not loaded, and returns its bindings."""
     return driver.bindings()

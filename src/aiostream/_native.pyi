@@ -1,5 +1,6 @@
 import weakref
 from collections.abc import Callable, Generator
+from types import GeneratorType
 from typing import Any, TypeVar, final
 
 KIND_HOST_FUNCTION: int
@@ -63,10 +64,14 @@ class Work:
         call: Callable[[], object],
         keeper: Callable[[Work], object],
     ) -> None: ...
-    def begin(self, handle: Handle, wait_list: WaitList, held: list[Any], /) -> int: ...
+    def begin(
+        self, handle: Handle, wait_list: WaitList, held: list[Any], /
+    ) -> int | GeneratorType[Any, None, Any]: ...
+    def again(self, wait_list: WaitList | None, call: Callable[[], object], /) -> int: ...
     def end(self) -> Any: ...
     _operand: Any
     _mode: int
+    result: Any  # writable
     objects: tuple[Any, Any] | None
     thread: int
 
@@ -199,7 +204,15 @@ def orphan(ticket: int, /) -> None: ...
 def owners() -> list[object]: ...
 def waiting(only_slow: bool, /) -> list[tuple[str, float, float, int, int, object]]: ...
 def set_observer(function: Callable[[Any], object] | None, /) -> None: ...
-def watch(stream: Handle, wait_list: WaitList, queue: int, mode: int, owner: object, /) -> bool: ...
+def watch(
+    stream: Handle,
+    wait_list: WaitList,
+    queue: int,
+    mode: int,
+    owner: object,
+    pinned: bool = False,
+    /,
+) -> bool: ...
 def enqueue(
     stream: Handle,
     where: WaitList | int,

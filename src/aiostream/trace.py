@@ -15,11 +15,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 from pathlib import Path
+from types import GeneratorType
 from typing import Any, Self
 
 from aiostream import _native
@@ -140,7 +141,7 @@ class _Entry(Observation):
             return args
         fn, *others = args
         try:
-            checks.plain_function(fn, self.call)
+            checks.plain_function(fn, self.call, halves=self.call == "Stream.run")
         except TypeError:  # the call itself raises the error
             return args
 
@@ -151,11 +152,20 @@ class _Entry(Observation):
         def marked(*more: Any, **named: Any) -> Any:
             self.first = clock.mark(stream)
             made.extend(starmap(partial(fn, **named), (more,)))
+            if isinstance(made[0], GeneratorType):
+                return self._halves(clock, stream, made[0])
             self.last = clock.mark(stream)
             return made[0]
 
         marked.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr
         return (marked, *others)
+
+    def _halves(self, clock: GpuClock, stream: Any, generator: Any) -> Generator[None, None, Any]:
+        try:
+            return (yield from generator)
+        finally:
+            if self.outcome == "pending":
+                self.last = clock.mark(stream)
 
     def returned(self) -> None:
         """Marks the end of a graph that was launched."""

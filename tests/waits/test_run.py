@@ -9,7 +9,7 @@ import gc
 import signal
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, assert_type, cast
@@ -382,8 +382,15 @@ class Request:
     task: object
 
 
+def in_halves(fn: Callable[[Request], object], request: Request) -> Iterator[None]:
+    made = fn(request)
+    yield
+    del made
+
+
 WAYS: dict[str, Callable[[Stream, StreamPool, Any, Request], Awaitable[object]]] = {
     "run": lambda stream, _, fn, request: stream.run(fn, request),
+    "halves": lambda stream, _, fn, request: stream.run(in_halves, fn, request),
     "pool.run": lambda _, pool, fn, request: pool.run(fn, request),
     "run_in_thread": lambda stream, _, fn, request: stream.run_in_thread(fn, request),
     "enqueue_async": lambda stream, _, fn, request: stream.enqueue_async(lambda _: fn(request)),

@@ -43,9 +43,11 @@ class SharedByBorrowers:
     # the library has not made the stream, or its attributes were changed, or it waits in that list.
     make: list[tuple[int, int]] = field(default_factory=list)
     # One item for each use that only its own thread can end: a block of `as_current`, a call of
-    # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that
-    # use.
+    # `run` or `run_in_thread`. While there is one, `into_raw` refuses, because it would wait for
+    # that use.
     held: list[object] = field(default_factory=list)
+    # What is called, once, when a function in two halves whose task has gone was closed.
+    when_let_go: list[Callable[[], object]] = field(default_factory=list)
 
     def limit(self) -> float:
         """Returns the limit that counts now. 0 is none."""

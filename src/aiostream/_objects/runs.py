@@ -7,11 +7,13 @@ import gc
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from types import GeneratorType
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_list_of
+from aiostream._objects import halves
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
@@ -21,8 +23,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _keep(work: _native.Work) -> None:
+def _keep(work: _native.Work, here: bool = False) -> None:
     """Keeps everything until the GPU has passed the stream's present end. Repeatable.
+
+    A generator that is at a `yield` is then closed. `here`: in this thread, its loop's.
 
     After an interrupt in here the work is as before, and its frame gives it to `_give_up`.
     """
@@ -34,6 +38,9 @@ def _keep(work: _native.Work) -> None:
         # Another thread has another per-thread stream, so from there nothing proves the end.
         if operand.handle.value == PER_THREAD and work.thread != threading.get_ident():
             _native.leak(objects)
+        elif isinstance(objects[1], halves.Halves) and objects[1].is_open:
+            halves.leave(work, here, _keep)
+            return
         else:
             waiting.keep_until_passed(operand, objects)
     work.end()
@@ -133,7 +140,13 @@ class RunMethods:
             longer.remove(limit)
             self._operand.limit_waits()
 
-    async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    async def run(
+        self, fn: Callable[P, Generator[None, None, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls `fn(*args, **kwargs)`, waits until the GPU has done the work, returns the result.
 
         This is the call for the common case: `fn` enqueues work and returns, such as the forward
@@ -173,11 +186,10 @@ class RunMethods:
             [2, 4, 6]
         """
         if observers and not is_observed():
-            result: T = await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
-            return result
-        checks.plain_function(fn, "run")
+            return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
+        checks.plain_function(fn, "run", halves=True)
         operand = self._operand
-        call: Callable[[], T] = partial(fn, *args, **kwargs)
+        call: Callable[[], Any] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
         if operand.shared.currents:
             call = in_libraries(operand, call)
@@ -187,12 +199,17 @@ class RunMethods:
             wait_list = operand.wait_list or wait_list_of(operand)
             refusal = work.begin(operand.handle, wait_list, operand.shared.held)
             if refusal:
+                if isinstance(refusal, GeneratorType):
+                    result = await halves.drive(work, refusal)
+                    _keep(work)
+                    return result
                 captures = refusal <= _native.RESULT_CAPTURING
                 refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
                 driver.raise_for(refusal, refused, operand.name)
             await waiting.synchronize_async(work)
         except BaseException as problem:
-            _keep(work)
+            # A coroutine may be closed in any thread, also by the collector.
+            _keep(work, not isinstance(problem, GeneratorExit))
             checks.explain_call(problem, "run")
             raise
-        return cast("T", work.end())
+        return work.end()

@@ -102,8 +102,9 @@ static int do_watch(struct handle *stream, void *wait) {
     return wait_record_future(wait, handle_value(stream));
 }
 
-/* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
- * and the owner hears of its end. Whether that was possible. */
+/* watch(handle, wait_list, queue, strategy, owner, pinned): records an event behind the work of a
+ * stream, and the owner hears of its end. Whether that was possible. The caller may have pinned the
+ * stream, which may be closed then. */
 static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     struct handle *stream;
     struct wait_list *list;
@@ -111,9 +112,9 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     const struct strategy *strategy;
     PyObject *owner;
     struct wait *wait;
-    int status;
-    if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_wait_list, &list, to_queue,
-                          &queue, to_strategy, &strategy, &owner))
+    int status, pinned = 0;
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O|p", to_handle, &stream, to_wait_list, &list, to_queue,
+                          &queue, to_strategy, &strategy, &owner, &pinned))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = wait_reserve(list, queue, strategy, &wait);
@@ -122,7 +123,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     uint64_t ticket = wait_ticket(wait);
     own(ticket, owner, 0);
     Py_BEGIN_ALLOW_THREADS
-    status = operate(stream, do_watch, wait);
+    status = (pinned ? operate_pinned : operate)(stream, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) disown(ticket);

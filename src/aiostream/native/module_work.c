@@ -32,6 +32,7 @@ typedef struct {
 enum { MOST_TRIES = 3 };
 
 static PyTypeObject *work_type;
+static PyObject *generator_type;
 
 static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *operand, *mode, *call, *keeper;
@@ -119,9 +120,10 @@ static int enter(struct handle *handle, const struct wait_list *list) {
     return status;
 }
 
-/* begin(handle, wait_list, held): makes the call in the stream's context. 0, or a refusal. If the
- * call raises, it has begun too. It is one step, because a KeyboardInterrupt between two steps of
- * Python could leave the context current, or free the result while the GPU uses it. */
+/* begin(handle, wait_list, held): makes the call in the stream's context. 0, or a refusal, or the
+ * generator that the call has returned. If the call raises, it has begun too. It is one step,
+ * because a KeyboardInterrupt between two steps of Python could leave the context current, or free
+ * the result while the GPU uses it. */
 static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     WorkObject *self = (WorkObject *)object;
     struct handle *handle;
@@ -147,7 +149,33 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     self->pinned = true;
     self->result = PyObject_CallNoArgs(self->call);
     pop_from_python();
+    if (self->result && (PyObject *)Py_TYPE(self->result) == generator_type)
+        return Py_NewRef(self->result);
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
+}
+
+/* again(wait_list, call): makes another call, of which nothing is kept. 0, or a refusal. With None
+ * for the list nothing is refused, unless the context is gone. */
+static PyObject *Work_again(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    WorkObject *self = (WorkObject *)object;
+    struct wait_list *list = NULL;
+    if (count != 2 || !self->pinned)
+        return PyErr_Format(PyExc_TypeError, "again(wait_list, call), between begin and end");
+    if (args[0] != Py_None && !to_wait_list(args[0], &list)) return NULL;
+    struct handle *handle = as_handle(self->handle);
+    int status;
+    Py_BEGIN_ALLOW_THREADS /* see begin */
+    failed_forget();
+    status = list                     ? enter(handle, list)
+             : handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED
+                                      : context_push(handle_context(handle));
+    Py_END_ALLOW_THREADS
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
+    PyObject *answer = PyObject_CallNoArgs(args[1]);
+    pop_from_python();
+    if (list) unpin_from_python(handle);
+    Py_XDECREF(answer);
+    return answer ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
 /* end(): the GPU has passed the work, or something else keeps the objects. What the call has
@@ -170,12 +198,14 @@ static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
 
 static PyMethodDef work_methods[] = {
     {"begin", FAST(Work_begin), "Makes the call in the context of a stream: 0, or a refusal."},
+    {"again", FAST(Work_again), "Makes another call, between begin and end: 0, or a refusal."},
     {"end", Work_end, METH_NOARGS, "Lets go of the stream: what the call has returned."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef work_members[] = {
     {"_operand", T_OBJECT, offsetof(WorkObject, operand), READONLY, "The stream."},
     {"_mode", T_OBJECT, offsetof(WorkObject, mode), READONLY, "How to wait."},
+    {"result", T_OBJECT, offsetof(WorkObject, result), 0, "What the call has returned."},
     {"thread", T_ULONG, offsetof(WorkObject, thread), READONLY, "The thread that has begun it."},
     {NULL, 0, 0, 0, NULL},
 };
@@ -195,4 +225,9 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
-int add_work_type(PyObject *module) { return ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC); }
+int add_work_type(PyObject *module) {
+    PyObject *types = PyImport_ImportModule("types");
+    generator_type = types ? PyObject_GetAttrString(types, "GeneratorType") : NULL;
+    Py_XDECREF(types);
+    return generator_type ? ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC) : -1;
+}
