@@ -183,7 +183,7 @@ def block_native_call(name: str) -> None:
     _native.bind({**addresses, name: _address_of(ctypes.CDLL(None).pause)})
 
 
-keep_work = runs._keep
+keep_work = runs._leave
 
 
 def say_what_is_stuck_after(seconds: float) -> None:

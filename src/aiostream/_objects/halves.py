@@ -18,7 +18,7 @@ again while a mark is there. When a left generator was closed and the mark is go
 `shared.when_let_go` is emptied and each function in it called: in the thread of the loop, or in the
 releaser if the loop is closed.
 
-`drive` and `leave` do all this for a `Work` (`runs.py`), whose result the `Halves` then is.
+`drive` and `close` do all this for a `Work` (`runs.py`), whose result the `Halves` then is.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from typing import Any
 
 from aiostream import _native, device
 from aiostream._base import driver
-from aiostream._handles.operand import Operand, in_libraries, wait_list_of
-from aiostream._runtime import loops, process
+from aiostream._handles.operand import Operand, in_libraries
 from aiostream._waits import waiting
 from aiostream.errors import CudaError, StreamClosedError
 
-_UNKNOWN_ERROR = 999
 # Blocks of torch's inference mode that put it back. torch ends one when the object dies.
 _put_back: list[Any] = []
 
@@ -75,6 +73,7 @@ class Halves:
         self.ended = self.threw = False  # `threw`: an error was thrown in last
         self.value: Any = None
         self.taken: list[object] = []
+        self.context = contextvars.Context()  # in which it is closed
 
     @property
     def is_open(self) -> bool:
@@ -106,7 +105,6 @@ class Halves:
                     read, put = settings[name]
                     if read() != before[name]:
                         put(before[name])
-            self.close()
             raise _misuse(generator.__qualname__, yielded, differs)  # it has yielded once more
         except StopIteration as end:
             self.value, self.ended = end.value, True
@@ -131,7 +129,8 @@ class Halves:
             BaseException: What the generator raised, or that it has yielded once more.
         """
         generator, self.generator = self.generator, None
-        generator.close()
+        if generator is not None:
+            generator.close()
 
 
 def _misuse(name: str, yielded: object, differs: list[str]) -> Exception:
@@ -150,35 +149,34 @@ def _advance(work: _native.Work, error: Exception | None) -> None:
     operand = halves.operand
     try:
         if error is None:
-            refusal = work.again(wait_list_of(operand), in_libraries(operand, halves.step))
             try:
-                captures = refusal <= _native.RESULT_CAPTURING
-                refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
-                driver.raise_for(refusal, refused, operand.name)
-            except Exception as refused_with:
-                error = refused_with
+                waiting.require_ready(operand, recent=True)
+            except Exception as refused:
+                error = refused
         if error is not None:
             halves.take()
-            if work.again(None, in_libraries(operand, partial(halves.step, error))):
-                halves.step(error)  # without its context, which is gone
+        refusal = work.again(in_libraries(operand, partial(halves.step, error)))
+        if refusal:
+            halves.take()
+            halves.step(error or driver.error(refusal, "cuCtxPushCurrent", operand.name))
     finally:
         error = None  # its traceback refers to this frame
 
 
-async def drive(work: _native.Work, generator: Generator[object, None, Any]) -> Any:
+async def drive(work: _native.Work) -> Any:
     """Runs the halves, and waits for the GPU after each. Returns what the generator returned.
 
-    `work` has made the call, which returned the generator. If this raises, or an error was thrown
-    in last, the work has not ended: the caller keeps its objects, or leaves it.
+    The result of `work` is the generator, and from now on a `Halves`. If this raises, or an error
+    was thrown in last, the work has not ended, and the caller leaves it.
     """
-    work.result = halves = Halves(work._operand, generator)
+    work.result = halves = Halves(work._operand, work.result)
     failed: Exception | None = None
     try:
         while True:
             _advance(work, failed)
             if halves.ended and halves.threw:
                 return halves.value
-            failed = None
+            failed, work.in_halves = None, not halves.ended
             try:
                 await waiting.synchronize_async(work)
             except (CudaError, StreamClosedError) as error:
@@ -190,58 +188,24 @@ async def drive(work: _native.Work, generator: Generator[object, None, Any]) -> 
                 return halves.value
     finally:
         failed = None  # its traceback refers to this frame
+        work.in_halves = halves.is_open
+        halves.context = contextvars.copy_context()
 
 
-def leave(work: _native.Work, here: bool, keep: Callable[[_native.Work], None]) -> None:
-    """Has the generator of a work closed when the GPU has passed, because its task has gone.
-
-    Then `keep` gets the work, for the objects of what the close has enqueued.
+def close(work: _native.Work, code: int) -> None:
+    """Closes the generator of a work whose task has gone, with the stream current.
 
     Args:
-        work: A work whose result is a `Halves` that is open.
-        here: Whether this is the thread of its loop.
-        keep: What ends the work.
+        work: A work in halves.
+        code: 0 if the GPU has passed, or else an error.
     """
-    operand = work._operand
-    queue = loops.current_bridge().queue if here else process.ORPHANS
-    left = _Left(work, keep)
-    if not _native.watch(
-        operand.handle, wait_list_of(operand), queue, waiting.BY_WATCHER, left, True
-    ):
-        left.complete(_UNKNOWN_ERROR, not here)
+    halves: Halves = work.result
+    operand = halves.operand
 
-
-class _Left:
-    """A generator whose task has gone. The event behind its work owns it."""
-
-    call = "Stream.run"  # for `pending()`
-
-    def __init__(self, work: _native.Work, keep: Callable[[_native.Work], None]) -> None:
-        self.work, self.keep = work, keep
-        self.context = contextvars.copy_context()
-
-    def complete(self, code: int, orphaned: bool) -> None:
-        """The GPU has passed (`code` is 0), or nothing proves that it has. Repeatable."""
-        if orphaned:  # this is the janitor's thread, and what the close calls may block
-            process.run_in_releaser(partial(self.context.run, self.close, code))
-        else:
-            self.context.run(self.close, code)
-
-    def close(self, code: int) -> None:
-        """Closes the generator with the stream current."""
-        work = self.work
-        if work.objects is None:
-            return
-        halves: Halves = work.result
-        operand = halves.operand
-        try:
-            if halves.is_open:
-                if code:
-                    halves.take()
-                if work.again(None, in_libraries(operand, halves.close)):
-                    halves.close()  # without its context, which is gone
-        except Exception as error:
-            _native.write_unraisable(error, "the close of a function in two halves")
-        self.keep(work)
-        while operand.shared.when_let_go:
-            operand.shared.when_let_go.pop()()
+    if code:
+        halves.take()
+    try:
+        if work.again(partial(halves.context.run, in_libraries(operand, halves.close))):
+            halves.context.run(halves.close)  # without its own context, which is gone
+    except Exception as error:
+        _native.write_unraisable(error, "the close of a function in two halves")

@@ -2,16 +2,17 @@
  * seen the end of what the call has enqueued.
  *
  * The task makes the call in the thread of its loop (begin), waits as for any stream, and takes the
- * result (end). Meanwhile only the frame of the task refers to the Work. If that frame dies before
- * the end, because an interrupt has cut it short or the loop is gone, the GPU may still use all of
- * it. Then it goes to a new Work, and that to its keeper, which has the janitor keep it until the
- * GPU has passed the work.
+ * result (end). Meanwhile only the frame of the task refers to the Work. If the task leaves before
+ * the end, the GPU may still use all of it. Then the event behind the work owns it, and its keeper
+ * ends it when the GPU has passed: that of the wait, whose ticket gets the Work for its owner, or
+ * else one that the keeper records. If the frame dies, because an interrupt has
+ * cut it short or the loop is gone, all of it goes to a new Work, and that to the keeper.
  *
  * The collector must not take what it refers to for garbage and call finalizers, because the GPU
  * may use it. So the type has a tp_del, the finalizer that Python had before PEP 442. The collector
  * then leaves alone all that a Work refers to, and puts the Work into `gc.garbage`, where `runs.py`
- * looks for it. That is how a task is freed that its own arguments refer to, if its loop is
- * closed or gone.
+ * looks for it. That is how a task is freed that its own arguments refer to, if its loop is closed
+ * or gone.
  */
 #include "failures.h"
 #include "module_completions.h"
@@ -25,8 +26,9 @@ typedef struct {
     /* A None lies here meanwhile. `into_raw` refuses then, because it would wait for this task. */
     PyObject *held;
     unsigned long thread;
-    bool pinned;
-    int tries; /* how often it was given to the keeper in vain */
+    _Atomic bool pinned;
+    char left, in_halves; /* for `runs.py` */
+    int tries;            /* how often it was given to the keeper in vain */
 } WorkObject;
 
 enum { MOST_TRIES = 3 };
@@ -48,17 +50,19 @@ static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
 
 /* The marks of all Works are equal, and those of other users are not. */
 static void unmark(PyObject *held) {
-    PyObject *answer = PyObject_CallMethod(held, "remove", "O", Py_None);
+    PyObject *answer = PyObject_CallMethodObjArgs(held, names.remove, Py_None, NULL);
     if (answer) Py_DECREF(answer);
     else PyErr_WriteUnraisable(held);
 }
 
 static void let_go(WorkObject *self) {
-    if (!self->pinned) return;
-    self->pinned = false;
+    if (!atomic_exchange(&self->pinned, false)) return;
     unmark(self->held);
     if (!is_child()) unpin_from_python(as_handle(self->handle));
 }
+
+/* Whether the GPU may use its objects. */
+static bool is_used(const WorkObject *self) { return self->handle && self->call; }
 
 /* The objects may still be in use. They go to another object, because this one is dying. */
 static void give_away(WorkObject *self) {
@@ -70,6 +74,7 @@ static void give_away(WorkObject *self) {
         PyObject fresh = heir->ob_base;
         *heir = *self;
         heir->ob_base = fresh;
+        heir->left = false;
         heir->tries++;
         Py_INCREF(heir->keeper);
         self->operand = self->mode = self->call = self->result = self->handle = self->held = NULL;
@@ -101,7 +106,7 @@ static void Work_del(PyObject *Py_UNUSED(object)) {} /* never called: see above 
 static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
     PyObject_GC_UnTrack(object);
-    if (self->pinned && !is_child()) give_away(self);
+    if (is_used(self) && !is_child()) give_away(self);
     PyObject *fields[] = {self->operand, self->mode,   self->keeper, self->call,
                           self->result,  self->handle, self->held};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
@@ -154,26 +159,14 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
-/* again(wait_list, call): makes another call, of which nothing is kept. 0, or a refusal. With None
- * for the list nothing is refused, unless the context is gone. */
-static PyObject *Work_again(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+/* again(call): makes another call, of which nothing is kept. 0, or why it was not made. */
+static PyObject *Work_again(PyObject *object, PyObject *call) {
     WorkObject *self = (WorkObject *)object;
-    struct wait_list *list = NULL;
-    if (count != 2 || !self->pinned)
-        return PyErr_Format(PyExc_TypeError, "again(wait_list, call), between begin and end");
-    if (args[0] != Py_None && !to_wait_list(args[0], &list)) return NULL;
-    struct handle *handle = as_handle(self->handle);
-    int status;
-    Py_BEGIN_ALLOW_THREADS /* see begin */
-    failed_forget();
-    status = list                     ? enter(handle, list)
-             : handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED
-                                      : context_push(handle_context(handle));
-    Py_END_ALLOW_THREADS
+    if (!self->pinned) return PyErr_Format(PyExc_TypeError, "again(call), between begin and end");
+    int status = push_from_python(as_handle(self->handle));
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
-    PyObject *answer = PyObject_CallNoArgs(args[1]);
+    PyObject *answer = PyObject_CallNoArgs(call);
     pop_from_python();
-    if (list) unpin_from_python(handle);
     Py_XDECREF(answer);
     return answer ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
@@ -190,22 +183,49 @@ static PyObject *Work_end(PyObject *object, PyObject *Py_UNUSED(unused)) {
     return result;
 }
 
+/* complete(code, orphaned): the GPU has passed the event that owns it; with a code, nothing proves
+ * that; with -1, another event has to own it. */
+static PyObject *Work_complete(PyObject *object, PyObject *args) {
+    PyObject *code, *orphaned, *keeper = ((WorkObject *)object)->keeper;
+    if (!PyArg_ParseTuple(args, "OO", &code, &orphaned)) return NULL;
+    return PyObject_CallFunctionObjArgs(keeper, object, code, orphaned, NULL);
+}
+
+bool is_work(PyObject *object) { return Py_IS_TYPE(object, work_type); }
+
+bool work_takes(PyObject *object, struct wait *wait, struct queue *queue) {
+    uint64_t ticket = is_work(object) ? wait_reserve_end(wait, queue) : 0;
+    if (!ticket) return false;
+    own(ticket, object, 0);
+    wait_leave_to_watcher(wait);
+    return true;
+}
+
+static PyObject *Work_let_go(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    let_go((WorkObject *)object);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
     WorkObject *self = (WorkObject *)object;
-    if (!self->pinned) Py_RETURN_NONE;
+    if (!is_used(self)) Py_RETURN_NONE;
     return PyTuple_Pack(2, self->call, self->result ? self->result : Py_None);
 }
 
 static PyMethodDef work_methods[] = {
     {"begin", FAST(Work_begin), "Makes the call in the context of a stream: 0, or a refusal."},
-    {"again", FAST(Work_again), "Makes another call, between begin and end: 0, or a refusal."},
-    {"end", Work_end, METH_NOARGS, "Lets go of the stream: what the call has returned."},
+    {"again", Work_again, METH_O, "Makes another call, between begin and end: 0, or why not."},
+    {"end", Work_end, METH_NOARGS, "Lets go of everything: what the call has returned."},
+    {"let_go", Work_let_go, METH_NOARGS, "Lets go of the stream, and not of the objects."},
+    {"complete", Work_complete, METH_VARARGS, "The GPU has passed the event that owns it."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef work_members[] = {
     {"_operand", T_OBJECT, offsetof(WorkObject, operand), READONLY, "The stream."},
     {"_mode", T_OBJECT, offsetof(WorkObject, mode), READONLY, "How to wait."},
     {"result", T_OBJECT, offsetof(WorkObject, result), 0, "What the call has returned."},
+    {"is_left", T_BOOL, offsetof(WorkObject, left), 0, "Whether an event owns it."},
+    {"in_halves", T_BOOL, offsetof(WorkObject, in_halves), 0, "Whether it is at a `yield`."},
     {"thread", T_ULONG, offsetof(WorkObject, thread), READONLY, "The thread that has begun it."},
     {NULL, 0, 0, 0, NULL},
 };
