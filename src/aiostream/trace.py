@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
@@ -152,20 +152,12 @@ class _Entry(Observation):
         def marked(*more: Any, **named: Any) -> Any:
             self.first = clock.mark(stream)
             made.extend(starmap(partial(fn, **named), (more,)))
-            if isinstance(made[0], GeneratorType):
-                return self._halves(clock, stream, made[0])
-            self.last = clock.mark(stream)
+            if not isinstance(made[0], GeneratorType):  # which enqueues its work later
+                self.last = clock.mark(stream)
             return made[0]
 
         marked.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr
         return (marked, *others)
-
-    def _halves(self, clock: GpuClock, stream: Any, generator: Any) -> Generator[None, None, Any]:
-        try:
-            return (yield from generator)
-        finally:
-            if self.outcome == "pending":
-                self.last = clock.mark(stream)
 
     def returned(self) -> None:
         """Marks the end of a graph that was launched."""

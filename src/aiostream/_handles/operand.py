@@ -46,8 +46,13 @@ class SharedByBorrowers:
     # `run` or `run_in_thread`. While there is one, `into_raw` refuses, because it would wait for
     # that use.
     held: list[object] = field(default_factory=list)
-    # What is called, once, when a function in two halves whose task has gone was closed.
+    # What is called, once, when a use has ended whose task has gone: see `let_go`.
     when_let_go: list[Callable[[], object]] = field(default_factory=list)
+
+    def let_go(self) -> None:
+        """Calls what waits for the end of a use. Its mark is gone already."""
+        while self.when_let_go:
+            self.when_let_go.pop()()
 
     def limit(self) -> float:
         """Returns the limit that counts now. 0 is none."""

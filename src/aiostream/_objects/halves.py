@@ -14,9 +14,9 @@
 
 The stream stays held from the call of the function until after the last half or the close: it is
 pinned, and a mark lies in `shared.held`, so that `into_raw` refuses. A pool does not use the stream
-again while a mark is there. When a left generator was closed and the mark is gone,
-`shared.when_let_go` is emptied and each function in it called: in the thread of the loop, or in the
-releaser if the loop is closed.
+again while a mark is there. When a generator that its task has left was closed and the mark is
+gone, `shared.let_go` calls what lies in `shared.when_let_go`: in the thread of the loop, or in the
+releaser if the loop is closed. Then the stream may still be busy with what the close has enqueued.
 
 `drive` and `close` do all this for a `Work` (`runs.py`), whose result the `Halves` then is.
 """
@@ -97,15 +97,15 @@ class Halves:
             if yielded is None and not differs:
                 return
             self.take()
-            self.threw = True
+            error, self.threw = _misuse(generator.__qualname__, yielded, differs), True
             try:
-                generator.throw(_misuse(generator.__qualname__, yielded, differs))
+                generator.throw(error)
             finally:
                 for name in differs:
                     read, put = settings[name]
                     if read() != before[name]:
                         put(before[name])
-            raise _misuse(generator.__qualname__, yielded, differs)  # it has yielded once more
+            raise error  # it has yielded once more
         except StopIteration as end:
             self.value, self.ended = end.value, True
         finally:

@@ -42,7 +42,7 @@ def _leave(work: _native.Work, here: bool = False) -> None:
         elsewhere = operand.handle.value == PER_THREAD and work.thread != threading.get_ident()
         queue = loops.current_bridge().queue if here and work.in_halves else process.ORPHANS
         work.is_left = not elsewhere and _native.watch(
-            operand.handle, wait_list_of(operand), queue, waiting.BY_WATCHER, work, True
+            operand.handle, wait_list_of(operand), queue, waiting.BY_WATCHER, work
         )
     if not work.is_left:
         _end(work, _UNKNOWN_ERROR, not here)
@@ -85,8 +85,7 @@ def _close(work: _native.Work, code: int) -> None:
     work.is_left = work.in_halves = False
     shared = work._operand.shared
     _leave(work)
-    while shared.when_let_go:
-        shared.when_let_go.pop()()
+    shared.let_go()
 
 
 def _give_up_garbage(phase: str, _: object) -> None:

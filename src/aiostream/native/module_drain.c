@@ -108,9 +108,9 @@ static int do_watch(struct handle *stream, void *wait) {
     return wait_record_future(wait, handle_value(stream));
 }
 
-/* watch(handle, wait_list, queue, strategy, owner, pinned): records an event behind the work of a
- * stream, and the owner hears of its end. Whether that was possible. The caller may have pinned the
- * stream, which may be closed then. */
+/* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
+ * and the owner hears of its end. Whether that was possible. A Work has pinned the stream, which
+ * may be closed. */
 static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     struct handle *stream;
     struct wait_list *list;
@@ -118,9 +118,9 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     const struct strategy *strategy;
     PyObject *owner;
     struct wait *wait;
-    int status, pinned = 0;
-    if (!PyArg_ParseTuple(args, "O&O&O&O&O|p", to_handle, &stream, to_wait_list, &list, to_queue,
-                          &queue, to_strategy, &strategy, &owner, &pinned))
+    int status;
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_wait_list, &list, to_queue,
+                          &queue, to_strategy, &strategy, &owner))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = wait_reserve(list, queue, strategy, &wait);
@@ -129,7 +129,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     uint64_t ticket = wait_ticket(wait);
     own(ticket, owner, 0);
     Py_BEGIN_ALLOW_THREADS
-    status = (pinned ? operate_pinned : operate)(stream, do_watch, wait);
+    status = (is_work(owner) ? operate_pinned : operate)(stream, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) disown(ticket);
