@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any
 
 import anyio
@@ -47,6 +48,18 @@ class Scene:
     async def run(self) -> None:
         assert await self.stream.run(self.work, self.stream, 7) == 7
 
+    async def run_in_the_next_turn(self) -> None:
+        """A launch before it has used up the turn."""
+        launch = self.stream.enqueue_async(lambda _: time.sleep(0.0011))
+        assert await self.stream.run(self.work, self.stream, 7) == 7
+        await launch
+
+    async def leave_the_next_turn(self) -> None:
+        launch = self.stream.enqueue_async(lambda _: time.sleep(0.0011))
+        with anyio.move_on_after(0):
+            await self.stream.run(self.work, self.stream, 7)
+        await launch
+
     async def run_what_fails(self) -> None:
         await self.expect_an_error(lambda: self.stream.run(self.fail, self.stream))
 
@@ -66,6 +79,20 @@ class Scene:
         """The wait is cancelled when it has begun, and what it uses is handed over."""
         with anyio.move_on_after(0):
             await self.stream.run(spin, self.stream, 0.001)
+
+    def in_halves(self, kept: int) -> Generator[None, None, int]:
+        for _ in range(2):
+            spin(self.stream, 0.0001)
+            yield
+        return kept
+
+    async def run_in_halves(self) -> None:
+        assert await self.stream.run(self.in_halves, 7) == 7
+
+    async def leave_halves(self) -> None:
+        """The wait is cancelled when it has begun, and the generator is closed later."""
+        with anyio.move_on_after(0):
+            await self.stream.run(self.in_halves, 7)
 
     async def leave_a_thread(self) -> None:
         """The call is taken back before its thread begins, or left to it."""
@@ -160,8 +187,12 @@ def _with_each(
 
 ON_AUTO_STREAMS: dict[str, Function] = {
     "await stream": lambda scene: scene.stream,
+    "run, in the next turn": Scene.run_in_the_next_turn,
+    "run, next turn, cancelled": Scene.leave_the_next_turn,
     "run, fails": Scene.run_what_fails,
     "run, cancelled": Scene.leave_a_run,
+    "run, in halves": Scene.run_in_halves,
+    "run, in halves, cancelled": Scene.leave_halves,
     "pool, run in thread, cancelled": Scene.leave_a_thread,
     "pool, run": Scene.run_in_pool,
     "completion": lambda scene: scene.stream.completion_future(),

@@ -131,8 +131,8 @@ def begin_in(loop: asyncio.AbstractEventLoop, way: str, stream: Stream, kept: Ow
 @pytest.mark.parametrize("over", ["before", "after"])
 @pytest.mark.parametrize("way", ["enqueue_async", "completion_future", "run"])
 def test_a_loop_that_is_dropped_and_not_closed(way: str, over: str) -> None:
-    """Once the GPU is done, its futures are not pending, what they keep is freed, and descriptors do
-    not grow with each such loop.
+    """Once the GPU is done, its futures are not pending, and what they keep is freed. Descriptors
+    do not grow with each such loop.
     """
 
     def drop_one() -> weakref.ref[Owner]:

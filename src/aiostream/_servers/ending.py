@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._runtime import loops, process, statistics
 from aiostream._runtime.completion import Completion
@@ -75,6 +76,7 @@ def anything_pending() -> bool:
         now.points.pending > now.points.captured
         or now.futures.pending > _left_behind(now.futures.pending)
         or now.waits.pending > 0
+        or any(isinstance(each, _native.Work) for each in _native.owners())  # to be closed
     )
 
 

@@ -100,6 +100,8 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         call = "Stream.enqueue_async" if by_event or function else "Stream.completion_future"
     elif hasattr(owner, "pool"):
         call = "StreamPool.release"
+    elif isinstance(owner, _native.Work):
+        call = "Stream.run"
     else:
         blocks = queue == process.ORPHANS and owner is None
         call = f"{of.partition(' ')[0].title()}.synchronize{'' if blocks else '_async'}"

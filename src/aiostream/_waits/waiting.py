@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from aiostream import _native
 from aiostream._base import checks, driver, hints
 from aiostream._handles.operand import Operand, in_libraries, order_of, wait_list_of
-from aiostream._runtime import loops, process
+from aiostream._runtime import loops
 from aiostream._runtime.completion import Completion
+from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
 from aiostream.enums import WaitLike, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
@@ -31,6 +33,7 @@ __all__ = ["default_wait", "set_default_wait"]
 
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
+now = time.perf_counter_ns
 # The number of each strategy in native code. Streams look it up once, because a lookup in each wait
 # would take longer than all else.
 MODES = {WaitStrategy(name): number for number, name in enumerate(_native.WAIT_STRATEGIES)}
@@ -195,18 +198,22 @@ async def synchronize_async(self: Any) -> None:
                 break
         else:
             return
-    except BaseException:
+    except BaseException as problem:
         # A cancellation or an interrupt. A stream's wait goes to the watcher, which recycles it
         # when its event is complete. Until then the GPU has not passed the event, and no other wait
-        # may record it.
+        # may record it. The event may own a `Work`. A coroutine may be closed in any thread.
+        in_loop = not isinstance(problem, GeneratorExit) and getattr(self, "in_halves", False)
+        given = False
         if isinstance(answer, _Wait):
-            answer.drop()
+            given = answer.drop(self, in_loop)
         elif answer is not None:
-            _native.orphan(answer)
+            given = _native.orphan(answer, self, in_loop)
         if future is not None and future.done() and not future.cancelled():
             answer = future.result()
             if isinstance(answer, _Wait):
-                answer.drop()
+                given = answer.drop(self, in_loop)
+        if given:
+            self.is_left = True
         future = None
         raise
     driver.raise_for(answer, asked, operand.name)
@@ -227,6 +234,24 @@ def synchronize(awaited: Any, limit: float | None) -> None:
     if answer is None:
         raise TimeoutError(f"{operand.name} was not done after {limit:g} s, and goes on")
     driver.raise_for(answer, "cuEventQuery", operand.name)
+
+
+async def launch_turn(launches: Launches) -> None:
+    """Waits until this loop has time for another launch: see `_runtime/launches.py`.
+
+    Call it if `launches.wait` is true, and ask afterwards what may have changed meanwhile.
+
+    Cancellation: raises at once.
+    """
+    place = 0
+    while launches.must_wait(place):
+        future = _current_bridge().new_future()
+        place = launches.enter(place, future)
+        try:
+            await future
+        except BaseException:
+            future.cancel()
+            raise
 
 
 def require_ready(operand: Operand, recent: bool = False) -> None:
@@ -275,18 +300,22 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
         future = bridge.new_polled_future()
         if observers:
             future_made(future)
-        answer = _native.enqueue(
-            operand.handle,
-            wait_list,
-            bridge.queue,
-            mode,
-            future,
-            in_libraries(operand, call) if shared.currents else call,
-            keepalive,
-            shared.order or order_of(operand),
-            operand.name,
-            bridge.at_once,
-        )
+        began = now()
+        try:
+            answer = _native.enqueue(
+                operand.handle,
+                wait_list,
+                bridge.queue,
+                mode,
+                future,
+                in_libraries(operand, call) if shared.currents else call,
+                keepalive,
+                shared.order or order_of(operand),
+                operand.name,
+                bridge.at_once,
+            )
+        finally:
+            bridge.launches.note(now() - began)
         if answer is True:
             bridge.at_once = not bridge.must_yield()
         elif answer is not None:
@@ -354,30 +383,6 @@ def _refuse(
         hint = LEFT_CAPTURING if has_call else None
         driver.raise_for(answer[0], after, operand.name, hint)
     raise AssertionError("a completion is refused with an error")
-
-
-def keep_until_passed(operand: Operand, keepalive: Any) -> None:
-    """Keeps objects alive until the GPU has passed the current end of a pinned stream.
-
-    No task waits for that. If the driver refuses, the objects live as long as the process, and are
-    counted as leaked.
-
-    Threads: any, but for the per-thread stream the one that has used it.
-    """
-    # It records an event, because that never blocks, not even on a full stream. It is on the
-    # janitor's queue, because this loop may end before the GPU has passed.
-    _native.enqueue(
-        operand.handle,
-        wait_list_of(operand),
-        process.ORPHANS,
-        BY_WATCHER,
-        None,
-        None,
-        keepalive,
-        order_of(operand),
-        operand.name,
-        False,
-    )
 
 
 async def wait_for(completion: Completion) -> None:

@@ -185,7 +185,7 @@ bool failures_expected(void) { return atomic_load(&expecting) > 0; }
 /* Python ends the process, because it can write the stacks of threads that run. If it has not taken
  * the news for so long, it does not run, or the threads of the library are blocked. */
 static const int64_t TAKEN_WITHIN_NS = 2000000000;
-static const int64_t SOON_NS = 100000000;
+static const int64_t SOON_NS = 30000000;
 enum { MAX_NEWS = 16 };
 static struct stall news[MAX_NEWS]; /* these three are under failure_lock */
 static int news_count;

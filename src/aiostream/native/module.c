@@ -202,6 +202,7 @@ static bool make_names(void) {
         {&names.set_exception, "set_exception"},
         {&names.own_set_exception, "_set_exception"},
         {&names.point, "point"},
+        {&names.remove, "remove"},
         {&names.source, "_source"},
         {&names.has_unreported, "has_unreported"},
         {&names.latest_failure, "latest_failure"},

@@ -62,6 +62,7 @@ void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
 extern PyMethodDef enqueue_functions[], drain_functions[];
 int add_arrivals_type(PyObject *module);
+PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_reserve(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
 PyObject *Completion_fire(PyObject *, PyObject *args);
@@ -99,6 +100,18 @@ static inline void *disown_if(uint64_t ticket, int bits) {
     if (owner) point_own(ticket, NULL);
     unlock_owner(ticket);
     return owner;
+}
+
+/* Puts an object in the place of a future. False: it has got its answer, or there was none. */
+static inline bool replace_bare(uint64_t ticket, PyObject *object) {
+    Py_INCREF(object);
+    lock_owner(ticket);
+    void *former = point_owner(ticket);
+    bool is_bare = (uintptr_t)former & BARE;
+    if (is_bare) point_own(ticket, object);
+    unlock_owner(ticket);
+    Py_DECREF(is_bare ? object_of(former) : object);
+    return is_bare;
 }
 
 static inline void disown(uint64_t ticket) { Py_XDECREF(object_of(disown_if(ticket, 0))); }

@@ -4,8 +4,7 @@
  * so that all that can be refused is refused before the user's function runs. It then calls the
  * function in the stream's context, counts the future as pending, and records the event behind the
  * work, or enqueues a host function. The completion belongs to the slot of its point before that,
- * because the point may fire at once. Without a future, the same step only keeps objects alive
- * until the GPU has passed the stream's present end.
+ * because the point may fire at once.
  *
  * If the driver refuses after the function has run, the objects are leaked and counted, because
  * nothing would prove that the GPU is done with them. The GIL is given up for the driver's calls
@@ -182,9 +181,7 @@ static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
 /* enqueue(handle, where, queue, number, future, call, keepalive, order, name, at_once): a future of
  * what `call` enqueues on a stream, or of the stream's present end if `call` is None. `where` is a
  * wait list, and `number` that of a strategy. Or they are a context, and a KIND_. `call` runs in
- * the stream's context. Everything that can be refused is reserved before. If the future is None,
- * the caller has pinned the stream, and objects are kept alive until the GPU has passed its present
- * end.
+ * the stream's context. Everything that can be refused is reserved before.
  *
  * `at_once` says that the future may be done when this returns.
  *
@@ -219,14 +216,12 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     PyObject *answer = NULL;
     /* Until the point is behind the work, because `call` or another thread may close the stream,
      * and the work would then have no completion. */
-    bool pins = self->future != NULL;
-    if (pins && !pin_here(stream)) {
+    if (!pin_here(stream)) {
         answer = PyLong_FromLong(RESULT_CLOSED);
         goto end;
     }
     int refusal = reserve(&reserving, stream);
     if (refusal) {
-        if (!call) completion_leak(self);
         answer = PyLong_FromLong(refusal);
         goto unpin;
     }
@@ -240,8 +235,6 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
         completion_give_up(self);
     } else if (refusal) {
         answer = Py_BuildValue("(i)", refusal);
-    } else if (!pins) { /* no future, and threads that keep objects alive record in any order */
-        answer = Py_NewRef(object);
     } else if (completion_enter(self, order), at_once) {
         /* If this raises, the caller has no future, and the GPU has passed the work. */
         if (completion_complete(self, CUDA_SUCCESS, false) == 0) answer = Py_NewRef(Py_True);
@@ -252,13 +245,25 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     }
 unpin:
     if (!is_child()) call_end(reserving.under_way);
-    if (pins) unpin_here(stream);
+    unpin_here(stream);
 end:
     Py_DECREF(object);
     return answer;
 }
 
-/* The two steps of an enqueue that another thread carries out. */
+/* The steps of an enqueue that another thread carries out. */
+
+/* expect(context, queue): takes a ticket, in the thread of the loop, and makes no driver call. So
+ * the queue is not another loop's when the other thread reserves the wait or fires the ticket. */
+PyObject *Completion_expect(PyObject *object, PyObject *args) {
+    CompletionObject *self = (CompletionObject *)object;
+    struct context *context;
+    if (!PyArg_ParseTuple(args, "O&O&", to_context, &context, to_queue, &self->queue)) return NULL;
+    if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was expected before");
+    self->ticket = point_reserve(self->queue, context, KIND_POLLED);
+    if (!self->ticket) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
 
 /* reserve(wait_list, queue, strategy, handle): 0, or a refusal. */
 PyObject *Completion_reserve(PyObject *object, PyObject *args) {
@@ -268,10 +273,13 @@ PyObject *Completion_reserve(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O&O&O&O&", to_waits, &reserving.waits, to_queue, &self->queue,
                           to_strategy, &reserving.strategy, to_handle, &stream))
         return NULL;
-    if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was reserved before");
+    if (self->wait) return PyErr_Format(PyExc_ValueError, "it was reserved before");
     if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
+    uint64_t expected = self->ticket;
     int status = reserve(&reserving, stream);
     call_end(reserving.under_way); /* the function of a thread may take long */
+    if (status) self->ticket = expected;
+    else if (expected) point_unreserve(expected);
     unpin_here(stream);
     return PyLong_FromLong(status);
 }
@@ -282,7 +290,7 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     struct handle *stream;
     PyObject *call;
     if (!PyArg_ParseTuple(args, "O&O", to_handle, &stream, &call)) return NULL;
-    if (!self->ticket || self->recorded)
+    if (!self->wait || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
     int refusal = push_from_python(stream);
     if (refusal) return PyLong_FromLong(refusal);
@@ -297,11 +305,12 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     int status;
     if (!PyArg_ParseTuple(args, "i", &status) || refuse_in_child()) return NULL;
-    if (!self->wait || self->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
+    if (!self->ticket || self->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was not expected, or was recorded before");
     self->recorded = true;
     own(self->ticket, object, 0);
-    wait_fire_unrecorded(self->wait, status);
+    if (self->wait) wait_fire_unrecorded(self->wait, status);
+    else point_arm_polled(self->ticket), point_fire(self->ticket, status);
     Py_RETURN_NONE;
 }
 
