@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -171,19 +170,6 @@ async def use_many_timers() -> int:
     for stream in streams:
         stream.close()
     return since(before).by_timer
-
-
-async def drop_streams(kept: list[Stream], where: str) -> None:
-    """Drops the last references to streams, "here" or "in a thread"."""
-
-    def end() -> None:
-        kept.clear()
-        gc.collect()
-
-    if where == "here":
-        end()
-    else:
-        await anyio.to_thread.run_sync(end)
 
 
 def _nothing(*_: object) -> None:

@@ -57,6 +57,7 @@ class RunMethods:
     _operand: Operand  # these three are of `Stream`
     _mode: int
     synchronize: Callable[[float | None], None]
+    _lends = False  # `run` is that of a pool, which first takes a stream and at last gives it back
 
     def __await__(self) -> Generator[Any, Any, None]:
         """Equals `await stream.synchronize_async()`."""
@@ -154,17 +155,25 @@ class RunMethods:
             ...     await stream.run(scale, [1, 2, 3], factor=2)
             [2, 4, 6]
         """
+        stream: Any = self
+        pool: Any = None
         if observers and not is_observed():
-            result: T = await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
-            return result
+            if self._lends:
+                return cast("T", await stream._run_observed(fn, *args, **kwargs))
+            return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         checks.plain_function(fn, "run")
-        operand = self._operand
+        if self._lends:
+            pool, stream = stream, stream._at_once() or await stream._in_turn()
+            loan = stream._number
+            if pool._has_own:
+                args = cast("Any", (stream._own, *args))
+        operand = stream._operand
         call: Callable[[], T] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
         if operand.shared.currents:
             call = in_libraries(operand, call)
         # Only this frame refers to it: see its type.
-        work = _native.Work(operand, self._mode, call, _give_up)
+        work = _native.Work(operand, stream._mode, call, _give_up)
         try:
             wait_list = operand.wait_list or wait_list_of(operand)
             refusal = work.begin(operand.handle, wait_list, operand.shared.held)
@@ -175,6 +184,14 @@ class RunMethods:
             await waiting.synchronize_async(work)
         except BaseException as problem:
             _keep(work)
-            checks.explain_call(problem, "run")
+            if pool is not None:
+                pool._give(stream, loan, problem)
+            if pool is not None and pool._has_own:
+                checks.explain_own(problem, fn)
+            else:
+                checks.explain_call(problem, "run")
             raise
-        return cast("T", work.end())
+        result = work.end()
+        if pool is not None and stream._loan.pop(loan, pool) is not pool:
+            pool._put_back(stream)
+        return cast("T", result)

@@ -149,7 +149,7 @@ static const struct {
     CONSTANT(KIND_HOST_FUNCTION),   CONSTANT(KIND_CALLBACK),    CONSTANT(KIND_PYTHON_HOST),
     CONSTANT(KIND_PYTHON_CALLBACK), CONSTANT(KIND_FOREIGN),     CONSTANT(HANDLE_STREAM),
     CONSTANT(HANDLE_EVENT),         CONSTANT(HANDLE_GRAPH),     CONSTANT(HANDLE_GRAPH_EXEC),
-    CONSTANT(TURNS_AFTER),          CONSTANT(TURN_YIELD),       CONSTANT(TURN_BEGAN),
+    CONSTANT(TURN_YIELD),           CONSTANT(TURN_BEGAN),
     CONSTANT(RESULT_CLOSED),        CONSTANT(RESULT_NO_MEMORY), CONSTANT(RESULT_QUARANTINED),
     CONSTANT(RESULT_AWAITED),       CONSTANT(RESULT_CAPTURING), CONSTANT(FIRST_TICKET),
 };
@@ -202,9 +202,6 @@ static bool make_names(void) {
         {&names.set_exception, "set_exception"},
         {&names.own_set_exception, "_set_exception"},
         {&names.point, "point"},
-        {&names.source, "_source"},
-        {&names.has_unreported, "has_unreported"},
-        {&names.latest_failure, "latest_failure"},
     };
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (!*made[i].place && !(*made[i].place = PyUnicode_InternFromString(made[i].name)))
@@ -224,7 +221,7 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     if (!make_names() || add_handle_type(module) < 0 || add_completion_types(module) < 0 ||
-        add_wait_types(module) < 0 || add_work_type(module) < 0 || add_pool_types(module) < 0 ||
+        add_wait_types(module) < 0 || add_work_type(module) < 0 ||
         add_failure_functions(module) < 0 || add_frame_functions(module) < 0 ||
         add_process_functions(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0 ||
         add_tuple(module, "COUNTERS", counter_name, COUNTERS) < 0 ||

@@ -94,14 +94,6 @@ class Bridge:
         """
         raise NotImplementedError
 
-    def new_queued_future(self, queue: dict[Any, None]) -> Any:
-        """Makes a future that leaves `queue` as soon as it is cancelled, before its task runs.
-
-        The caller puts it there. On trio only the task can take it out, because trio cancels a task
-        and not the future that it waits for.
-        """
-        return self.new_future()
-
     def new_polled_future(self) -> Any:
         """Makes a future whose `cancel` reaches its point, which native code sets."""
         raise NotImplementedError

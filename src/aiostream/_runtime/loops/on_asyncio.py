@@ -141,12 +141,6 @@ class AsyncioBridge(Bridge):
         """Makes a future with `loop.create_future()`."""
         return self.loop().create_future()
 
-    def new_queued_future(self, queue: dict[Any, None]) -> asyncio.Future[Any]:
-        """Makes a `QueuedFuture`."""
-        future = QueuedFuture(loop=self.loop())
-        future.queue = queue
-        return future
-
     def new_polled_future(self) -> asyncio.Future[Any]:
         """Makes an `AsyncioFuture`."""
         return (ObservedFuture if observers else AsyncioFuture)(loop=self.loop())
@@ -179,30 +173,6 @@ class AsyncioBridge(Bridge):
                 return False
             raise
         return True
-
-
-class QueuedFuture(asyncio.Future[Any]):
-    """asyncio's future, but it leaves a queue as soon as it is cancelled.
-
-    asyncio cancels it when its task is cancelled, and that task runs later. So the length of the
-    queue says at each moment how many tasks wait.
-
-    Threads: the loop's thread only.
-    """
-
-    __slots__ = ("queue",)  # the maker sets it
-
-    queue: dict[Any, None]
-
-    def cancel(self, msg: Any = None) -> bool:
-        """See `asyncio.Future`."""
-        cancelled = super().cancel(msg)
-        # This comes after it, because a KeyboardInterrupt in between must not leave a pending
-        # future that is in no queue: its task would hang. A cancelled one leaves when its task
-        # runs.
-        if cancelled:
-            self.queue.pop(self, None)
-        return cancelled
 
 
 class AsyncioFuture(asyncio.Future[Any]):
