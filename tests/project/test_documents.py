@@ -295,7 +295,7 @@ def test_the_readme_is_short_and_keeps_its_set_up_commands() -> None:
     """One installs and runs the demo. `.ci/run` does the other, in a fresh environment."""
     command = re.compile(r"^python3 -m venv .venv && .*$", re.MULTILINE)
     readme = (ROOT / "README.md").read_text()
-    assert readme.count("\n") <= 120
+    assert readme.count("\n") <= 150
     commands = command.findall(readme)
     script = ROOT / ".ci" / "run"
     if script.exists():  # it is not in the sdist

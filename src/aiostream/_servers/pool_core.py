@@ -223,9 +223,9 @@ class PoolCore:
         stream._loan[number] = _reference(task) if task is not None else None
         return stream
 
-    async def _acquire(self) -> Stream:
+    async def _acquire(self, is_limited: bool = True) -> Stream:
         if observers and not is_observed():
-            return await observed("StreamPool.acquire", PoolCore._acquire, self)
+            return await observed("StreamPool.acquire", PoolCore._acquire, self, is_limited)
         bridge = loops.current_bridge()
         if bridge.checkpoint is not None:
             # This is on trio alone. It comes first, because it may raise a cancellation, and
@@ -237,11 +237,11 @@ class PoolCore:
             await loops.yield_turn()
         if self._healthy_since is not driver.latest_failure:
             self._enter()
-        return self._at_once() or await self._in_turn()
+        return self._at_once() or await self._in_turn(is_limited)
 
-    async def _in_turn(self) -> Stream:
+    async def _in_turn(self, is_limited: bool = True) -> Stream:
         """Waits until it is this task's turn."""
-        most = self._max_waiting
+        most = self._max_waiting if is_limited else None
         if most is not None and len(self._queue) - len(self._recent) >= most:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         ticket = self._next_ticket()

@@ -97,6 +97,14 @@ def is_dead(future: Any) -> bool:
     return isinstance(future, asyncio.Future) and future.get_loop().is_closed()
 
 
+def is_awaited(future: Any) -> bool:
+    """Whether a task waits for a future, of which one task has begun to wait at once.
+
+    asyncio cancels the future with its task. trio takes the task from it.
+    """
+    return not future.done() and bool(getattr(future, "_waiting", True))
+
+
 def is_elsewhere(future: Any) -> bool:
     """Whether a future belongs to another loop than the one that runs here.
 

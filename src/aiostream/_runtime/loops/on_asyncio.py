@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from aiostream import _native
@@ -144,6 +144,16 @@ class AsyncioBridge(Bridge):
     def new_polled_future(self) -> asyncio.Future[Any]:
         """Makes an `AsyncioFuture`."""
         return (ObservedFuture if observers else AsyncioFuture)(loop=self.loop())
+
+    def spawn(
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        context: contextvars.Context,
+    ) -> object:
+        """Makes an `asyncio.Task`."""
+        # Not by the loop's factory, because a task of an eager one would run here and now.
+        return asyncio.Task(function(), loop=self.loop(), name=name, context=context)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls `loop.call_later`. Returns `False` if the loop is gone or closed."""

@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, cast
@@ -138,6 +138,15 @@ class TrioBridge(Bridge):
         return TrioFuture(self._trio, self._token)
 
     new_polled_future = new_future
+
+    def spawn(
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        context: contextvars.Context,
+    ) -> object:
+        """Spawns a system task. It raises a `RuntimeError` if the run is ending."""
+        return self._trio.lowlevel.spawn_system_task(function, name=name, context=context)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls a function later from a system task. Returns `False` if the run is ending."""
