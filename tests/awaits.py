@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any
 
 import anyio
@@ -66,6 +66,20 @@ class Scene:
         """The wait is cancelled when it has begun, and what it uses is handed over."""
         with anyio.move_on_after(0):
             await self.stream.run(spin, self.stream, 0.001)
+
+    def in_halves(self, kept: int) -> Generator[None, None, int]:
+        for _ in range(2):
+            spin(self.stream, 0.0001)
+            yield
+        return kept
+
+    async def run_in_halves(self) -> None:
+        assert await self.stream.run(self.in_halves, 7) == 7
+
+    async def leave_halves(self) -> None:
+        """The wait is cancelled when it has begun, and the generator is closed later."""
+        with anyio.move_on_after(0):
+            await self.stream.run(self.in_halves, 7)
 
     async def leave_a_thread(self) -> None:
         """The call is taken back before its thread begins, or left to it."""
@@ -162,6 +176,8 @@ ON_AUTO_STREAMS: dict[str, Function] = {
     "await stream": lambda scene: scene.stream,
     "run, fails": Scene.run_what_fails,
     "run, cancelled": Scene.leave_a_run,
+    "run, in halves": Scene.run_in_halves,
+    "run, in halves, cancelled": Scene.leave_halves,
     "pool, run in thread, cancelled": Scene.leave_a_thread,
     "pool, run": Scene.run_in_pool,
     "completion": lambda scene: scene.stream.completion_future(),

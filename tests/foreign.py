@@ -5,6 +5,7 @@ and current streams.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import threading
 import types
@@ -24,6 +25,67 @@ class Currents(threading.local):
 
 
 currents = Currents()
+
+
+class Settings(threading.local):
+    """torch's settings of this thread."""
+
+    def __init__(self) -> None:
+        self.inference_mode, self.grad_mode, self.autocast = False, True, False
+
+    def all(self) -> dict[str, object]:
+        """What each is now."""
+        return dict(self.__dict__)
+
+
+settings = Settings()
+
+
+def _setting(name: str, value: bool = True) -> Any:
+    """A block in which a setting has a value. As torch's, it decorates generator functions so that
+    each of their halves runs in it.
+    """
+
+    class Block:
+        def __init__(self, wanted: Any = value) -> None:
+            self.wanted = wanted if isinstance(wanted, bool) else value
+
+        def __enter__(self) -> None:
+            self.before = getattr(settings, name)
+            setattr(settings, name, self.wanted)
+
+        def __exit__(self, *_: object) -> None:
+            setattr(settings, name, self.before)
+
+        def __call__(self, function: Any) -> Any:
+            @functools.wraps(function)
+            def decorated(*args: Any) -> Any:
+                generator = function(*args)
+                while True:
+                    try:
+                        with type(self)(self.wanted):
+                            generator.send(None)
+                    except StopIteration as end:
+                        return end.value
+                    yield
+
+            return decorated
+
+    return Block
+
+
+class InCudaStream:
+    """`torch.cuda.stream`."""
+
+    def __init__(self, stream: TorchStream) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self.before = torch_current_stream(0)
+        torch_set_stream(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        torch_set_stream(self.before)
 
 
 class TheirStream:
@@ -83,11 +145,21 @@ def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the stand-ins what `import torch` and its like find."""
     libraries: dict[str, dict[str, Any]] = {
         "torch": {
-            "cuda": types.SimpleNamespace(ExternalStream=TorchStream),
+            "cuda": types.SimpleNamespace(
+                ExternalStream=TorchStream, is_initialized=lambda: True, stream=InCudaStream
+            ),
             "accelerator": types.SimpleNamespace(
                 current_stream=torch_current_stream, set_stream=torch_set_stream
             ),
             "device": TheirDevice,
+            "inference_mode": _setting("inference_mode"),
+            "is_inference_mode_enabled": lambda: settings.inference_mode,
+            "no_grad": _setting("grad_mode", False),
+            "is_grad_enabled": lambda: settings.grad_mode,
+            "set_grad_enabled": functools.partial(setattr, settings, "grad_mode"),
+            "autocast": _setting("autocast"),
+            "is_autocast_enabled": lambda: settings.autocast,
+            "set_autocast_enabled": functools.partial(setattr, settings, "autocast"),
         },
         "cupy": {"cuda": types.SimpleNamespace(ExternalStream=CupyStream)},
         "numba": {},

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------- the driver
 
 
+def is_held(stream: Stream) -> bool:
+    """Whether something uses the stream that only its own thread can end, as a `run`."""
+    return bool(stream._operand.shared.held)
+
+
 def bindings() -> ModuleType:
     """Loads the driver, if it is not loaded, and returns its bindings."""
     return driver.bindings()
@@ -177,7 +182,7 @@ def block_native_call(name: str) -> None:
     _native.bind({**addresses, name: _address_of(ctypes.CDLL(None).pause)})
 
 
-keep_work = runs._keep
+keep_work = runs._leave
 
 
 def say_what_is_stuck_after(seconds: float) -> None:

@@ -102,7 +102,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         most: int, max_waiting: int | None = None, in_thread: bool = False,
     ) -> None:  # fmt: skip
         self._pool = checks.instance(StreamPool, pool, "Batches takes a StreamPool, not")
-        checks.plain_function(fn, "Batches")
+        checks.plain_function(fn, "Batches", halves=True)
         self._fn, self._fn_name = fn, completion.name_of(fn)
         self._most = checks.number("most", most, 1, "a batch has at least one item")
         self._max_waiting = max_waiting

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 from pathlib import Path
+from types import GeneratorType
 from typing import Any, Self
 
 from aiostream import _native
@@ -141,7 +142,7 @@ class _Entry(Observation):
             return args
         fn, *others = args
         try:
-            checks.plain_function(fn, self.call)
+            checks.plain_function(fn, self.call, halves=self.call == "Stream.run")
         except TypeError:  # the call itself raises the error
             return args
 
@@ -152,7 +153,8 @@ class _Entry(Observation):
         def marked(*more: Any, **named: Any) -> Any:
             self.first = clock.mark(stream)
             made.extend(starmap(partial(fn, **named), (more,)))
-            self.last = clock.mark(stream)
+            if not isinstance(made[0], GeneratorType):  # which enqueues its work later
+                self.last = clock.mark(stream)
             return made[0]
 
         marked.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr

@@ -424,8 +424,9 @@ async def test_refusals_come_before_the_function(stream: Stream) -> None:
         error: type[Exception], message: str = ".", fn: Any = called.append
     ) -> None:
         for method in methods:
-            with pytest.raises(error, match=message):
-                await method(fn)
+            if method != stream.run or fn is not generator_function:  # which that one drives
+                with pytest.raises(error, match=message):
+                    await method(fn)
 
     for fn in NOT_PLAIN:
         await refuses_each(TypeError, "takes a plain function.*cannot await", fn)

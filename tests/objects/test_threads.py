@@ -497,6 +497,28 @@ async def test_stream_is_not_given_away_under_a_call(stream: Stream) -> None:
     Stream.from_raw(stream.into_raw()).close()
 
 
+@pytest.mark.parametrize("refused", [False, True], ids=["runs", "refused"])
+async def test_run_during_a_call_in_a_thread(stream: Stream, refused: bool) -> None:
+    """Each use of the stream ends by itself, in any order."""
+    thread = Thread()
+    async with called(stream, thread):
+        if refused:
+            stream.begin_capture()
+            with pytest.raises(StreamCaptureError):
+                await stream.run(int)
+            stream.end_capture()
+        else:
+            with Gate() as gate:
+                gate.hold(stream)
+                with anyio.move_on_after(0.01):
+                    await stream.run(int)
+            await stream.run(int)
+        with pytest.raises(RuntimeError, match="in use"):
+            stream.into_raw()
+        thread.may_end.set()
+    Stream.from_raw(stream.into_raw()).close()
+
+
 @pytest.mark.cuda_leaks(1)
 def test_refusal_reaches_a_loop_that_is_closed(stream: Stream) -> None:
     """The worker has said that nothing could be recorded, and the loop is closed before it hears of

@@ -221,8 +221,16 @@ def member(kind: type[E], value: Any, name: str) -> E:
     raise ValueError(f"{name} is one of {names}, not {value!r}")
 
 
-def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
+def plain_function(
+    fn: Any, name: str, advice: str = "it cannot await", halves: bool = False
+) -> None:
     """Refuses a function that returns a coroutine or a generator, because its body would not run.
+
+    Args:
+        fn: The function.
+        name: What takes it.
+        advice: What to do instead.
+        halves: Whether a generator function is taken.
 
     Raises:
         TypeError: It is not callable, or is such a function.
@@ -233,7 +241,7 @@ def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
     if type(function) is not FunctionType:
         function = getattr(type(fn), "__call__", None)  # noqa: B004
     if type(function) is FunctionType and not (
-        function.__code__.co_flags & _NOT_PLAIN
+        function.__code__.co_flags & (_NOT_HALVES if halves else _NOT_PLAIN)
         or function.__dict__
         or _MARK in getattr(fn, "__dict__", ())
     ):
@@ -242,14 +250,15 @@ def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
         raise TypeError(f"{name} takes a callable, not {type(fn).__name__}")
     for function in (fn, getattr(fn, "__call__", None)):  # noqa: B004
         for kind, is_one in _UNPLAIN.items():
-            if is_one(function):
+            if is_one(function) and not (halves and is_one is inspect.isgeneratorfunction):
                 raise TypeError(
                     f"{name} takes a plain function, not {kind}, whose body would never run: "
                     f"{advice}"
                 )
 
 
-_NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_NOT_HALVES = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_NOT_PLAIN = _NOT_HALVES | inspect.CO_GENERATOR
 _MARK = "_is_coroutine_marker"  # of `inspect.markcoroutinefunction`
 _UNPLAIN: dict[str, Callable[[Any], bool]] = {
     "a coroutine function": inspect.iscoroutinefunction,
@@ -260,6 +269,7 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 
 # The modules that call the functions which users give to `run`, `enqueue_async` and their like.
 _CALLERS = {
+    "aiostream._objects.halves",
     "aiostream._objects.runs",
     "aiostream._objects.threads",
     "aiostream._waits.waiting",

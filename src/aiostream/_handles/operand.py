@@ -43,9 +43,16 @@ class SharedByBorrowers:
     # the library has not made the stream, or its attributes were changed, or it waits in that list.
     make: list[tuple[int, int]] = field(default_factory=list)
     # One item for each use that only its own thread can end: a block of `as_current`, a call of
-    # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that
-    # use.
+    # `run` or `run_in_thread`. While there is one, `into_raw` refuses, because it would wait for
+    # that use.
     held: list[object] = field(default_factory=list)
+    # What is called, once, when a use has ended whose task has gone: see `let_go`.
+    when_let_go: list[Callable[[], object]] = field(default_factory=list)
+
+    def let_go(self) -> None:
+        """Calls what waits for the end of a use. Its mark is gone already."""
+        while self.when_let_go:
+            self.when_let_go.pop()()
 
     def limit(self) -> float:
         """Returns the limit that counts now. 0 is none."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from types import GeneratorType
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_list_of
-from aiostream._runtime import process
+from aiostream._objects import halves
+from aiostream._runtime import loops, process
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
 from aiostream.errors import CudaError, StreamClosedError
@@ -19,36 +22,87 @@ from aiostream.errors import CudaError, StreamClosedError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_UNKNOWN_ERROR = 999
 
-def _keep(work: _native.Work) -> None:
-    """Keeps everything until the GPU has passed the stream's present end. Repeatable.
 
-    After an interrupt in here the work is as before, and its frame gives it to `_give_up`.
+def _leave(work: _native.Work, here: bool = False) -> None:
+    """Has an event behind the work own it, because its task has gone. Repeatable.
+
+    After an interrupt in here the work is as before, and its frame gives it to `_end`. `here`: this
+    is the thread of its loop.
     """
     if _native.is_forked():  # the parent has the work
         return
-    objects = work.objects
-    if objects is not None:
-        operand: Operand = work._operand
+    if work.objects is None:
+        work.end()
+        return
+    operand: Operand = work._operand
+    if not work.is_left:
         # Another thread has another per-thread stream, so from there nothing proves the end.
-        if operand.handle.value == PER_THREAD and work.thread != threading.get_ident():
-            _native.leak(objects)
-        else:
-            waiting.keep_until_passed(operand, objects)
-    work.end()
+        elsewhere = operand.handle.value == PER_THREAD and work.thread != threading.get_ident()
+        queue = loops.current_bridge().queue if here and work.in_halves else process.ORPHANS
+        work.is_left = not elsewhere and _native.watch(
+            operand.handle, wait_list_of(operand), queue, waiting.BY_WATCHER, work
+        )
+    if not work.is_left:
+        _end(work, _UNKNOWN_ERROR, not here)
+    elif not work.in_halves:
+        work.let_go()
 
 
 # The defaults bind what is called, because at the interpreter's end the module's names may be gone.
-def _give_up(
+def _end(
     work: _native.Work,
+    code: int | None = None,
+    orphaned: bool = True,
     run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor,
-    keep: Callable[[_native.Work], None] = _keep,
+    leave: Callable[[_native.Work], None] = _leave,
 ) -> None:
-    """The frame of a task has died before the end of its work.
+    """The GPU has passed the event (`code` is 0), or nothing proves that. Native code calls this.
 
-    Threads: any, in a finalizer.
+    Without a code, the frame of a task has died before the end of its work, and this is a
+    finalizer, in any thread.
     """
-    run_in_janitor(lambda: keep(work))
+    if code is None:
+        run_in_janitor(lambda: leave(work))
+    elif code < 0:  # the wait was handed back just now
+        work.is_left = False
+        _leave(work, not orphaned)
+    elif work.in_halves:
+        close = partial(_close, work, code)
+        if orphaned:  # this is the janitor's thread, and what the close calls may block
+            process.run_in_releaser(close)
+        else:
+            close()
+    elif work.objects is not None:
+        held = [*work.objects]
+        work.end()
+        (_native.leak if code else process.release_in_thread)(held)
+
+
+def _close(work: _native.Work, code: int) -> None:
+    halves.close(work, code)
+    work.is_left = work.in_halves = False
+    shared = work._operand.shared
+    _leave(work)
+    shared.let_go()
+
+
+def _give_up_garbage(phase: str, _: object) -> None:
+    # Called before and after each collection. A Work is in this list if only garbage refers to it,
+    # and it refers to some of that garbage, of which nothing has been finalized.
+    if phase == "stop" and gc.garbage:
+        for work in [each for each in gc.garbage if type(each) is _native.Work]:
+            _end(work)
+        gc.garbage[:] = [each for each in gc.garbage if type(each) is not _native.Work]
+
+
+def _find_garbage() -> None:
+    if _give_up_garbage not in gc.callbacks:
+        gc.callbacks.append(_give_up_garbage)
+
+
+process.before_first_use.append(_find_garbage)
 
 
 class RunMethods:
@@ -116,7 +170,13 @@ class RunMethods:
             longer.remove(limit)
             self._operand.limit_waits()
 
-    async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    async def run(
+        self, fn: Callable[P, Generator[None, None, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls `fn(*args, **kwargs)`, waits until the GPU has done the work, returns the result.
 
         This is the call for the common case: `fn` enqueues work and returns, such as the forward
@@ -134,14 +194,25 @@ class RunMethods:
         the last millisecond. If `fn` returns a `Stream`, you get that stream, and it is not
         awaited.
 
-        Cancellation: raises at once. The GPU goes on with the work.
+        `fn` may be a generator function, or return a generator: a function in two halves. It runs
+        to its `yield`, the GPU does the work, and it goes on behind the `yield`, with the stream
+        current. What it returns is the result. It may yield several times, and always yields
+        `None`. Its variables live until the GPU has passed the work. An unnamed temporary dies
+        before the `yield`. If the work fails or the stream refuses, the error is raised at the
+        `yield`. Nothing that belongs to the thread may stay open over a `yield`, such as a block of
+        torch's `inference_mode`: decorate the function in place of that.
+
+        Cancellation: raises at once. The GPU goes on with the work. When the GPU has passed it, a
+        generator is closed in the loop's thread, or in one of the library's if the loop is closed.
+        What the close raises goes to `sys.unraisablehook`.
 
         Threads: call it in a task of a running asyncio or trio loop. `fn` runs in that thread. On
         trio it is always a checkpoint.
 
         Raises:
-            TypeError: `fn` is not callable, or is a coroutine or generator function.
-            RuntimeError: No loop runs here.
+            TypeError: `fn` is not callable, or is a coroutine or async generator function. Or it
+                has yielded something.
+            RuntimeError: No loop runs here. Or something of the thread was open over a `yield`.
             StreamClosedError: The stream is closed. Or `fn`, or a thread during it, has closed it.
             StreamCaptureError: The stream captures. Or `fn` has left it capturing.
             CudaError: The driver refused, or the work or the context has failed.
@@ -154,6 +225,14 @@ class RunMethods:
             >>> async with aiostream.Stream() as stream:
             ...     await stream.run(scale, [1, 2, 3], factor=2)
             [2, 4, 6]
+
+            >>> def score(rows):
+            ...     results = bytearray(rows)  # pinned memory that a copy from the GPU fills
+            ...     yield  # other tasks run until the GPU has done the work
+            ...     return sum(results)
+            >>> async with aiostream.Stream() as stream:
+            ...     await stream.run(score, 3)
+            0
         """
         stream: Any = self
         pool: Any = None
@@ -161,29 +240,36 @@ class RunMethods:
             if self._lends:
                 return cast("T", await stream._run_observed(fn, *args, **kwargs))
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
-        checks.plain_function(fn, "run")
+        checks.plain_function(fn, "run", halves=True)
         if self._lends:
             pool, stream = stream, stream._at_once() or await stream._in_turn()
             loan = stream._number
             if pool._has_own:
                 args = cast("Any", (stream._own, *args))
         operand = stream._operand
-        call: Callable[[], T] = partial(fn, *args, **kwargs)
+        call: Callable[[], Any] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
         if operand.shared.currents:
             call = in_libraries(operand, call)
         # Only this frame refers to it: see its type.
-        work = _native.Work(operand, stream._mode, call, _give_up)
+        work = _native.Work(operand, stream._mode, call, _end)
         try:
             wait_list = operand.wait_list or wait_list_of(operand)
             refusal = work.begin(operand.handle, wait_list, operand.shared.held)
             if refusal:
+                if isinstance(refusal, GeneratorType):
+                    result = await halves.drive(work)
+                    _leave(work)
+                    if pool is not None:
+                        pool._give(stream, loan)
+                    return result
                 captures = refusal <= _native.RESULT_CAPTURING
                 refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
                 driver.raise_for(refusal, refused, operand.name)
             await waiting.synchronize_async(work)
         except BaseException as problem:
-            _keep(work)
+            # A coroutine may be closed in any thread, also by the collector.
+            _leave(work, not isinstance(problem, GeneratorExit))
             if pool is not None:
                 pool._give(stream, loan, problem)
             if pool is not None and pool._has_own:

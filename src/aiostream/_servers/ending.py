@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._runtime import process, statistics
 from aiostream._waits import waiting
@@ -71,5 +72,8 @@ def anything_pending() -> bool:
     now = statistics.statistics()
     # The host functions in graphs are armed as long as their graph is there, so they do not count.
     return (
-        now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
+        now.points.pending > now.points.captured
+        or now.futures.pending > 0
+        or now.waits.pending > 0
+        or any(isinstance(each, _native.Work) for each in _native.owners())  # to be closed
     )

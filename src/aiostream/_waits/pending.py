@@ -119,6 +119,8 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         (future, function), call = owner, "Batches.__call__"
     elif hasattr(owner, "pool"):
         call = "StreamPool.release"
+    elif isinstance(owner, _native.Work):
+        call = "Stream.run"
     else:
         blocks = queue == process.ORPHANS and owner is None
         call = f"{of.partition(' ')[0].title()}.synchronize{'' if blocks else '_async'}"

@@ -199,18 +199,22 @@ async def synchronize_async(self: Any) -> None:
                 break
         else:
             return
-    except BaseException:
+    except BaseException as problem:
         # A cancellation or an interrupt. A stream's wait goes to the watcher, which recycles it
         # when its event is complete. Until then the GPU has not passed the event, and no other wait
-        # may record it.
+        # may record it. The event may own a `Work`. A coroutine may be closed in any thread.
+        in_loop = not isinstance(problem, GeneratorExit) and getattr(self, "in_halves", False)
+        given = False
         if isinstance(answer, _Wait):
-            answer.drop()
+            given = answer.drop(self, in_loop)
         elif answer is not None:
-            _native.orphan(answer)
+            given = _native.orphan(answer, self, in_loop)
         if future is not None and future.done() and not future.cancelled():
             answer = future.result()
             if isinstance(answer, _Wait):
-                answer.drop()
+                given = answer.drop(self, in_loop)
+        if given:
+            self.is_left = True
         future = None
         raise
     driver.raise_for(answer, asked, operand.name)
@@ -366,30 +370,6 @@ def _refuse(
         hint = LEFT_CAPTURING if has_call else None
         driver.raise_for(answer[0], after, operand.name, hint)
     raise AssertionError("a completion is refused with an error")
-
-
-def keep_until_passed(operand: Operand, keepalive: Any) -> None:
-    """Keeps objects alive until the GPU has passed the current end of a pinned stream.
-
-    No task waits for that. If the driver refuses, the objects live as long as the process, and are
-    counted as leaked.
-
-    Threads: any, but for the per-thread stream the one that has used it.
-    """
-    # It records an event, because that never blocks, not even on a full stream. It is on the
-    # janitor's queue, because this loop may end before the GPU has passed.
-    _native.enqueue(
-        operand.handle,
-        wait_list_of(operand),
-        process.ORPHANS,
-        BY_WATCHER,
-        None,
-        None,
-        keepalive,
-        order_of(operand),
-        operand.name,
-        False,
-    )
 
 
 async def wait_for(completion: Completion) -> None:

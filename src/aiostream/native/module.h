@@ -30,7 +30,7 @@
 /* The names of the methods and attributes that native code uses often, made once. */
 extern struct names {
     PyObject *done, *cancelled, *set_result, *own_set_result, *set_exception, *own_set_exception,
-        *point;
+        *point, *remove;
 } names;
 
 bool is_child(void);        /* of a fork, in which the driver may not be called */
@@ -79,6 +79,10 @@ struct wait;
 PyObject *new_wait(struct wait *, struct queue *);
 void disown_wait(PyObject *); /* the wait is the caller's again */
 PyObject *new_order(void);
+bool is_work(PyObject *);
+/* A Work owns a wait that its task has polled, and the watcher has it. Its end goes to the queue.
+ * False: it is no Work, or there is no memory. */
+bool work_takes(PyObject *, struct wait *, struct queue *);
 /* on a driver's thread, with the GIL */
 void run_host_function(uint64_t ticket, int status);
 

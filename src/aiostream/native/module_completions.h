@@ -100,6 +100,18 @@ static inline void *disown_if(uint64_t ticket, int bits) {
     return owner;
 }
 
+/* Puts an object in the place of a future. False: it has got its answer, or there was none. */
+static inline bool replace_bare(uint64_t ticket, PyObject *object) {
+    Py_INCREF(object);
+    lock_owner(ticket);
+    void *former = point_owner(ticket);
+    bool is_bare = (uintptr_t)former & BARE;
+    if (is_bare) point_own(ticket, object);
+    unlock_owner(ticket);
+    Py_DECREF(is_bare ? object_of(former) : object);
+    return is_bare;
+}
+
 static inline void disown(uint64_t ticket) { Py_XDECREF(object_of(disown_if(ticket, 0))); }
 
 /* With a reference to its object, or NULL. */

@@ -27,15 +27,21 @@ static PyObject *native_own(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* orphan(ticket): no task waits for it any more. */
-static PyObject *native_orphan(PyObject *Py_UNUSED(module), PyObject *object) {
-    uint64_t ticket = PyLong_AsUnsignedLongLongMask(object);
-    if (is_child()) Py_RETURN_NONE;
+/* orphan(ticket, work, in_loop): no task waits for it any more. Whether a Work owns it now. Its end
+ * goes to the loop, whose thread this is, or to the janitor. */
+static PyObject *native_orphan(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long ticket;
+    PyObject *work;
+    int in_loop;
+    if (!PyArg_ParseTuple(args, "KOp", &ticket, &work, &in_loop)) return NULL;
+    if (is_child()) Py_RETURN_FALSE;
+    bool given = is_work(work) && replace_bare(ticket, work);
+    if (given && in_loop) Py_RETURN_TRUE;
     /* This comes first, because from then on the janitor may deliver it. */
     void *owner = disown_if(ticket, BARE);
     wait_orphan(ticket);
     Py_XDECREF(object_of(owner));
-    Py_RETURN_NONE;
+    return PyBool_FromLong(given);
 }
 
 static int do_arm(struct handle *stream, void *argument) {
@@ -103,7 +109,8 @@ static int do_watch(struct handle *stream, void *wait) {
 }
 
 /* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
- * and the owner hears of its end. Whether that was possible. */
+ * and the owner hears of its end. Whether that was possible. A Work has pinned the stream, which
+ * may be closed. */
 static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     struct handle *stream;
     struct wait_list *list;
@@ -122,7 +129,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     uint64_t ticket = wait_ticket(wait);
     own(ticket, owner, 0);
     Py_BEGIN_ALLOW_THREADS
-    status = operate(stream, do_watch, wait);
+    status = (is_work(owner) ? operate_pinned : operate)(stream, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) disown(ticket);
@@ -236,7 +243,9 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
     if ((uintptr_t)owner & BARE) {
         failed = answer_task(draining, object, status) ? 0 : -1;
     } else {
-        int code = code_of(draining, ticket, status);
+        struct wait *wait = is_work(object) ? wait_handed_back(status) : NULL;
+        if (wait) wait_drop(wait);
+        int code = wait ? -1 : code_of(draining, ticket, status);
         if (Py_IS_TYPE(object, completion_type)) {
             CompletionObject *completion = (CompletionObject *)object;
             failed = passed ? completion_complete(completion, code, draining->orphaned)
@@ -292,7 +301,7 @@ void run_host_function(uint64_t ticket, int status) {
 PyMethodDef drain_functions[] = {
     {"drain", native_drain, METH_VARARGS, "Settles all that has arrived."},
     {"own", native_own, METH_VARARGS, "The future that gets the answer of a wait."},
-    {"orphan", native_orphan, METH_O,
+    {"orphan", native_orphan, METH_VARARGS,
      "No task waits for a ticket any more: the watcher and the janitor see to its end."},
     {"arm", native_arm, METH_VARARGS,
      "Enqueues a user's host function; 0, a driver code, or a negative refusal."},

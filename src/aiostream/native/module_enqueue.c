@@ -4,8 +4,7 @@
  * so that all that can be refused is refused before the user's function runs. It then calls the
  * function in the stream's context, counts the future as pending, and records the event behind the
  * work, or enqueues a host function. The completion belongs to the slot of its point before that,
- * because the point may fire at once. Without a future, the same step only keeps objects alive
- * until the GPU has passed the stream's present end.
+ * because the point may fire at once.
  *
  * If the driver refuses after the function has run, the objects are leaked and counted, because
  * nothing would prove that the GPU is done with them. The GIL is given up for the driver's calls
@@ -180,9 +179,7 @@ static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
 /* enqueue(handle, where, queue, number, future, call, keepalive, order, name, at_once): a future of
  * what `call` enqueues on a stream, or of the stream's present end if `call` is None. `where` is a
  * wait list, and `number` that of a strategy. Or they are a context, and a KIND_. `call` runs in
- * the stream's context. Everything that can be refused is reserved before. If the future is None,
- * the caller has pinned the stream, and objects are kept alive until the GPU has passed its present
- * end.
+ * the stream's context. Everything that can be refused is reserved before.
  *
  * `at_once` says that the future may be done when this returns.
  *
@@ -218,14 +215,12 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     PyObject *answer = NULL;
     /* Until the point is behind the work, because `call` or another thread may close the stream,
      * and the work would then have no completion. */
-    bool pins = self->future != NULL;
-    if (pins && !pin_here(stream)) {
+    if (!pin_here(stream)) {
         answer = PyLong_FromLong(RESULT_CLOSED);
         goto end;
     }
     int refusal = reserve(&reserving, stream);
     if (refusal) {
-        if (!call) completion_leak(self);
         answer = PyLong_FromLong(refusal);
         goto unpin;
     }
@@ -239,8 +234,6 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
         completion_give_up(self);
     } else if (refusal) {
         answer = Py_BuildValue("(i)", refusal);
-    } else if (!pins) { /* no future, and threads that keep objects alive record in any order */
-        answer = Py_NewRef(object);
     } else if (completion_enter(self, order), at_once) {
         /* If this raises, the caller has no future, and the GPU has passed the work. */
         if (completion_complete(self, CUDA_SUCCESS, false) == 0) answer = Py_NewRef(Py_True);
@@ -250,7 +243,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
         else if (PyObject_SetAttr(args[4], names.point, object) == 0) answer = Py_NewRef(Py_None);
     }
 unpin:
-    if (pins) unpin_here(stream);
+    unpin_here(stream);
 end:
     Py_DECREF(object);
     return answer;

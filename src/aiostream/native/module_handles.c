@@ -433,7 +433,8 @@ int push_from_python(struct handle *stream) {
     int status;
     Py_BEGIN_ALLOW_THREADS /* see Work.begin */
     failed_forget();
-    status = context_push(handle_context(stream));
+    status =
+        handle_is_gone(stream) ? CUDA_CONTEXT_IS_DESTROYED : context_push(handle_context(stream));
     Py_END_ALLOW_THREADS
     return status;
 }

@@ -94,9 +94,18 @@ static void drop(WaitObject *self) {
     if (wait && !is_child()) wait_drop(wait);
 }
 
-static PyObject *Wait_drop(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    drop((WaitObject *)self);
-    Py_RETURN_NONE;
+/* drop(work, in_loop): no task waits any more. Whether a Work owns the wait now. Its end goes to
+ * the loop, whose thread this is, or to the janitor. */
+static PyObject *Wait_drop(PyObject *object, PyObject *args) {
+    WaitObject *self = (WaitObject *)object;
+    PyObject *work = Py_None;
+    int in_loop = 0;
+    if (!PyArg_ParseTuple(args, "|Op", &work, &in_loop)) return NULL;
+    bool given = self->wait && !is_child() &&
+                 work_takes(work, self->wait, in_loop ? self->queue : queue_orphans());
+    if (given) self->wait = NULL;
+    drop(self);
+    return PyBool_FromLong(given);
 }
 
 static void Wait_dealloc(PyObject *object) {
@@ -115,7 +124,7 @@ static PyMethodDef wait_methods[] = {
      "watcher."},
     {"block", Wait_block, METH_O,
      "Blocks for some seconds: itself if it is not over then, else None or an error."},
-    {"drop", Wait_drop, METH_NOARGS,
+    {"drop", Wait_drop, METH_VARARGS,
      "No task waits any more. May be called again, and when it is over."},
     {NULL, NULL, 0, NULL},
 };

@@ -2,13 +2,17 @@
  * seen the end of what the call has enqueued.
  *
  * The task makes the call in the thread of its loop (begin), waits as for any stream, and takes the
- * result (end). Meanwhile only the frame of the task refers to the Work. If that frame dies before
- * the end, because an interrupt has cut it short or the loop is gone, the GPU may still use all of
- * it. Then it goes to a new Work, and that to its keeper, which has the janitor keep it until the
- * GPU has passed the work.
+ * result (end). Meanwhile only the frame of the task refers to the Work. If the task leaves before
+ * the end, the GPU may still use all of it. Then the event behind the work owns it, and its keeper
+ * ends it when the GPU has passed: that of the wait, whose ticket gets the Work for its owner, or
+ * else one that the keeper records. If the frame dies, because an interrupt has
+ * cut it short or the loop is gone, all of it goes to a new Work, and that to the keeper.
  *
- * The type is not collectable, so the collector does not take what it refers to for garbage: it
- * would call finalizers before anything could keep the objects.
+ * The collector must not take what it refers to for garbage and call finalizers, because the GPU
+ * may use it. So the type has a tp_del, the finalizer that Python had before PEP 442. The collector
+ * then leaves alone all that a Work refers to, and puts the Work into `gc.garbage`, where `runs.py`
+ * looks for it. That is how a task is freed that its own arguments refer to, if its loop is closed
+ * or gone.
  */
 #include "failures.h"
 #include "module_completions.h"
@@ -19,16 +23,18 @@ typedef struct {
     PyObject *keeper;
     PyObject *call, *result;
     PyObject *handle; /* pinned from begin to end */
-    /* An item lies here meanwhile. `into_raw` refuses then, because it would wait for this task. */
+    /* A None lies here meanwhile. `into_raw` refuses then, because it would wait for this task. */
     PyObject *held;
     unsigned long thread;
-    bool pinned;
-    int tries; /* how often it was given to the keeper in vain */
+    _Atomic bool pinned;
+    char left, in_halves; /* for `runs.py` */
+    int tries;            /* how often it was given to the keeper in vain */
 } WorkObject;
 
 enum { MOST_TRIES = 3 };
 
 static PyTypeObject *work_type;
+static PyObject *generator_type;
 
 static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *operand, *mode, *call, *keeper;
@@ -42,12 +48,21 @@ static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     return (PyObject *)self;
 }
 
+/* The marks of all Works are equal, and those of other users are not. */
+static void unmark(PyObject *held) {
+    PyObject *answer = PyObject_CallMethodObjArgs(held, names.remove, Py_None, NULL);
+    if (answer) Py_DECREF(answer);
+    else PyErr_WriteUnraisable(held);
+}
+
 static void let_go(WorkObject *self) {
-    if (!self->pinned) return;
-    self->pinned = false;
-    PyList_SetSlice(self->held, 0, 1, NULL);
+    if (!atomic_exchange(&self->pinned, false)) return;
+    unmark(self->held);
     if (!is_child()) unpin_from_python(as_handle(self->handle));
 }
+
+/* Whether the GPU may use its objects. */
+static bool is_used(const WorkObject *self) { return self->handle && self->call; }
 
 /* The objects may still be in use. They go to another object, because this one is dying. */
 static void give_away(WorkObject *self) {
@@ -59,6 +74,7 @@ static void give_away(WorkObject *self) {
         PyObject fresh = heir->ob_base;
         *heir = *self;
         heir->ob_base = fresh;
+        heir->left = false;
         heir->tries++;
         Py_INCREF(heir->keeper);
         self->operand = self->mode = self->call = self->result = self->handle = self->held = NULL;
@@ -76,9 +92,21 @@ static void give_away(WorkObject *self) {
     PyErr_Restore(kind, value, traceback);
 }
 
+static int Work_traverse(PyObject *object, visitproc visit, void *arg) {
+    WorkObject *self = (WorkObject *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->operand);
+    Py_VISIT(self->call);
+    Py_VISIT(self->result);
+    return 0;
+}
+
+static void Work_del(PyObject *Py_UNUSED(object)) {} /* never called: see above */
+
 static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
-    if (self->pinned && !is_child()) give_away(self);
+    PyObject_GC_UnTrack(object);
+    if (is_used(self) && !is_child()) give_away(self);
     PyObject *fields[] = {self->operand, self->mode,   self->keeper, self->call,
                           self->result,  self->handle, self->held};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
@@ -97,9 +125,10 @@ static int enter(struct handle *handle, const struct wait_list *list) {
     return status;
 }
 
-/* begin(handle, wait_list, held): makes the call in the stream's context. 0, or a refusal. If the
- * call raises, it has begun too. It is one step, because a KeyboardInterrupt between two steps of
- * Python could leave the context current, or free the result while the GPU uses it. */
+/* begin(handle, wait_list, held): makes the call in the stream's context. 0, or a refusal, or the
+ * generator that the call has returned. If the call raises, it has begun too. It is one step,
+ * because a KeyboardInterrupt between two steps of Python could leave the context current, or free
+ * the result while the GPU uses it. */
 static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     WorkObject *self = (WorkObject *)object;
     struct handle *handle;
@@ -116,7 +145,7 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     status = enter(handle, list);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) {
-        PyList_SetSlice(args[2], 0, 1, NULL);
+        unmark(args[2]);
         return PyLong_FromLong(status);
     }
     self->handle = Py_NewRef(args[0]);
@@ -125,7 +154,21 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     self->pinned = true;
     self->result = PyObject_CallNoArgs(self->call);
     pop_from_python();
+    if (self->result && (PyObject *)Py_TYPE(self->result) == generator_type)
+        return Py_NewRef(self->result);
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
+}
+
+/* again(call): makes another call, of which nothing is kept. 0, or why it was not made. */
+static PyObject *Work_again(PyObject *object, PyObject *call) {
+    WorkObject *self = (WorkObject *)object;
+    if (!self->pinned) return PyErr_Format(PyExc_TypeError, "again(call), between begin and end");
+    int status = push_from_python(as_handle(self->handle));
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
+    PyObject *answer = PyObject_CallNoArgs(call);
+    pop_from_python();
+    Py_XDECREF(answer);
+    return answer ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
 /* end(): the GPU has passed the work, or something else keeps the objects. What the call has
@@ -136,23 +179,53 @@ static PyObject *Work_end(PyObject *object, PyObject *Py_UNUSED(unused)) {
     self->result = NULL;
     let_go(self);
     Py_CLEAR(self->call);
+    Py_CLEAR(self->operand);
     return result;
+}
+
+/* complete(code, orphaned): the GPU has passed the event that owns it; with a code, nothing proves
+ * that; with -1, another event has to own it. */
+static PyObject *Work_complete(PyObject *object, PyObject *args) {
+    PyObject *code, *orphaned, *keeper = ((WorkObject *)object)->keeper;
+    if (!PyArg_ParseTuple(args, "OO", &code, &orphaned)) return NULL;
+    return PyObject_CallFunctionObjArgs(keeper, object, code, orphaned, NULL);
+}
+
+bool is_work(PyObject *object) { return Py_IS_TYPE(object, work_type); }
+
+bool work_takes(PyObject *object, struct wait *wait, struct queue *queue) {
+    uint64_t ticket = is_work(object) ? wait_reserve_end(wait, queue) : 0;
+    if (!ticket) return false;
+    own(ticket, object, 0);
+    wait_leave_to_watcher(wait);
+    return true;
+}
+
+static PyObject *Work_let_go(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    let_go((WorkObject *)object);
+    Py_RETURN_NONE;
 }
 
 static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
     WorkObject *self = (WorkObject *)object;
-    if (!self->pinned) Py_RETURN_NONE;
+    if (!is_used(self)) Py_RETURN_NONE;
     return PyTuple_Pack(2, self->call, self->result ? self->result : Py_None);
 }
 
 static PyMethodDef work_methods[] = {
     {"begin", FAST(Work_begin), "Makes the call in the context of a stream: 0, or a refusal."},
-    {"end", Work_end, METH_NOARGS, "Lets go of the stream: what the call has returned."},
+    {"again", Work_again, METH_O, "Makes another call, between begin and end: 0, or why not."},
+    {"end", Work_end, METH_NOARGS, "Lets go of everything: what the call has returned."},
+    {"let_go", Work_let_go, METH_NOARGS, "Lets go of the stream, and not of the objects."},
+    {"complete", Work_complete, METH_VARARGS, "The GPU has passed the event that owns it."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef work_members[] = {
     {"_operand", T_OBJECT, offsetof(WorkObject, operand), READONLY, "The stream."},
     {"_mode", T_OBJECT, offsetof(WorkObject, mode), READONLY, "How to wait."},
+    {"result", T_OBJECT, offsetof(WorkObject, result), 0, "What the call has returned."},
+    {"is_left", T_BOOL, offsetof(WorkObject, left), 0, "Whether an event owns it."},
+    {"in_halves", T_BOOL, offsetof(WorkObject, in_halves), 0, "Whether it is at a `yield`."},
     {"thread", T_ULONG, offsetof(WorkObject, thread), READONLY, "The thread that has begun it."},
     {NULL, 0, 0, 0, NULL},
 };
@@ -163,6 +236,8 @@ static PyGetSetDef work_properties[] = {
 static PyType_Slot work_slots[] = {
     {Py_tp_new, Work_new},
     {Py_tp_dealloc, Work_dealloc},
+    {Py_tp_traverse, Work_traverse},
+    {Py_tp_del, Work_del},
     {Py_tp_methods, work_methods},
     {Py_tp_members, work_members},
     {Py_tp_getset, work_properties},
@@ -170,4 +245,9 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
-int add_work_type(PyObject *module) { return ADD_TYPE(module, work, Work, 0); }
+int add_work_type(PyObject *module) {
+    PyObject *types = PyImport_ImportModule("types");
+    generator_type = types ? PyObject_GetAttrString(types, "GeneratorType") : NULL;
+    Py_XDECREF(types);
+    return generator_type ? ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC) : -1;
+}

@@ -279,6 +279,12 @@ void wait_drop(struct wait *wait) {
     else wait_leave_to_watcher(wait);
 }
 
+uint64_t wait_reserve_end(struct wait *wait, struct queue *queue) {
+    wait->ticket = point_reserve_armed(queue, wait->context, KIND_POLLED);
+    atomic_store_explicit(&wait->future, true, memory_order_relaxed); /* never handed back */
+    return wait->ticket;
+}
+
 /* --- the loop's timer --- */
 
 void wait_hand_back(struct wait *wait, int64_t length) {

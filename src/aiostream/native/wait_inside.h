@@ -160,7 +160,6 @@ enum wait_look wait_look(struct wait *, struct queue *, int *status);
 void wait_release(struct wait *);
 void wait_end(struct wait *);              /* the same, and it is no longer pending */
 void wait_fire(struct wait *, int status); /* the same, and fires its ticket */
-void wait_leave_to_watcher(struct wait *);
 /* Whether the stream has something to wait for: CUDA_NOT_READY, or another answer. */
 int wait_ask(struct wait_list *, void *stream);
 /* records its event at what the stream has reached; 0, or why not */

@@ -83,6 +83,10 @@ bool wait_poll(struct wait *, struct queue *, struct wait_result *);
  * begins with the orphans' queue, and no other thread polls it. */
 bool wait_block(struct wait *, int64_t until, int *status);
 void wait_drop(struct wait *); /* its task no longer waits */
+/* Its task no longer waits, and its end goes to a queue: the ticket, or 0 without memory. Then the
+ * caller leaves it to the watcher. Not for a user's event. */
+uint64_t wait_reserve_end(struct wait *, struct queue *);
+void wait_leave_to_watcher(struct wait *);
 /* The same for one that a timer or the watcher has. The watcher has it then, and its end goes to
  * the janitor, because its loop may not run for long. Any thread. */
 void wait_orphan(uint64_t ticket);

@@ -1,0 +1,211 @@
+"""Functions in two halves: generators, at whose each `yield` the GPU does what they have enqueued.
+
+`Halves` drives one generator, and is the same for each caller. It never waits. Its caller
+
+1. calls the user's function with the stream current. If that returned a `GeneratorType`, it makes a
+   `Halves` of it, and keeps that alive together with the function and its arguments.
+2. calls `step()` with the stream current, in any thread, one at a time. If it has not `ended` then,
+   it is at a `yield`: wait until the GPU has passed the stream's end, and step again. If it has,
+   `value` is what it returned. What it raised comes out of `step`.
+3. calls `take()` and then `step(error)` if the wait failed, or the next half is refused. The error
+   is thrown in at the `yield`. The objects of the `Halves` are kept until the GPU has passed, or
+   leaked.
+4. calls `close()` if its task has gone and `is_open`, after the GPU has passed, when no half runs.
+
+The stream stays held from the call of the function until after the last half or the close: it is
+pinned, and a mark lies in `shared.held`, so that `into_raw` refuses. A pool does not use the stream
+again while a mark is there. When a generator that its task has left was closed and the mark is
+gone, `shared.let_go` calls what lies in `shared.when_let_go`: in the thread of the loop, or in the
+releaser if the loop is closed. Then the stream may still be busy with what the close has enqueued.
+
+`drive` and `close` do all this for a `Work` (`runs.py`), whose result the `Halves` then is.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+from collections.abc import Callable, Generator
+from functools import partial
+from types import GeneratorType
+from typing import Any
+
+from aiostream import _native, device
+from aiostream._base import driver
+from aiostream._handles.operand import Operand, in_libraries
+from aiostream._waits import waiting
+from aiostream.errors import CudaError, StreamClosedError
+
+# Blocks of torch's inference mode that put it back. torch ends one when the object dies.
+_put_back: list[Any] = []
+
+
+def _put_inference_mode(torch: Any, was: bool) -> None:
+    _put_back.append(torch.inference_mode(was))
+    _put_back[-1].__enter__()
+
+
+def _settings(operand: Operand) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
+    """What belongs to this thread: how each is read, and how it is put back."""
+    blocks = device._blocks.entered
+    # A block takes its context off the stack by itself, when the error comes to it.
+    found: dict[str, Any] = {"current context": (lambda: len(blocks), lambda _: None)}
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "is_inference_mode_enabled"):
+        return found
+    put_inference_mode = partial(_put_inference_mode, torch)
+    found["inference mode"] = torch.is_inference_mode_enabled, put_inference_mode
+    found["grad mode"] = torch.is_grad_enabled, torch.set_grad_enabled
+    found["autocast"] = torch.is_autocast_enabled, torch.set_autocast_enabled
+    if torch.cuda.is_initialized():  # otherwise to ask for the stream would begin to use the GPU
+        library = getattr(torch, "accelerator", torch.cuda)
+        ordinal = operand.context._device_ordinal()
+        found["current stream"] = partial(library.current_stream, ordinal), library.set_stream
+    return found
+
+
+class Halves:
+    """One generator. See the module."""
+
+    def __init__(self, operand: Operand, generator: Generator[object, None, Any]) -> None:
+        self.operand = operand
+        self.generator: Any = generator
+        self.ended = self.threw = False  # `threw`: an error was thrown in last
+        self.value: Any = None
+        self.taken: list[object] = []
+        self.context = contextvars.Context()  # in which it is closed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is at a `yield`, or has not begun, and was not closed."""
+        return self.generator is not None and self.generator.gi_frame is not None
+
+    def step(self, error: BaseException | None = None) -> None:
+        """Runs the next half, or throws an error in at the `yield`. Then `ended` says what is next.
+
+        Raises:
+            TypeError: It has yielded something. Thrown in at the `yield`, as the next one.
+            RuntimeError: It has left open what belongs to the thread.
+            BaseException: What the generator raised.
+        """
+        generator, settings = self.generator, _settings(self.operand)
+        before = {name: read() for name, (read, _) in settings.items()}
+        self.threw = error is not None
+        try:
+            yielded = generator.send(None) if error is None else generator.throw(error)
+            differs = [name for name, (read, _) in settings.items() if read() != before[name]]
+            if yielded is None and not differs:
+                return
+            self.take()
+            error, self.threw = _misuse(generator.__qualname__, yielded, differs), True
+            try:
+                generator.throw(error)
+            finally:
+                for name in differs:
+                    read, put = settings[name]
+                    if read() != before[name]:
+                        put(before[name])
+            raise error  # it has yielded once more
+        except StopIteration as end:
+            self.value, self.ended = end.value, True
+        finally:
+            error = None  # its traceback refers to this frame
+
+    def take(self) -> None:
+        """Keeps what the variables of its frame hold, which die when an error is thrown in."""
+        # A decorator such as torch's makes a generator of its own, which holds the user's.
+        found: list[object] = [self.generator]
+        seen = set[int]()
+        for each in found:
+            if isinstance(each, GeneratorType) and each.gi_frame and id(each) not in seen:
+                seen.add(id(each))
+                found += [*each.gi_frame.f_locals.values(), each.gi_yieldfrom]
+        self.taken += found
+
+    def close(self) -> None:
+        """Closes the generator at its `yield`.
+
+        Raises:
+            BaseException: What the generator raised, or that it has yielded once more.
+        """
+        generator, self.generator = self.generator, None
+        if generator is not None:
+            generator.close()
+
+
+def _misuse(name: str, yielded: object, differs: list[str]) -> Exception:
+    if yielded is not None:
+        return TypeError(f"{name} yields nothing, not {type(yielded).__name__}: write `yield`")
+    return RuntimeError(
+        f"{name} has changed the {' and the '.join(differs)} of its thread at a `yield`, for all "
+        "other tasks. End such a block before the `yield`. Or decorate the function, as with "
+        "@torch.inference_mode(), which begins anew for each half"
+    )
+
+
+def _advance(work: _native.Work, error: Exception | None) -> None:
+    """Runs the next half with the stream current. `error`: what is thrown in."""
+    halves: Halves = work.result
+    operand = halves.operand
+    try:
+        if error is None:
+            try:
+                waiting.require_ready(operand, recent=True)
+            except Exception as refused:
+                error = refused
+        if error is not None:
+            halves.take()
+        refusal = work.again(in_libraries(operand, partial(halves.step, error)))
+        if refusal:
+            halves.take()
+            halves.step(error or driver.error(refusal, "cuCtxPushCurrent", operand.name))
+    finally:
+        error = None  # its traceback refers to this frame
+
+
+async def drive(work: _native.Work) -> Any:
+    """Runs the halves, and waits for the GPU after each. Returns what the generator returned.
+
+    The result of `work` is the generator, and from now on a `Halves`. If this raises, or an error
+    was thrown in last, the work has not ended, and the caller leaves it.
+    """
+    work.result = halves = Halves(work._operand, work.result)
+    failed: Exception | None = None
+    try:
+        while True:
+            _advance(work, failed)
+            if halves.ended and halves.threw:
+                return halves.value
+            failed, work.in_halves = None, not halves.ended
+            try:
+                await waiting.synchronize_async(work)
+            except (CudaError, StreamClosedError) as error:
+                if halves.ended:
+                    raise
+                failed = error
+            if halves.ended:
+                work.end()
+                return halves.value
+    finally:
+        failed = None  # its traceback refers to this frame
+        work.in_halves = halves.is_open
+        halves.context = contextvars.copy_context()
+
+
+def close(work: _native.Work, code: int) -> None:
+    """Closes the generator of a work whose task has gone, with the stream current.
+
+    Args:
+        work: A work in halves.
+        code: 0 if the GPU has passed, or else an error.
+    """
+    halves: Halves = work.result
+    operand = halves.operand
+
+    if code:
+        halves.take()
+    try:
+        if work.again(partial(halves.context.run, in_libraries(operand, halves.close))):
+            halves.context.run(halves.close)  # without its own context, which is gone
+    except Exception as error:
+        _native.write_unraisable(error, "the close of a function in two halves")

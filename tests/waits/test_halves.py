@@ -1,0 +1,526 @@
+"""Functions in two halves: generators that `run` drives, at whose `yield` the GPU does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import gc
+import importlib
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, assert_type
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import (
+    Context,
+    ContextFailedError,
+    Stream,
+    StreamCaptureError,
+    StreamClosedError,
+    StreamPool,
+    trace,
+)
+from foreign import current_handles, install_libraries, settings
+from internals import is_held
+from support import (
+    ASYNCIO_LOOPS,
+    STRATEGIES,
+    Gate,
+    Kept,
+    new_uvloop,
+    recover,
+    settle,
+    spin,
+)
+from waiters import turns, until
+
+Halves = Generator[None, None, Any]
+
+
+class Call:
+    """A generator of several halves, behind gates, that notes what becomes of it."""
+
+    def __init__(self, halves: int = 3) -> None:
+        self.stream, self.halves = Stream(), halves
+        self.block = contextlib.ExitStack()
+        self.gates = [self.block.enter_context(Gate()) for _ in range(halves)]
+        self.begun: list[int] = []
+        self.ended: list[tuple[str, Any]] = []
+        self.watched: list[weakref.ref[Kept]] = []
+        self.in_half: Callable[[int], object] = lambda _: None
+
+    def __call__(self, answer: object = "answer") -> Halves:
+        """Each half holds the stream with a gate, and what it launched in a variable."""
+        try:
+            for half in range(self.halves):
+                assert Context.get_current() == self.stream.context
+                assert half == 0 or self.stream.query()
+                self.begun.append(half)
+                kept = Kept()
+                self.watched.append(weakref.ref(kept))
+                self.gates[half].hold(self.stream)
+                self.in_half(half)
+                yield
+            del kept
+            return answer
+        finally:
+            self.ended.append((threading.current_thread().name, Context.get_current()))
+
+    def lives(self) -> bool:
+        """Whether what the latest half uses is there."""
+        gc.collect()
+        return self.watched[-1]() is not None
+
+    async def at(self, half: int) -> None:
+        """Until the GPU is in that half."""
+        for gate in self.gates[:half]:
+            gate.open()
+        await until(lambda: len(self.begun) == half + 1)
+
+    def close(self) -> None:
+        """Lets everything through."""
+        self.block.close()
+        self.stream.close()
+
+
+@pytest.fixture
+def call() -> Iterator[Call]:
+    made = Call()
+    yield made
+    made.close()
+
+
+# ------------------------------------------------------------------------------------ what it does
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_the_gpu_does_the_work_at_each_yield(strategy: Any) -> None:
+    async with Stream(wait=strategy) as stream:
+
+        def launch(halves: int) -> Generator[None, None, list[bool]]:
+            done = []
+            for _ in range(halves):
+                spin(stream, 0.002)
+                assert Context.get_current() == stream.context
+                yield
+                done.append(stream.query())
+            return done
+
+        for halves in range(3):
+            answer = assert_type(await stream.run(launch, halves), list[bool])
+            assert answer == [True] * halves or strategy == "hostfunc"
+            assert len(answer) == halves
+        assert Context.get_current() is None
+
+
+async def test_any_call_that_returns_a_generator(stream: Stream) -> None:
+    def add(first: int, second: int = 0) -> Generator[None, None, int]:
+        yield
+        return first + second
+
+    @functools.wraps(add)
+    def decorated(*args: Any) -> Any:
+        return add(*args)
+
+    class Replica:
+        def score(self, number: int) -> Generator[None, None, int]:
+            yield from (yield_ for yield_ in (None, None))
+            return (yield from add(number, 1))
+
+        __call__ = score
+
+    async with StreamPool(1) as pool:
+        runs: list[Any] = [stream.run, pool.run]
+        for run in runs:
+            assert await run(functools.partial(add, 1), 2) == 3
+            assert await run(lambda: add(1, second=2)) == 3
+            assert await run(decorated, 2) == 2
+            assert await run(Replica().score, 2) == 3
+            assert await run(Replica(), 2) == 3
+
+
+async def test_what_cannot_be_driven_is_refused(stream: Stream) -> None:
+    async def asynchronous() -> Any:
+        yield
+
+    with pytest.raises(TypeError, match="not an async generator function"):
+        await stream.run(asynchronous)
+
+
+async def test_context_variables_stay_set(stream: Stream) -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+
+    def launch() -> Halves:
+        variable.set(1)
+        yield
+        assert variable.get() == 1
+        variable.set(2)
+
+    await stream.run(launch)
+    assert variable.get() == 2
+
+
+async def test_it_is_one_await_for_those_who_watch(call: Call, waits: list[Any]) -> None:
+    async with anyio.create_task_group() as group:
+        with trace.record() as recording:
+            group.start_soon(call.stream.run, call)
+            for half in range(call.halves):
+                await call.at(half)
+                assert len(aiostream.pending()) == 1
+                await until(lambda: aiostream.pending()[0]["call"] == "Stream.run")
+            call.gates[-1].open()
+            await until(lambda: [each.outcome for each in recording.awaits] == ["done"])
+    [seen] = recording.awaits
+    assert seen.call == "Stream.run"
+    assert [each.call for each in waits] == ["Stream.run"]
+
+
+async def test_what_is_left_is_pending_until_it_is_closed(call: Call) -> None:
+    with anyio.move_on_after(0.01):
+        await call.stream.run(call)
+    assert "Stream.run" in [each["call"] for each in aiostream.pending()]
+    assert not await aiostream.drain(0.01)
+    call.gates[0].open()
+    assert await aiostream.drain(10)
+    assert call.ended
+
+
+# ------------------------------------------------------------------------------------- cancellation
+
+
+@pytest.mark.parametrize("half", range(3))
+async def test_cancelled_at_each_yield(call: Call, half: int) -> None:
+    """It is closed once, in the loop's thread, when the GPU has passed."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(call.stream.run, call)
+        await call.at(half)
+        group.cancel_scope.cancel()
+    await turns()
+    assert (call.ended, call.lives()) == ([], True)
+    with pytest.raises(RuntimeError, match="in a call of run"):
+        call.stream.into_raw()
+    call.gates[half].open()
+    await until(lambda: bool(call.ended))
+    assert call.ended == [(threading.current_thread().name, call.stream.context)]
+    assert call.begun == list(range(half + 1))
+    assert settle(lambda: not call.lives())
+    await call.stream
+    Stream.from_raw(call.stream.into_raw()).close()
+
+
+@pytest.mark.parametrize("half", range(3))
+async def test_cancelled_in_each_half_and_behind_the_work(call: Call, half: int) -> None:
+    """The task gets its cancellation at the next `yield`, or the generator has ended."""
+    with anyio.CancelScope() as scope:
+        call.in_half = lambda number: scope.cancel() if number == half else None
+        for gate in call.gates:
+            gate.open()
+        await call.stream.run(call)
+    await until(lambda: bool(call.ended))
+    assert len(call.ended) == 1
+    assert call.begun[half] == half  # on asyncio, what is over at once need not be awaited
+    await until(lambda: not is_held(call.stream))
+
+
+@pytest.mark.parametrize("moment", range(12))
+async def test_cancelled_at_any_moment(moment: int) -> None:
+    async with Stream() as stream:
+        ends: list[int] = []
+
+        def launch() -> Halves:
+            try:
+                for _ in range(3):
+                    spin(stream, 0.0002)
+                    yield
+            finally:
+                ends.append(threading.get_ident())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.run, launch)
+            await turns(moment + 1)
+            group.cancel_scope.cancel()
+        await until(lambda: bool(ends))
+        assert ends == [threading.get_ident()]
+        assert await stream.run(int) == 0
+
+
+@pytest.mark.parametrize("kind", ASYNCIO_LOOPS)
+@pytest.mark.parametrize("end", ["abandoned", "cancelled"])
+def test_closed_on_a_safe_thread_if_the_loop_is_closed(kind: str, end: str) -> None:
+    call = Call()
+    loop = asyncio.new_event_loop() if kind == "asyncio" else new_uvloop()
+    task: Any = loop.create_task(call.stream.run(call))
+    task._log_destroy_pending = False
+    loop.run_until_complete(call.at(1))
+    if end == "cancelled":
+        task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    del task
+    assert (call.ended, call.lives()) == ([], True)
+    call.gates[1].open()
+    assert settle(lambda: gc.collect() >= 0 and bool(call.ended))
+    assert call.ended == [("aiostream-releaser", call.stream.context)]
+    assert settle(lambda: not call.lives())
+    call.close()
+
+
+async def test_what_the_close_enqueues_lives_too(stream: Stream) -> None:
+    watched: list[weakref.ref[Kept]] = []
+    with Gate() as first, Gate() as second:
+
+        def launch() -> Halves:
+            argument = Kept()
+            watched.append(weakref.ref(argument))
+            try:
+                first.hold(stream)
+                yield
+            finally:
+                second.hold(stream)
+
+        with anyio.move_on_after(0.01):
+            await stream.run(launch)
+        first.open()
+        await until(lambda: not is_held(stream))
+        assert not stream.query()
+    await stream
+
+
+@pytest.mark.parametrize("end", ["raises", "yields"])
+async def test_errors_of_the_close_are_reported(
+    stream: Stream, unraisable: list[Any], end: str
+) -> None:
+    with Gate() as gate:
+
+        def launch() -> Halves:
+            try:
+                gate.hold(stream)
+                yield
+            finally:
+                if end == "raises":
+                    raise KeyError("mine")
+                yield
+
+        with anyio.move_on_after(0.01):
+            await stream.run(launch)
+        gate.open()
+        await until(lambda: not is_held(stream))
+    assert unraisable[0][0] is (KeyError if end == "raises" else RuntimeError)
+    await stream
+
+
+# ----------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("half", range(3))
+async def test_failure_in_each_half(call: Call, half: int) -> None:
+    """It is raised at once, as that of a function. The arguments are kept."""
+    argument = Kept()
+    watched = weakref.ref(argument)
+
+    def fail(number: int) -> None:
+        if number == half:
+            raise KeyError("mine")
+
+    call.in_half = fail
+    for gate in call.gates[:half]:
+        gate.open()
+    with pytest.raises(KeyError, match="mine"):
+        await call.stream.run(call, argument)
+    del argument
+    gc.collect()
+    assert watched() is not None
+    assert len(call.ended) == 1
+    call.gates[half].open()
+    await until(lambda: watched() is None)
+
+
+async def test_refusals_are_thrown_in_at_the_yield() -> None:
+    refused: list[BaseException] = []
+    stream = Stream()
+
+    def launch(spoil: Callable[[], object], mend: Callable[[], object]) -> Halves:
+        spoil()
+        try:
+            yield
+        except (StreamCaptureError, StreamClosedError) as error:
+            refused.append(error)
+        mend()
+        return "answer"
+
+    assert await stream.run(launch, stream.begin_capture, lambda: stream.end_capture().close()) == (
+        "answer"
+    )
+    assert await stream.run(launch, stream.close, int) == "answer"
+    assert [type(each) for each in refused] == [StreamCaptureError, StreamClosedError]
+
+
+async def test_stream_that_is_closed_while_it_waits(call: Call) -> None:
+    """The next half is refused, and its objects live until the GPU has passed."""
+    async with anyio.create_task_group() as group:
+        caught: list[BaseException] = []
+
+        async def run() -> None:
+            try:
+                await call.stream.run(call)
+            except StreamClosedError as error:
+                caught.append(error)
+
+        group.start_soon(run)
+        await call.at(1)
+        call.stream.close()
+        call.gates[1].open()
+    assert len(caught) == 1
+    assert call.begun == [0, 1]
+    assert call.ended == [(threading.current_thread().name, call.ended[0][1])]
+
+
+@pytest.mark.simulator_only("a GPU's context is not recovered")
+@pytest.mark.cuda_leaks(1)
+@pytest.mark.parametrize("catches", [True, False])
+@pytest.mark.parametrize("decorated", [True, False])
+async def test_failure_of_the_gpu_at_a_yield(
+    breakable: Any, catches: bool, decorated: bool
+) -> None:
+    watched: list[weakref.ref[Kept]] = []
+
+    def launch() -> Halves:
+        buffer = Kept()
+        watched.append(weakref.ref(buffer))
+        gate.hold(stream)
+        try:
+            yield
+        except ContextFailedError:
+            if not catches:
+                raise
+            return "answer"
+
+    def wrapped() -> Halves:
+        generator = launch()  # as torch's decorators hold it
+        generator.send(None)
+        while True:
+            try:
+                yield
+            except BaseException as error:
+                try:
+                    generator.throw(error)
+                except StopIteration as end:
+                    return end.value
+
+    stream = Stream()
+    with Gate() as gate:
+        async with anyio.create_task_group() as group:
+            answers: list[object] = []
+
+            async def run() -> None:
+                with contextlib.suppress(ContextFailedError):
+                    answers.append(await stream.run(wrapped if decorated else launch))
+
+            group.start_soon(run)
+            await until(lambda: bool(watched))
+            await turns()
+            breakable.break_context(700)
+        assert answers == ["answer"] * catches
+        gc.collect()
+        assert watched[0]() is not None
+    recover()
+    stream.close()
+
+
+# ------------------------------------------------------------------------------------------- misuse
+
+
+async def test_something_is_yielded(stream: Stream) -> None:
+    ended: list[str] = []
+
+    def wrong(then: str) -> Generator[Any, None, Any]:
+        try:
+            yield 5
+        except TypeError as error:
+            if then == "raises":
+                raise
+            if then == "yields":
+                yield
+            return str(error)
+        finally:
+            ended.append(then)
+
+    with pytest.raises(TypeError, match=r"wrong yields nothing, not int") as caught:
+        await stream.run(wrong, "raises")
+    assert caught.traceback[-1].name == "wrong"
+    assert "yields nothing" in await stream.run(wrong, "returns")
+    with pytest.raises(TypeError, match="yields nothing"):
+        await stream.run(wrong, "yields")
+    await until(lambda: ended == ["raises", "returns", "yields"])
+    assert await stream.run(int) == 0
+
+
+SETTINGS: dict[str, Callable[[Any, Stream], Any]] = {
+    "inference mode": lambda torch, _: torch.inference_mode(),
+    "grad mode": lambda torch, _: torch.no_grad(),
+    "autocast": lambda torch, _: torch.autocast("cuda"),
+    "current stream": lambda torch, stream: torch.cuda.stream(stream.torch()),
+    "current context": lambda _, stream: stream.as_current(),
+}
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["block", "left open"])
+@pytest.mark.parametrize("name", SETTINGS)
+async def test_what_belongs_to_the_thread_is_open_over_a_yield(
+    monkeypatch: pytest.MonkeyPatch, name: str, ends: bool
+) -> None:
+    install_libraries(monkeypatch)
+    torch: Any = importlib.import_module("torch")
+
+    watched: list[weakref.ref[Kept]] = []
+
+    def launch() -> Halves:
+        buffer = Kept()
+        watched.append(weakref.ref(buffer))
+        block: Any = SETTINGS[name](torch, other)
+        gate.hold(stream)
+        if ends:
+            with block:
+                yield
+        else:
+            kept_open.append(block)
+            block.__enter__()
+            yield
+
+    if name == "current context" and not ends:
+        pytest.skip("a block that is never left keeps its context")
+    kept_open: list[Any] = []
+    before = settings.all(), current_handles()
+    async with Stream() as stream, Stream() as other:
+        with Gate() as gate:
+            with pytest.raises(RuntimeError, match=f"changed the .*{name}.*decorate"):
+                await stream.run(launch)
+            assert (settings.all(), current_handles()) == before
+            assert Context.get_current() is None
+            assert len(watched) == 1
+            gc.collect()
+            assert watched[0]() is not None  # the GPU is not done
+        await until(lambda: watched[0]() is None)
+
+
+async def test_a_decorator_begins_anew_for_each_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_libraries(monkeypatch)
+    torch: Any = importlib.import_module("torch")
+    seen: list[bool] = []
+
+    def launch() -> Halves:
+        for _ in range(2):
+            seen.append(torch.is_inference_mode_enabled())
+            yield
+        return "answer"
+
+    async with Stream() as stream:
+        assert await stream.run(torch.inference_mode()(launch)) == "answer"
+    assert seen == [True, True]
+    assert not torch.is_inference_mode_enabled()
