@@ -10,8 +10,8 @@ stream's CUDA graph, and waits for it in the way that you choose: `blocking`, `t
 (each millisecond) or `aiostream`. Everything else is the same. `python -m benchmarks proof`
 compares the four. `torch_server.py` has batches.
 
-On the simulator, kernels of its own take the place of the model: they take some milliseconds and
-compute numbers that can be checked. Those figures say nothing about a GPU.
+On the simulator, kernels of its own take the place of the model. Those figures say nothing about a
+GPU.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SIZE = 8  # numbers of an embedding
 WARM = 3  # forwards before a capture, as torch's manual asks
 WAITING = 1024  # requests that may wait; one more gets 503
 WAYS = ("blocking", "to_thread", "polling", "aiostream")
+MODE = "thread_local"  # in the mode "global" a call of any other thread would end the capture
 SECONDS = 0.004  # of the simulator's kernels
 
 
 async def work(way: str, stream: aiostream.Stream, launch: Callable[[], None]) -> None:
-    """Launches, and waits until the GPU is done: the four ways."""
     if way == "aiostream":
         await stream.run(launch)
         return
@@ -62,12 +62,10 @@ async def work(way: str, stream: aiostream.Stream, launch: Callable[[], None]) -
 
 
 async def embed(request: Request) -> Response:
-    try:
-        text = int(request.query_params["text"])
-        if not 0 <= text < TEXTS:
-            raise ValueError
-    except (KeyError, ValueError):
+    asked = request.query_params.get("text", "")
+    if not asked.isdecimal() or int(asked) >= TEXTS:
         return PlainTextResponse(f"text is a number from 0 to {TEXTS - 1}", 400)
+    text = int(asked)
     try:
         async with request.app.state.pool.stream() as stream:
             lane = stream.own
@@ -135,11 +133,10 @@ def torch_pool(count: int) -> tuple[aiostream.StreamPool[Any], Any]:
             torch.index_select(texts, 0, torch.tensor([0]), out=self._tokens)
             self._tokens_on_gpu = self._tokens.to("cuda")
             self._graph = torch.cuda.CUDAGraph()
-            capture = {"stream": self._stream, "capture_error_mode": "thread_local"}
             with torch.inference_mode():
-                for _ in range(WARM):
+                for _again in range(WARM):
                     model(self._tokens_on_gpu)
-                with torch.cuda.graph(self._graph, **capture):
+                with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode=MODE):
                     self._result_on_gpu = model(self._tokens_on_gpu)
 
         def launch(self, text: int) -> None:
@@ -152,8 +149,7 @@ def torch_pool(count: int) -> tuple[aiostream.StreamPool[Any], Any]:
 
         def embedding(self) -> list[float]:
             """What the last launch has computed."""
-            found: list[list[float]] = self._result.tolist()
-            return found[0]
+            return list(self._result.tolist()[0])
 
     streams = [torch.cuda.Stream() for _ in range(count)]
     pool = aiostream.StreamPool.borrow(streams, each=Lane, max_waiting=WAITING)
@@ -180,7 +176,7 @@ class SimulatedLane:
     def launch(self, text: int) -> None:  # noqa: D102
         from aiostream.testing import launch, spin
 
-        self._numbers[:] = [float(text + at) for at in range(SIZE)] + [0.0] * SIZE
+        self._numbers[:SIZE] = [float(text + at) for at in range(SIZE)]
         spin(self._stream, SECONDS)
         pointers = ctypes.c_uint64(self._pointer), ctypes.c_uint64(self._pointer + 4 * SIZE)
         launch(self._stream, "saxpy", ctypes.c_float(3), *pointers, ctypes.c_uint32(SIZE))

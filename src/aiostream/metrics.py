@@ -191,7 +191,7 @@ class Collector:
     def __init__(
         self,
         *,
-        pools: Mapping[str, StreamPool] | None = None,
+        pools: Mapping[str, StreamPool[Any]] | None = None,
         batches: Mapping[str, Batches[Any, Any]] | None = None,
         buckets: Sequence[float] = BUCKETS,
     ) -> None:

@@ -443,9 +443,7 @@ class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
 
     def _begin(self) -> Coroutine[Any, Any, Stream]:
         # Once, so that a block which is entered twice is refused.
-        self._acquiring = acquiring = self._acquiring or self._pool._acquire(
-            self._is_limited
-        )
+        self._acquiring = acquiring = self._acquiring or self._pool._acquire(self._is_limited)
         return acquiring
 
     def __await__(self) -> Generator[Any, Any, Stream]:

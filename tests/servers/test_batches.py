@@ -342,7 +342,7 @@ async def test_wrong_arguments_are_refused() -> None:
             with pytest.raises(error):
                 Batches(pool, double, **options)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="takes a StreamPool, not list"):
-            Batches([], double, most=1)  # type: ignore[arg-type]
+            Batches([], double, most=1)  # type: ignore[call-overload]
 
         async def awaits(items: list[int]) -> list[int]:
             return items

@@ -293,7 +293,7 @@ class Tensor:
         assert not rows.start
         return Tensor(count * self.columns, self.on_gpu, self.memory, columns=self.columns)
 
-    def __setitem__(self, rows: slice, values: list[list[float]]) -> None:
+    def __setitem__(self, rows: slice, values: list[Any]) -> None:
         self[rows].numbers[:] = [number for row in values for number in row]
 
     def mean(self, dimension: int) -> Tensor:

@@ -238,7 +238,7 @@ class RunMethods:
         pool: Any = None
         if observers and not is_observed():
             if self._lends:
-                return cast("T", await stream._run_observed(fn, *args, **kwargs))
+                return await stream._run_observed(fn, *args, **kwargs)
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         checks.plain_function(fn, "run", halves=True)
         if self._lends:
@@ -280,4 +280,4 @@ class RunMethods:
         result = work.end()
         if pool is not None and stream._loan.pop(loan, pool) is not pool:
             pool._put_back(stream)
-        return cast("T", result)
+        return result

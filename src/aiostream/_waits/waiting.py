@@ -372,6 +372,30 @@ def _refuse(
     raise AssertionError("a completion is refused with an error")
 
 
+def keep_until_passed(operand: Operand, keepalive: Any) -> None:
+    """Keeps objects alive until the GPU has passed the current end of a pinned stream.
+
+    No task waits for that. If the driver refuses, the objects live as long as the process, and are
+    counted as leaked.
+
+    Threads: any, but for the per-thread stream the one that has used it.
+    """
+    # It records an event, because that never blocks, not even on a full stream. It is on the
+    # janitor's queue, because this loop may end before the GPU has passed.
+    _native.enqueue(
+        operand.handle,
+        wait_list_of(operand),
+        process.ORPHANS,
+        BY_WATCHER,
+        None,
+        None,
+        keepalive,
+        order_of(operand),
+        operand.name,
+        False,
+    )
+
+
 async def wait_for(completion: Completion) -> None:
     """Waits until the GPU has passed a point for which only this task waits.
 
