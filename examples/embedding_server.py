@@ -10,8 +10,7 @@ stream's CUDA graph, and waits for it in the way that you choose: `blocking`, `t
 (each millisecond) or `aiostream`. Everything else is the same. `python -m benchmarks proof`
 compares the four. `torch_server.py` has batches.
 
-On the simulator, kernels of its own take the place of the model. Those figures say nothing about a
-GPU.
+On the simulator, its kernels take the place of the model, and the figures say nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -177,6 +176,7 @@ class SimulatedLane:
         from aiostream.testing import launch, spin
 
         self._numbers[:SIZE] = [float(text + at) for at in range(SIZE)]
+        self._numbers[SIZE:] = [0.0] * SIZE
         spin(self._stream, SECONDS)
         pointers = ctypes.c_uint64(self._pointer), ctypes.c_uint64(self._pointer + 4 * SIZE)
         launch(self._stream, "saxpy", ctypes.c_float(3), *pointers, ctypes.c_uint32(SIZE))

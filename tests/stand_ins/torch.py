@@ -157,7 +157,9 @@ def _stream(stream: Stream) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _graph(graph: CUDAGraph, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+def _graph(
+    graph: CUDAGraph, *, stream: Stream, capture_error_mode: str = "global"
+) -> Iterator[None]:
     _synchronize()
     name = f"CU_STREAM_CAPTURE_MODE_{capture_error_mode.upper()}"
     cu_stream, mode = driver.CUstream(stream.cuda_stream), getattr(driver.CUstreamCaptureMode, name)

@@ -372,28 +372,32 @@ def _refuse(
     raise AssertionError("a completion is refused with an error")
 
 
+_UNKNOWN_ERROR = 999
+
+
+class _Kept:
+    """Objects that live until the GPU has passed a point. The event behind it holds this."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = [held]
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The GPU has passed (`code` is 0), or nothing proves that. In the janitor's thread."""
+        held, self.held = self.held, []
+        (_native.leak if code else process.release_in_thread)(held)
+
+
 def keep_until_passed(operand: Operand, keepalive: Any) -> None:
-    """Keeps objects alive until the GPU has passed the current end of a pinned stream.
+    """Keeps objects alive until the GPU has passed the current end of a stream.
 
     No task waits for that. If the driver refuses, the objects live as long as the process, and are
     counted as leaked.
-
-    Threads: any, but for the per-thread stream the one that has used it.
     """
-    # It records an event, because that never blocks, not even on a full stream. It is on the
-    # janitor's queue, because this loop may end before the GPU has passed.
-    _native.enqueue(
-        operand.handle,
-        wait_list_of(operand),
-        process.ORPHANS,
-        BY_WATCHER,
-        None,
-        None,
-        keepalive,
-        order_of(operand),
-        operand.name,
-        False,
-    )
+    # The event is on the janitor's queue, because this loop may end before the GPU has passed.
+    kept = _Kept(keepalive)
+    waits = wait_list_of(operand)
+    if not _native.watch(operand.handle, waits, process.ORPHANS, BY_WATCHER, kept):
+        kept.complete(_UNKNOWN_ERROR, True)
 
 
 async def wait_for(completion: Completion) -> None:
