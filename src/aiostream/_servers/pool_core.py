@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 import weakref
 from collections import Counter
@@ -25,7 +24,7 @@ from itertools import count, islice
 from typing import Any
 
 from aiostream import _native
-from aiostream._base import checks, driver
+from aiostream._base import checks, driver, turns
 from aiostream._handles.operand import new_wait_list, share_history
 from aiostream._objects import captures
 from aiostream._runtime import loops
@@ -177,14 +176,14 @@ class PoolCore:
                 if number != FREE and abs(number) <= last and self._ends(stream, number):
                     self._look(stream, bridge)
         # This comes last, because after an interrupt the next use does all of it again.
-        is_usual = len(self._contexts) == 1 and "trio" not in sys.modules
-        self._loop = getattr(bridge, "loop", _nothing) if is_usual else _nothing
+        self._loop = getattr(bridge, "loop", _nothing) if len(self._contexts) == 1 else _nothing
         self._bridge = reference
 
     def _at_once(self) -> Stream | None:
         """Lends a stream if one is free and no task waits."""
-        loop = self._loop()
-        if loop is not None and loop is _running_loop() and not self._queue:
+        loop, trio = self._loop(), turns.at_work
+        is_usual = loop is not None and loop is _running_loop() and not self._queue
+        if is_usual and (trio is None or trio.name is None):
             # This is what `_enter`, `_take` and `_lend` do for most requests.
             try:
                 stream: Stream = self._recent.pop()
