@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import itertools
 import math
 import os
 import signal
@@ -45,55 +46,62 @@ LONGEST = 4096  # numbers in a request
 BLOCK = 2 * 4 * LONGEST  # bytes of its two vectors
 
 
-class Block:
-    """Pinned memory for the two vectors of a request. Host and GPU see it at one address."""
+class Replica:
+    """What belongs to one stream: pinned memory for the two vectors of a request.
 
-    def __init__(self, address: int) -> None:
-        self.address = address
+    The pool gives a stream to one request at a time, and again only when the GPU has done all its
+    work. So no request ever writes into memory that the GPU still uses, also when the one before
+    has long timed out.
+    """
+
+    def __init__(self, stream: aiostream.Stream, address: int) -> None:
+        self.stream, self.address = stream, address  # host and GPU see it at one address
         self.x = (ctypes.c_float * LONGEST).from_address(address)
         self.y = (ctypes.c_float * LONGEST).from_address(address + 4 * LONGEST)
+
+    def enqueue(self, a: float, x: list[Any], y: list[Any], milliseconds: float) -> None:
+        """Puts one request's kernels on the stream and returns at once."""
+        count = len(x)
+        self.x[:count], self.y[:count] = x, y
+        spin(self.stream, milliseconds / 1000)
+        pointers = (ctypes.c_uint64(self.address), ctypes.c_uint64(self.address + 4 * LONGEST))
+        scale, number = ctypes.c_float(a), ctypes.c_uint32(count)
+        launch(self.stream, "saxpy", scale, *pointers, number, threads=count)
 
 
 class Model:
     """Computes y = a * x + y, and keeps the GPU busy for a while in place of a real model's layers.
 
-    It has a block of memory for each stream of a pool. The pool gives a stream to one request at a
-    time, and again only when the GPU has done all its work. So no request ever writes into memory
-    that the GPU still uses, also when the one before has long timed out.
+    It has a replica for each stream of its pool.
     """
 
-    def __init__(self, pool: aiostream.StreamPool) -> None:
-        self.pool = pool
-        self._blocks: dict[int, Block] = {}  # by the stream's handle
+    def __init__(self, streams: int, waiting: int) -> None:
         self._context = aiostream.Device(0).primary_context
         load_kernels(self._context)
         with self._context.as_current():
-            self._memory = int(check(cuda.cuMemHostAlloc(pool.size * BLOCK, 3)))  # portable, mapped
+            self._memory = int(check(cuda.cuMemHostAlloc(streams * BLOCK, 3)))  # portable, mapped
+        addresses = itertools.count(self._memory, BLOCK)
+        self.pool: aiostream.StreamPool[Replica] = aiostream.StreamPool(
+            streams,
+            0,
+            each=lambda stream: Replica(stream, next(addresses)),
+            max_waiting=waiting,
+            name="model",
+        )
 
     async def warm_up(self) -> None:
-        """Gives each stream its memory, and runs the model once: first launches take longer."""
+        """Runs the model once on each stream: first launches take longer."""
         streams = [await self.pool.acquire() for _ in range(self.pool.size)]
-        for number, stream in enumerate(streams):
-            self._blocks[stream.handle] = Block(self._memory + number * BLOCK)
-            await stream.run(self.enqueue, stream, 0.0, [0.0], [0.0], 0.0)
+        for stream in streams:
+            await stream.run(stream.own.enqueue, 0.0, [0.0], [0.0], 0.0)
             self.pool.release(stream)
-
-    def enqueue(
-        self, stream: aiostream.Stream, a: float, x: list[Any], y: list[Any], milliseconds: float
-    ) -> Block:
-        """Puts one request's kernels on the stream and returns at once."""
-        block, count = self._blocks[stream.handle], len(x)
-        block.x[:count], block.y[:count] = x, y
-        spin(stream, milliseconds / 1000)
-        pointers = (ctypes.c_uint64(block.address), ctypes.c_uint64(block.address + 4 * LONGEST))
-        launch(stream, "saxpy", ctypes.c_float(a), *pointers, ctypes.c_uint32(count), threads=count)
-        return block
 
     async def infer(self, a: float, x: list[Any], y: list[Any], milliseconds: float) -> list[float]:
         """Computes `a * x + y`."""
         async with self.pool.stream() as stream:
-            block = await stream.run(self.enqueue, stream, a, x, y, milliseconds)
-            return block.y[: len(x)]  # copied while the stream, and so the block, is still ours
+            replica: Replica = stream.own
+            await stream.run(replica.enqueue, a, x, y, milliseconds)
+            return replica.y[: len(x)]  # copied while the stream, and so the replica, is still ours
 
     def close(self) -> None:
         """Frees the memory, when the pool is closed and the GPU done."""
@@ -187,9 +195,10 @@ def application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # No CUDA call of this process succeeds any more when its context is lost.
         stop_watching = aiostream.exit_on_context_failed()
-        async with aiostream.StreamPool(streams, 0, max_waiting=waiting, name="model") as pool:
-            app.state.model, app.state.timeout = Model(pool), timeout
-            await app.state.model.warm_up()
+        model = Model(streams, waiting)
+        app.state.model, app.state.timeout = model, timeout
+        async with model.pool as pool:
+            await model.warm_up()
             collector = Collector(pools={"model": pool})
             app.state.collector = collector
             # A full garbage collection stops the loop. It does not look at frozen objects.
@@ -203,7 +212,7 @@ def application(
             pool.close()
             collector.close()
         if drained:  # else the GPU may still write to that memory
-            app.state.model.close()
+            model.close()
         stop_watching()
 
     routes = [

@@ -172,13 +172,14 @@ class Eager:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._streams = [torch.cuda.Stream() for _ in range(4)]
-        self._buffers = {stream.cuda_stream: Buffers(1) for stream in self._streams}
-        self.pool = aiostream.StreamPool.borrow(self._streams, max_waiting=WAITING)
+        streams = [torch.cuda.Stream() for _ in range(4)]
+        self.pool = aiostream.StreamPool.borrow(
+            streams, each=lambda _: Buffers(1), max_waiting=WAITING
+        )
         self._one_thread = anyio.CapacityLimiter(1)  # several share the GIL, and each gets slower
         self._free: asyncio.Queue[Any] = asyncio.Queue()
-        for stream in self._streams:
-            self._free.put_nowait(stream)
+        for stream in streams:
+            self._free.put_nowait((stream, Buffers(1)))
 
     def _launch(self, buffers: Buffers, item: int) -> None:
         with torch.inference_mode():  # it belongs to the thread
@@ -189,15 +190,14 @@ class Eager:
     async def score(self, item: int) -> float:
         """Launches in the thread, and awaits in the loop."""
         async with self.pool.stream() as stream:
-            buffers = self._buffers[stream.handle]
+            buffers: Buffers = stream.own
             await stream.run_in_thread(self._launch, buffers, item, limiter=self._one_thread)
             score: float = buffers.scores.tolist()[0][0]
             return score
 
     async def score_in_thread(self, item: int) -> float:
         """What one writes without aiostream: a thread does everything, and blocks."""
-        stream = await self._free.get()
-        buffers = self._buffers[stream.cuda_stream]
+        stream, buffers = await self._free.get()
 
         def whole() -> None:
             with torch.cuda.stream(stream):
@@ -209,7 +209,7 @@ class Eager:
             score: float = buffers.scores.tolist()[0][0]
             return score
         finally:
-            self._free.put_nowait(stream)
+            self._free.put_nowait((stream, buffers))
 
 
 @contextlib.asynccontextmanager

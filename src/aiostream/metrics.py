@@ -134,7 +134,7 @@ def _bounds_of(buckets: Sequence[float]) -> list[float]:
     return finite
 
 
-def _checked_pools(pools: Mapping[str, StreamPool] | None) -> dict[str, StreamPool]:
+def _checked_pools(pools: Mapping[str, StreamPool[Any]] | None) -> dict[str, StreamPool[Any]]:
     if pools is None:
         return {}
     checks.instance(Mapping, pools, "pools maps names to StreamPools, and is not")
@@ -184,7 +184,10 @@ class Collector:
     """
 
     def __init__(
-        self, *, pools: Mapping[str, StreamPool] | None = None, buckets: Sequence[float] = BUCKETS
+        self,
+        *,
+        pools: Mapping[str, StreamPool[Any]] | None = None,
+        buckets: Sequence[float] = BUCKETS,
     ) -> None:
         self._bounds = _bounds_of(buckets)
         self._pools = _checked_pools(pools)

@@ -13,7 +13,6 @@ pool is closed, or until another loop uses the pool because the former loop is c
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 import weakref
@@ -39,7 +38,7 @@ _NOT_READY = 600
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
 _AGAIN = 0.005  # seconds until the loop looks again
 # Bound once, because each request uses these.
-_running_loop = asyncio._get_running_loop
+_running_loop = loops.asyncio_loop
 _task_of = loops.asyncio_task
 _reference = weakref.ref
 
@@ -180,7 +179,7 @@ class PoolCore:
         self._bridge = reference
 
     def _at_once(self) -> Stream | None:
-        """Lends a stream if one is free and no task waits."""
+        """Gives out a stream if one is free and no task waits."""
         loop, trio = self._loop(), turns.at_work
         is_usual = loop is not None and loop is _running_loop() and not self._queue
         if is_usual and (trio is None or trio.name is None):
