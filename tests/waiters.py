@@ -108,7 +108,9 @@ def end_lost_task(task: Any) -> None:
     task._log_destroy_pending = False  # asyncio would write to stderr that the task never ended
 
 
-def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
+def waited_for(
+    pool: StreamPool[Any],
+) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
     """A loop that is not running, the only stream, which a task of it has, and another task that
     waits for it.
     """
@@ -120,7 +122,7 @@ def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asy
     return loop, lent, waiter
 
 
-async def use_once(pool: StreamPool) -> None:
+async def use_once(pool: StreamPool[Any]) -> None:
     """Gets a stream of the pool, and awaits it."""
     async with pool.stream() as stream:
         await stream.synchronize_async()

@@ -54,8 +54,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     `each` makes what belongs to each stream, such as its pinned buffers and its captured graph. It
     is `stream.own`, and `run` gives it to your function. So no two requests use it at once.
 
-    The pool lends its own `Stream` objects, always the same ones. Use a stream until you give it
-    back, and not afterwards, because it is another task's then. The pool closes them: `close`,
+    The pool hands out its own `Stream` objects, always the same ones. Use a stream until you give
+    it back, and not afterwards, because it is another task's then. The pool closes them: `close`,
     `aclose`, `shutdown` and `into_raw` of its streams raise a `RuntimeError`.
 
     The pool creates all its streams here, because creating a stream while the GPU is busy may

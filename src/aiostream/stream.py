@@ -106,10 +106,6 @@ class Stream(
     _instead = "to_borrowed() gives a second object on the same stream"
     _or_else = ". To make it the current stream for a block, write `with stream.as_current():`"
     _destructor = "cuStreamDestroy"
-    # Of a stream of a pool: see `_servers/pool_core.py`. The number is the latest of its states.
-    _loan: Any = None
-    _number = 0
-    _own: Any
 
     def __init__(
         self,
@@ -331,22 +327,6 @@ class Stream(
         return self._context.device
 
     @property
-    def own(self) -> Any:
-        """What belongs to this stream of a pool: what `StreamPool(each=)` made for it.
-
-        Raises:
-            AttributeError: The pool has no `each`, or the stream is not of a pool.
-        """
-        own = vars(self).get("_own")
-        if own is None:
-            raise AttributeError(
-                f"nothing belongs to {self._name}: `StreamPool(4, each=Replica)` calls "
-                "`Replica(stream)` once for each of its streams, and that is `stream.own`",
-                name="own",
-            )
-        return own
-
-    @property
     def name(self) -> str | None:
         """The name that you gave it. A stream of a pool has that of the pool, as `model[3]`."""
         return self._label
@@ -449,18 +429,6 @@ class Stream(
         """
         self._require_own("aclose")
         await self._close_when_done()
-
-    def into_raw(self) -> int:
-        """See `SharingMethods`."""
-        self._require_own("into_raw")
-        return super().into_raw()
-
-    def _require_own(self, call: str) -> None:
-        if self._loan is not None and self._handle.is_open:
-            raise RuntimeError(
-                f"{self._name} belongs to a pool, which closes it, so {call}() is refused: give it "
-                "back with pool.release(stream), or at the end of its block"
-            )
 
     def __del__(self, *bound: Any) -> None:
         # A pool gives a borrowed one to each request, and that has nothing to end.

@@ -306,12 +306,12 @@ def test_one_run_after_another_with_the_loop_closed_in_the_middle(way: str) -> N
     had is void, and its late end gives nothing back.
     """
     with Gate() as gate:
-        pool = StreamPool(1)
+        pool = StreamPool(1, each=lambda stream: stream)
 
         async def hold() -> None:
             if way.startswith("run"):
                 function = getattr(pool, way)
-                await function(lambda: gate.hold(pool._streams[0]))
+                await function(gate.hold)
             elif way == "block":
                 async with pool.stream() as stream:
                     await asyncio.get_running_loop().create_future()

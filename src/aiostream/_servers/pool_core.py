@@ -13,9 +13,7 @@ pool is closed, or until another loop uses the pool because the former loop is c
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import sys
 import time
 import weakref
 from collections import Counter
@@ -25,7 +23,7 @@ from itertools import count, islice
 from typing import Any
 
 from aiostream import _native
-from aiostream._base import checks, driver
+from aiostream._base import checks, driver, turns
 from aiostream._handles.operand import new_wait_list, share_history
 from aiostream._objects import captures
 from aiostream._runtime import loops
@@ -40,7 +38,7 @@ _NOT_READY = 600
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
 _AGAIN = 0.005  # seconds until the loop looks again
 # Bound once, because each request uses these.
-_running_loop = asyncio._get_running_loop
+_running_loop = loops.asyncio_loop
 _task_of = loops.asyncio_task
 _reference = weakref.ref
 
@@ -177,14 +175,14 @@ class PoolCore:
                 if number != FREE and abs(number) <= last and self._ends(stream, number):
                     self._look(stream, bridge)
         # This comes last, because after an interrupt the next use does all of it again.
-        is_usual = len(self._contexts) == 1 and "trio" not in sys.modules
-        self._loop = getattr(bridge, "loop", _nothing) if is_usual else _nothing
+        self._loop = getattr(bridge, "loop", _nothing) if len(self._contexts) == 1 else _nothing
         self._bridge = reference
 
     def _at_once(self) -> Stream | None:
-        """Lends a stream if one is free and no task waits."""
-        loop = self._loop()
-        if loop is not None and loop is _running_loop() and not self._queue:
+        """Gives out a stream if one is free and no task waits."""
+        loop, trio = self._loop(), turns.at_work
+        is_usual = loop is not None and loop is _running_loop() and not self._queue
+        if is_usual and (trio is None or trio.name is None):
             # This is what `_enter`, `_take` and `_lend` do for most requests.
             try:
                 stream: Stream = self._recent.pop()

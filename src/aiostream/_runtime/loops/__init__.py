@@ -56,7 +56,7 @@ _KINDS: tuple[LoopKind, ...] = (on_trio, on_asyncio)
 
 # Bound once, because each wait uses these, and an attribute of a module takes a lookup more.
 _modules = sys.modules
-_running_loop = asyncio._get_running_loop
+asyncio_loop = _running_loop = asyncio._get_running_loop
 _latest = on_asyncio.latest
 # Takes a loop of asyncio, and returns the task that runs there. Until Python 3.12 asyncio's own is
 # written in Python, and reads this dict.
