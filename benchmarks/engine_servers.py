@@ -16,7 +16,7 @@ import importlib
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
 
 import aiostream
@@ -67,7 +67,7 @@ class Sized:
     def __init__(self, model: Model, size: int, stream: Any, captured: bool) -> None:
         self._model, self._graph = model, None
         self._rows = torch.empty((size, FEATURES), dtype=torch.bfloat16, pin_memory=True)
-        self.scores = torch.empty((size, 1), pin_memory=True)
+        self._scores = torch.empty((size, 1), pin_memory=True)
         if not captured:
             return
         self._gather([0] * size)
@@ -96,17 +96,11 @@ class Sized:
                 self._rows_on_gpu.copy_(self._rows, non_blocking=True)
                 self._graph.replay()
                 scores = self._scores_on_gpu
-            self.scores.copy_(scores, non_blocking=True)
+            self._scores.copy_(scores, non_blocking=True)
 
-
-class Scores:
-    """The scores of a batch. An iteration reads them, so it comes when the GPU is done."""
-
-    def __init__(self, sized: Sized, count: int) -> None:
-        self._sized, self._count = sized, count
-
-    def __iter__(self) -> Iterator[float]:
-        return iter([row[0] for row in self._sized.scores.tolist()[: self._count]])
+    def read(self, count: int) -> list[float]:
+        """The scores of the first items, when the GPU is done."""
+        return [row[0] for row in self._scores.tolist()[:count]]
 
 
 class Replica:
@@ -116,18 +110,24 @@ class Replica:
         self.stream = stream
         self._sized = {size: Sized(model, size, stream, captured) for size in SIZES}
 
-    def launch(self, items: list[int]) -> Scores:
+    def launch(self, items: list[int]) -> Sized:
         """Enqueues a batch on torch's current stream."""
         size = next(size for size in SIZES if size >= len(items))
         self._sized[size].launch(items + [0] * (size - len(items)))
-        return Scores(self._sized[size], len(items))
+        return self._sized[size]
+
+    def halves(self, items: list[int]) -> Generator[None, None, list[float]]:
+        """The whole batch, in two halves."""
+        sized = self.launch(items)
+        yield  # other requests are read and answered until the GPU is done
+        return sized.read(len(items))
 
     def score(self, items: list[int]) -> list[float]:
         """The whole batch, blocking: what the engines call in processes of their own."""
         with torch.cuda.stream(self.stream):
-            scores = self.launch(items)
+            sized = self.launch(items)
         self.stream.synchronize()
-        return list(scores)
+        return sized.read(len(items))
 
 
 def replicas(model: Model, captured: bool) -> list[Replica]:
@@ -144,15 +144,14 @@ Score = Callable[[int], Awaitable[float]]
 @contextlib.asynccontextmanager
 async def with_batches(model: Model, captured: bool, in_thread: bool) -> AsyncIterator[Score]:
     """`serving.Batches` on a pool."""
-    made = replicas(model, captured)
-    own = {each.stream.cuda_stream: each for each in made}
+    streams = [torch.cuda.Stream() for _ in range(STREAMS)]
 
-    def score(items: list[int]) -> Any:
-        return own[torch.cuda.current_stream().cuda_stream].launch(items)
+    def each(_: aiostream.Stream) -> Replica:
+        return Replica(model, torch.cuda.current_stream(), captured)
 
     async with (
-        aiostream.StreamPool.borrow([each.stream for each in made]) as pool,
-        serving.Batches(pool, score, most=MOST, in_thread=in_thread) as scored,
+        aiostream.StreamPool.borrow(streams, each=each) as pool,
+        serving.Batches(pool, Replica.halves, most=MOST, in_thread=in_thread) as scored,
     ):
         yield scored
 
@@ -169,8 +168,8 @@ async def with_sketch(model: Model, captured: bool) -> AsyncIterator[Score]:
                 comes.clear()
                 await comes.wait()
             batch = [waiting.popleft() for _ in range(min(len(waiting), MOST))]
-            found = await stream.run(replica.launch, [item for item, _ in batch])
-            for (_, future), score in zip(batch, list(found), strict=True):
+            sized = await stream.run(replica.launch, [item for item, _ in batch])
+            for (_, future), score in zip(batch, sized.read(len(batch)), strict=True):
                 future.set_result(score)
 
     async def score(item: int) -> float:
