@@ -155,15 +155,10 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     async def __aexit__(self, *error: object) -> None:
         self._bridge = _nothing
-        try:
-            await waiting.checkpoint()
-            while self._tasks and not self._pool.closed:
-                self._end = loops.current_bridge().new_future()
-                await self._end
-        finally:
-            self._end = None
-            if not self._tasks:
-                pending.queues.pop(id(self), None)
+        await waiting.checkpoint()
+        while self._tasks and not self._pool.closed:
+            self._end = loops.current_bridge().new_future()
+            await self._end
 
     # ------------------------------------------------------------------------------------ the items
 

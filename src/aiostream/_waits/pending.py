@@ -17,8 +17,8 @@ from aiostream._waits import waiting
 
 __all__ = ["PendingWait", "pending"]
 
-# The open `serving.Batches`, by id. What waits for them waits for no stream yet. Any thread, single
-# dict operations.
+# Each `serving.Batches` that was ever open, by id. What waits for them waits for no stream yet. Any
+# thread, single dict operations.
 queues: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 BATCHES = -2  # in place of a queue's number
@@ -53,7 +53,8 @@ def pending() -> list[PendingWait]:
     Use it to see what hangs, in a debug route of a server for example. Each entry is a dict that
     JSON can carry. It lists the waits of tasks, the futures that are pending, and what cancelled
     waits and streams that were given back to a pool have left behind: what `drain` waits for,
-    except for host functions that no future stands for.
+    except for host functions that no future stands for. It also lists each item that waits for
+    `serving.Batches`, or is in one of their batches.
 
     A wait pays nothing for this. The tasks are found when you ask, so this takes some microseconds
     for each task of the process. It finds the tasks of every asyncio loop. Of trio's tasks it finds
