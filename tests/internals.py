@@ -487,10 +487,10 @@ def pending_completion(future: Any) -> _native.Completion:
 
 def arrive(completion: _native.Completion) -> None:
     """Has the point of such a completion arrive at the loop that runs here."""
-    tickets: list[int] = []
-    context_id = device.Device(0).primary_context._ensure_monitored()
-    _native.arm_alarm(loops.current_bridge().queue, context_id, completion, tickets)
-    _native.fire_alarm(tickets[0])
+    used = operand_of(Stream.legacy())
+    waits, queue = _operand.wait_list_of(used), loops.current_bridge().queue
+    assert not completion.reserve(waits, queue, waiting.BY_WATCHER, used.handle)
+    completion.fire(0)
 
 
 def fail_future(future: Any, error: BaseException) -> None:

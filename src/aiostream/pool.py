@@ -381,7 +381,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         number = max([*stream._loan] or [FREE]) if known else FREE
         if number <= FREE:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
-        holder, here = stream._loan[number], loops.task_here()
+        holder, here = stream._loan.get(number), loops.task_here()
         task = holder() if holder is not None else None
         if None not in (task, here) and task is not here and not loops.is_over(task):
             raise ValueError(f"{stream!r} is lent to another task, {loops.task_name(task)!r}")

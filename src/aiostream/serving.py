@@ -226,8 +226,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     async def _serve(self) -> None:
         """Waits for a stream, and runs what waits then as one batch."""
-        bridge = loops.current_bridge()
-        task = bridge.current_task()
+        task = loops.current_bridge().current_task()
         tasks, has_stream = self._tasks, False
         batch = tasks[task]
         try:
@@ -235,8 +234,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 has_stream, self._comes = True, False
                 self._take_into(batch, self._most)
                 if self._waiting:
-                    self._begin_task(bridge)
-                del bridge
+                    self._begin_task(loops.current_bridge())
                 if batch:
                     self.sizes[len(batch)] += 1
                     run = stream.run_in_thread if self._in_thread else stream.run

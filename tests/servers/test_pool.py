@@ -197,6 +197,23 @@ async def test_the_pool_lends_its_own_streams() -> None:
                 assert hasattr(stream, "of_mine")
 
 
+async def test_callback_of_the_loop_takes_a_stream_and_gives_it_back() -> None:
+    """It is no task, so no task is named, and any may give the stream back."""
+    taken: list[Stream] = []
+
+    def call() -> None:
+        taken.append(pool.acquire_nowait())
+        pool.release(taken[0])
+        taken.append(pool.acquire_nowait())
+
+    async with StreamPool(1) as pool, Stream() as other:
+        await use_once(pool)
+        other.completion_future().add_done_callback(lambda _: call())
+        await until(lambda: len(taken) == 2)
+        assert "1 lent, 0 waiting" in repr(pool)
+        pool.release(taken[1])
+
+
 async def test_only_the_pool_closes_its_streams() -> None:
     pool = StreamPool(1)
     async with pool.stream() as stream:

@@ -191,8 +191,9 @@ class PoolCore:
             else:
                 loan = stream._loan
                 if loan.pop(FREE, self) is None:
+                    task = _task_of(loop)
                     number = stream._number = stream._number + 1
-                    loan[number] = _reference(_task_of(loop))
+                    loan[number] = task and _reference(task)
                     return stream
         bridge = self._enter()
         taken = None if self._queue else self._take()
@@ -217,21 +218,24 @@ class PoolCore:
     def _lend(self, stream: Stream, bridge: loops.Bridge) -> Stream:
         task = bridge.current_task()
         number = stream._number = stream._number + 1
-        # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
-        stream._loan[number] = _reference(task) if task is not None else None
+        # Weakly, because a pool must not keep a task, and what its frames hold, past its end. None
+        # in a callback of the loop.
+        stream._loan[number] = task and _reference(task)
         return stream
 
     async def _acquire(self, is_limited: bool = True) -> Stream:
         if observers and not is_observed():
             return await observed("StreamPool.acquire", PoolCore._acquire, self, is_limited)
         bridge = loops.current_bridge()
-        if bridge.checkpoint is not None:
+        checkpoint = bridge.checkpoint
+        # Without an await all other tasks of the loop would wait as long as streams are free.
+        yields = checkpoint is None and not self._queue and bridge.must_yield()
+        del bridge  # no frame that is suspended keeps it, because it would survive its loop
+        if checkpoint is not None:
             # This is on trio alone. It comes first, because it may raise a cancellation, and
             # nothing is taken yet.
-            await bridge.checkpoint()
-        elif not self._queue and bridge.must_yield():
-            # Without an await all other tasks of the loop would wait as long as streams are free.
-            del bridge  # no frame that is suspended keeps it, because it would survive its loop
+            await checkpoint()
+        elif yields:
             await loops.yield_turn()
         if self._healthy_since is not driver.latest_failure:
             self._enter()
@@ -239,11 +243,11 @@ class PoolCore:
 
     async def _in_turn(self, is_limited: bool = True) -> Stream:
         """Waits until it is this task's turn."""
+        self._look_again()
         most = self._max_waiting if is_limited else None
         if most is not None and len(self._queue) - len(self._recent) >= most:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         ticket = self._next_ticket()
-        self._look_again()
         try:
             while True:
                 # If the stream is gone when it wakes, it waits again, in the same place.

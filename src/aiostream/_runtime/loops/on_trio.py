@@ -99,9 +99,11 @@ class TrioBridge(Bridge):
     def current_task(self) -> Any:
         """Returns the task that runs now, or `None` in a callback."""
         try:
-            return self._trio.lowlevel.current_task()
+            task = self._trio.lowlevel.current_task()
         except RuntimeError:
             return None
+        # trio calls callbacks in a task of its own.
+        return None if task.name == "<TrioToken.run_sync_soon task>" else task
 
     def drain(self) -> None:
         """See `Bridge`. If the bridge was closed meanwhile, this closes its queue at the end."""
