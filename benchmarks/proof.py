@@ -250,7 +250,7 @@ async def _measure(servers: list[_Server], options: argparse.Namespace) -> list[
             except RuntimeError as error:
                 raise RuntimeError(f"{server.way}: {error}") from None
             rounds[server.way].append(found)
-    load = f"{options.connections} connections, batches of {options.batch}"
+    load = f"{options.connections} connections"
     return [
         {"set": "proof", "loop": "uvicorn", "peer": way, "load": load, "rounds": found}
         | {key: statistics.median(row[key] for row in found) for key in found[0]}
@@ -282,7 +282,6 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rounds", type=int, default=3, help="medians of so many (default: 3)")
     add("--seconds", type=float, default=5, help="of each load (default: 5, at least 1)")
     add("--connections", type=int, default=32, help="default: 32")
-    add("--batch", type=int, default=1, help="requests that share a launch (default: 1)")
     add("--json", type=Path, metavar="FILE", help="where the results go")
     add("--figure", type=Path, metavar="FILE", help="draw it, with the file's name before its own")
     options = parser.parse_args(arguments)
@@ -297,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
         simulated = True
     if simulated:
         print("No GPU: on the simulator, with its own kernels. " + results.SIMULATED)
-    more = ["--batch", str(options.batch), *(["--simulator"] if simulated else [])]
+    more = ["--simulator"] if simulated else []
     try:
         # On asyncio's own loop this program may be slower than the servers.
         loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"

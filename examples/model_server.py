@@ -25,12 +25,11 @@ import math
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from functools import partial
 from typing import Any
 
 import anyio
-from anyio.abc import TaskGroup
 from cuda.bindings import driver as cuda
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,6 +37,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import aiostream
+from aiostream import serving
 from aiostream.metrics import Collector
 from aiostream.testing import check, launch, load_kernels, spin
 
@@ -45,60 +45,37 @@ LONGEST = 4096  # numbers in a request
 BLOCK = 2 * 4 * LONGEST  # bytes of its two vectors
 
 
-class Block:
-    """Pinned memory for the two vectors of a request. Host and GPU see it at one address."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-        self.x = (ctypes.c_float * LONGEST).from_address(address)
-        self.y = (ctypes.c_float * LONGEST).from_address(address + 4 * LONGEST)
-
-
-class Model:
+class Replica:
     """Computes y = a * x + y, and keeps the GPU busy for a while in place of a real model's layers.
 
-    It has a block of memory for each stream of a pool. The pool gives a stream to one request at a
-    time, and again only when the GPU has done all its work. So no request ever writes into memory
-    that the GPU still uses, also when the one before has long timed out.
+    Each stream of the pool has one, with memory of its own. The pool gives a stream to one request
+    at a time, and again only when the GPU has done all its work. So no request ever writes into
+    memory that the GPU still uses, also when the one before has long timed out.
     """
 
-    def __init__(self, pool: aiostream.StreamPool) -> None:
-        self.pool = pool
-        self._blocks: dict[int, Block] = {}  # by the stream's handle
-        self._context = aiostream.Device(0).primary_context
-        load_kernels(self._context)
-        with self._context.as_current():
-            self._memory = int(check(cuda.cuMemHostAlloc(pool.size * BLOCK, 3)))  # portable, mapped
+    def __init__(self, stream: aiostream.Stream) -> None:
+        load_kernels(stream.context)
+        # Pinned memory for the two vectors of a request. Host and GPU see it at one address. The
+        # driver frees it when the process ends.
+        address = int(check(cuda.cuMemHostAlloc(BLOCK, 3)))  # portable, mapped
+        self._stream = stream
+        self._pointers = ctypes.c_uint64(address), ctypes.c_uint64(address + 4 * LONGEST)
+        self._x, self._y = (
+            (ctypes.c_float * LONGEST).from_address(pointer.value) for pointer in self._pointers
+        )
+        next(self.infer(0.0, [0.0], [0.0], 0.0))  # first launches take longer
 
-    async def warm_up(self) -> None:
-        """Gives each stream its memory, and runs the model once: first launches take longer."""
-        streams = [await self.pool.acquire() for _ in range(self.pool.size)]
-        for number, stream in enumerate(streams):
-            self._blocks[stream.handle] = Block(self._memory + number * BLOCK)
-            await stream.run(self.enqueue, stream, 0.0, [0.0], [0.0], 0.0)
-            self.pool.release(stream)
-
-    def enqueue(
-        self, stream: aiostream.Stream, a: float, x: list[Any], y: list[Any], milliseconds: float
-    ) -> Block:
-        """Puts one request's kernels on the stream and returns at once."""
-        block, count = self._blocks[stream.handle], len(x)
-        block.x[:count], block.y[:count] = x, y
-        spin(stream, milliseconds / 1000)
-        pointers = (ctypes.c_uint64(block.address), ctypes.c_uint64(block.address + 4 * LONGEST))
-        launch(stream, "saxpy", ctypes.c_float(a), *pointers, ctypes.c_uint32(count), threads=count)
-        return block
-
-    async def infer(self, a: float, x: list[Any], y: list[Any], milliseconds: float) -> list[float]:
-        """Computes `a * x + y`."""
-        async with self.pool.stream() as stream:
-            block = await stream.run(self.enqueue, stream, a, x, y, milliseconds)
-            return block.y[: len(x)]  # copied while the stream, and so the block, is still ours
-
-    def close(self) -> None:
-        """Frees the memory, when the pool is closed and the GPU done."""
-        with self._context.as_current():
-            check(cuda.cuMemFreeHost(self._memory))
+    def infer(
+        self, a: float, x: list[Any], y: list[Any], milliseconds: float
+    ) -> Generator[None, None, list[float]]:
+        """Computes `a * x + y`, in two halves."""
+        count = len(x)
+        self._x[:count], self._y[:count] = x, y
+        spin(self._stream, milliseconds / 1000)
+        numbers = ctypes.c_float(a), *self._pointers, ctypes.c_uint32(count)
+        launch(self._stream, "saxpy", *numbers, threads=count)
+        yield  # other tasks run until the GPU is done
+        return self._y[:count]  # no other request has the memory yet
 
 
 async def ping(_: Request) -> Response:
@@ -139,8 +116,8 @@ async def infer(request: Request) -> Response:
         # On a timeout the request is answered. The GPU finishes what it was given, and the pool
         # hands the stream out again after that.
         with anyio.fail_after(state.timeout):
-            async with while_connected(request):
-                result = await state.model.infer(a, x, y, milliseconds)
+            async with serving.while_connected(request):
+                result = await state.pool.run(Replica.infer, a, x, y, milliseconds)
                 numbers = [number if math.isfinite(number) else None for number in result]
                 answer = JSONResponse({"y": numbers})
     except aiostream.PoolFullError:
@@ -149,26 +126,6 @@ async def infer(request: Request) -> Response:
     except TimeoutError:
         return JSONResponse({"error": "the GPU did not finish in time"}, status_code=504)
     return answer
-
-
-@contextlib.asynccontextmanager
-async def while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancels the block when the client disconnects: its place in the queue is free for others."""
-
-    async def watch(group: TaskGroup) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        group.cancel_scope.cancel()
-
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(watch, group)
-            yield
-            group.cancel_scope.cancel()
-    except BaseExceptionGroup as several:  # the block's own error, as if there were no task group
-        if len(several.exceptions) == 1:
-            raise several.exceptions[0] from None
-        raise
 
 
 def application(
@@ -187,9 +144,10 @@ def application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # No CUDA call of this process succeeds any more when its context is lost.
         stop_watching = aiostream.exit_on_context_failed()
-        async with aiostream.StreamPool(streams, 0, max_waiting=waiting, name="model") as pool:
-            app.state.model, app.state.timeout = Model(pool), timeout
-            await app.state.model.warm_up()
+        async with aiostream.StreamPool(
+            streams, 0, each=Replica, max_waiting=waiting, name="model"
+        ) as pool:
+            app.state.pool, app.state.timeout = pool, timeout
             collector = Collector(pools={"model": pool})
             app.state.collector = collector
             # A full garbage collection stops the loop. It does not look at frozen objects.
@@ -199,11 +157,9 @@ def application(
             # SIGTERM: the server has answered the requests that it had. What they have left to
             # the GPU is awaited here, for a limited time, because the GPU may hang. So the pool is
             # closed now: the end of its block would wait for all work.
-            drained = await aiostream.drain(last)
+            await aiostream.drain(last)
             pool.close()
             collector.close()
-        if drained:  # else the GPU may still write to that memory
-            app.state.model.close()
         stop_watching()
 
     routes = [

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import socket
@@ -67,9 +68,8 @@ async def infer(request: Request) -> JSONResponse:
     a, milliseconds = float(query.get("a", 1)), min(float(query.get("milliseconds", 1)), 1000.0)
     try:
         async with state.pool.stream() as stream:
-            # A stream's place in memory is free again when the pool gives the stream out again.
-            place = state.places.setdefault(stream.handle, state.first + len(state.places))
-            answer = await stream.run(state.model.enqueue, stream, place, a, milliseconds)
+            # Its own place in memory is free again when the pool gives the stream out again.
+            answer = await stream.run(state.model.enqueue, stream, stream.own, a, milliseconds)
             return JSONResponse({"y": list(answer), "loop": state.loop})
     except aiostream.PoolFullError:
         return JSONResponse({"error": "too many requests wait"}, status_code=503)
@@ -86,9 +86,11 @@ def application(model: Model, loop: int, streams: int) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with aiostream.StreamPool(streams, 0, max_waiting=64, name=f"loop {loop}") as pool:
+        places = itertools.count(loop * streams)
+        async with aiostream.StreamPool(
+            streams, 0, each=lambda _: next(places), max_waiting=64, name=f"loop {loop}"
+        ) as pool:
             app.state.model, app.state.loop, app.state.pool = model, loop, pool
-            app.state.first, app.state.places = loop * streams, {}
             yield
             await aiostream.drain(10)  # what cancelled requests have left, of all loops
             pool.close()  # it does not wait, because the GPU may hang

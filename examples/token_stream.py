@@ -19,7 +19,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from cuda.bindings import driver as cuda
 from starlette.applications import Starlette
@@ -35,32 +34,24 @@ MOST = 10_000  # tokens of a request
 SECONDS = 0.002  # that the GPU works on a token
 
 
-@dataclass
 class Decoder:
-    """What one generation needs: its state, and the graph that computes the next token.
+    """What belongs to one stream: the state of a generation, and the graph of the next token.
 
     The "model" adds one to the last token, after a while.
     """
 
-    state: ctypes.Array[ctypes.c_float]
-    """Pinned memory, which host and GPU see at one address: the step, and the token."""
-    graph: aiostream.ExecutableGraph
-
-    @classmethod
-    async def capture(cls, stream: aiostream.Stream) -> Decoder:
-        """Captures the graph on the stream. Everything that a graph needs must exist before."""
-        with stream.context.as_current():
-            pointer = int(
-                check(cuda.cuMemHostAlloc(8, 3))
-            )  # portable, mapped; for the process's life
-        state = (ctypes.c_float * 2).from_address(pointer)
-        state[:] = [1, 0]
+    def __init__(self, stream: aiostream.Stream) -> None:
+        # Pinned memory, which host and GPU see at one address: the step, and the token. It is
+        # portable and mapped, and lives as long as the process.
+        pointer = int(check(cuda.cuMemHostAlloc(8, 3)))
+        self.state = (ctypes.c_float * 2).from_address(pointer)
+        self.state[:] = [1, 0]
         step, token = ctypes.c_uint64(pointer), ctypes.c_uint64(pointer + 4)
         with stream.capture_executable() as capture:
             spin(stream, SECONDS)
             launch(stream, "saxpy", ctypes.c_float(1), step, token, ctypes.c_uint32(1))
-        await capture.executable.upload_and_wait(stream)  # else the first launch does it
-        return cls(state, capture.executable)
+        self.graph = capture.executable
+        self.graph.upload(stream)  # else the first launch does it
 
     async def tokens(self, stream: aiostream.Stream, count: int) -> AsyncIterator[int]:
         """Yields one token after another, each as soon as the GPU has it."""
@@ -88,7 +79,7 @@ class Generate:
             return
         try:
             async with state.pool.stream() as stream:
-                tokens = state.decoders[stream.handle].tokens(stream, count)
+                tokens = stream.own.tokens(stream, count)
                 events = (f"data: {token}\n\n" async for token in tokens)
                 # Starlette cancels the generator when the client disconnects.
                 await StreamingResponse(events, media_type="text/event-stream")(
@@ -109,15 +100,9 @@ def application(*, streams: int = 8, waiting: int = 64) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         stop_watching = aiostream.exit_on_context_failed()
         load_kernels(aiostream.Device(0).primary_context)
-        async with aiostream.StreamPool(streams, 0, max_waiting=waiting) as pool:
-            app.state.pool, app.state.decoders = pool, {}
-            lent = [await pool.acquire() for _ in range(streams)]
-            for stream in lent:
-                app.state.decoders[stream.handle] = await Decoder.capture(stream)
-                pool.release(stream)
+        async with aiostream.StreamPool(streams, 0, each=Decoder, max_waiting=waiting) as pool:
+            app.state.pool = pool
             yield
-        for decoder in app.state.decoders.values():
-            decoder.graph.close()
         stop_watching()
 
     routes = [Route("/generate", Generate()), Route("/ping", ping)]

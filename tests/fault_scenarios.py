@@ -295,6 +295,16 @@ def make_and_close_a_pool(faults: Faults, _: None) -> None:
         pass
 
 
+@without_loop()
+def make_a_pool_with_own_things(faults: Faults, stream: Stream | None) -> None:
+    def each(stream: Stream) -> object:
+        stream.launch_host_func(str)
+        return [stream]
+
+    with faults, contextlib.closing(StreamPool(2, each=each)):
+        pass
+
+
 # ------------------------------------------------------------------------------------------- events
 
 

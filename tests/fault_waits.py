@@ -14,6 +14,7 @@ import aiostream
 import awaits
 import waiters
 from aiostream import Event, Stream, StreamPool
+from aiostream.serving import Batches
 from fault_engine import Faults, Scenario
 from fault_scenarios import a_stream, a_waiter, scenario, use_async
 from support import Gate
@@ -184,3 +185,29 @@ def _wait_for_a_pool(size: int) -> None:
 
 _wait_for_a_pool(1)
 _wait_for_a_pool(2)
+
+
+@in_loop(lambda: a_pool(2))
+async def batches_of_a_pool(faults: Faults, kept: tuple[StreamPool, Gate]) -> None:
+    pool, _ = kept
+    failed: list[Exception] = []
+
+    def double(numbers: list[int]) -> list[int]:
+        return [2 * number for number in numbers]
+
+    with faults:
+        async with Batches(pool, double, most=2) as doubled:
+
+            async def ask(number: int) -> None:
+                try:
+                    assert await doubled(number) == 2 * number
+                except Exception as error:
+                    failed.append(error)
+
+            async with anyio.create_task_group() as group:
+                for number in range(5):
+                    group.start_soon(ask, number)
+        if failed:
+            raise failed[0]
+    async with Batches(pool, double, most=2) as doubled:
+        assert await doubled(3) == 6

@@ -27,7 +27,6 @@ from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
 from aiostream._runtime.process import run_in_releaser as run_in_releaser
-from aiostream._servers import pool_waiters
 from aiostream._tools import bench, demo, doctor
 from aiostream._tools.doctor import switches_the_gil_on as switches_the_gil_on
 from aiostream._waits import ready as _ready
@@ -287,13 +286,6 @@ STEPS_WITH_LOCKS = START_STEPS | {
 QUEUE_STEPS = {function.__code__ for function in (loops.Bridge.__init__, waiting.complete)}
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
-ALARM_STEPS = {
-    function.__code__
-    for kind in (pool_waiters.Waiters, pool_waiters.FailureAlarm)
-    for function in vars(kind).values()
-    if hasattr(function, "__code__")
-}
-"""The code that arms and ends the alarms of tasks that wait for a pool's stream."""
 
 
 # ----------------------------------------------------------------------------------------- counters
@@ -506,10 +498,10 @@ def pending_completion(future: Any) -> _native.Completion:
 
 def arrive(completion: _native.Completion) -> None:
     """Has the point of such a completion arrive at the loop that runs here."""
-    tickets: list[int] = []
-    context_id = device.Device(0).primary_context._ensure_monitored()
-    _native.arm_alarm(loops.current_bridge().queue, context_id, completion, tickets)
-    _native.fire_alarm(tickets[0])
+    used = operand_of(Stream.legacy())
+    waits, queue = _operand.wait_list_of(used), loops.current_bridge().queue
+    assert not completion.reserve(waits, queue, waiting.BY_WATCHER, used.handle)
+    completion.fire(0)
 
 
 def fail_future(future: Any, error: BaseException) -> None:
@@ -630,11 +622,6 @@ run_bench = bench.run
 def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[], int]) -> None:
     """Has the short comparison ask another function for the driver's version."""
     monkeypatch.setattr(driver, "driver_version", function)
-
-
-def alarms() -> list[pool_waiters.FailureAlarm]:
-    """Returns the alarms of all tasks that wait for a pool's stream."""
-    return [owner for owner in _native.owners() if isinstance(owner, pool_waiters.FailureAlarm)]
 
 
 def ordered_completions() -> int:

@@ -23,14 +23,14 @@ import model_server
 
 async def fault(request: Request) -> Response:
     """Launches a kernel that fails, and does not wait for it."""
-    async with request.app.state.model.pool.stream() as stream:
+    async with request.app.state.pool.stream() as stream:
         testing.launch(stream, "trap")
     return JSONResponse({})
 
 
 async def statistics(request: Request) -> Response:
     """Who waits, and who has gone."""
-    pool = request.app.state.model.pool
+    pool = request.app.state.pool
     counts = {"waiting": pool.waiting, "lent": pool.lent, "busy": pool.busy}
     return JSONResponse({**counts, "cancelled": aiostream.statistics().futures.cancelled})
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -109,7 +108,9 @@ def end_lost_task(task: Any) -> None:
     task._log_destroy_pending = False  # asyncio would write to stderr that the task never ended
 
 
-def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
+def waited_for(
+    pool: StreamPool[Any],
+) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
     """A loop that is not running, the only stream, which a task of it has, and another task that
     waits for it.
     """
@@ -121,7 +122,7 @@ def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asy
     return loop, lent, waiter
 
 
-async def use_once(pool: StreamPool) -> None:
+async def use_once(pool: StreamPool[Any]) -> None:
     """Gets a stream of the pool, and awaits it."""
     async with pool.stream() as stream:
         await stream.synchronize_async()
@@ -171,19 +172,6 @@ async def use_many_timers() -> int:
     for stream in streams:
         stream.close()
     return since(before).by_timer
-
-
-async def drop_streams(kept: list[Stream], where: str) -> None:
-    """Drops the last references to streams, "here" or "in a thread"."""
-
-    def end() -> None:
-        kept.clear()
-        gc.collect()
-
-    if where == "here":
-        end()
-    else:
-        await anyio.to_thread.run_sync(end)
 
 
 def _nothing(*_: object) -> None:

@@ -2,7 +2,8 @@
 
 `Stream` and `StreamPool` are what a program begins with. `Event`, `wait`, `as_completed` and
 `drain` are the other things to await, and `statistics` and `health` say how the process does.
-`aiostream.blocking`, `metrics`, `simulator`, `testing` and `trace` are loaded at their first use.
+`aiostream.blocking`, `metrics`, `serving`, `simulator`, `testing` and `trace` are loaded at their
+first use.
 
 Example:
     >>> async with aiostream.Stream() as stream:
@@ -54,11 +55,12 @@ def _install_blocking_if_asked() -> None:
         blocking.begin_from_environment()
 
 
-_LOADED_AT_FIRST_USE = ["blocking", "metrics", "simulator", "testing", "trace"]
+_LOADED_AT_FIRST_USE = ["blocking", "metrics", "serving", "simulator", "testing", "trace"]
 
 if _typing.TYPE_CHECKING:
     from aiostream import blocking as blocking
     from aiostream import metrics as metrics
+    from aiostream import serving as serving
     from aiostream import simulator as simulator
     from aiostream import testing as testing
     from aiostream import trace as trace

@@ -1,6 +1,5 @@
-import weakref
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 KIND_HOST_FUNCTION: int
 KIND_CALLBACK: int
@@ -13,7 +12,6 @@ HANDLE_GRAPH: int
 HANDLE_GRAPH_EXEC: int
 RESULT_CLOSED: int
 FIRST_TICKET: int
-TURNS_AFTER: int
 TURN_YIELD: int
 TURN_BEGAN: int
 RESULT_QUARANTINED: int
@@ -75,55 +73,6 @@ class Work:
     in_halves: bool
     objects: tuple[Any, Any] | None
     thread: int
-
-class Pooled:
-    """One stream of a pool, as native code knows it. `_servers.pool_streams.Pooled` says more."""
-
-    stream: Any
-    handle: Handle
-    lent: weakref.ref[Any] | None
-    alarm: weakref.ref[Any] | None
-    holder: weakref.ref[Any] | None
-    record: tuple[Any, Any, Any, int]
-    spares: list[tuple[Any, tuple[Any, ...]]]
-    def lend_again(self) -> Any: ...
-    def keep(self, stream: Any, /) -> None: ...
-
-class Pool:
-    """What native code does for a pool, and what it needs for that."""
-
-    _idle: Any
-    _lent: dict[int, Any]
-    _dropped: Any
-    _busy: Any
-    _healthy_since: object
-    _at_once: int
-    _closed: bool
-    def _bind(
-        self,
-        uses: tuple[dict[Any, None], object, dict[Any, None], Any, Any, Any],
-        queue: int,
-        has_own_release: bool,
-        /,
-    ) -> None: ...
-    def _give(self, stream: Any, /) -> bool: ...
-
-class Lease:
-    """A block, and an awaitable, that gives a task a stream of a pool."""
-
-    _pool: Any
-    _acquiring: Any
-    _lent: Any
-    is_done: bool
-    def __await__(self) -> Generator[Any, Any, Any]: ...
-    async def __aenter__(self) -> Any: ...
-    async def __aexit__(self, *error: object) -> None: ...
-
-_Lease = TypeVar("_Lease", bound=Lease)
-
-def new_lease(pool: Pool, kind: type[_Lease], /) -> _Lease: ...
-
-class Done: ...
 
 # The base of a future of the library, for loops that have none. asyncio's futures have public
 # setters. These have private ones, because only the library may settle them. Native code calls
@@ -208,8 +157,6 @@ def exit_disarm(number: int, /) -> None: ...
 # is 0, or the error of the driver. `orphaned`: the loop is gone, or the point belongs to none, and
 # this is the janitor's thread. If the context of a host function has failed, it is not called, and
 # the owner stays: the driver may or may not come to the point.
-def arm_alarm(queue: int, context_id: int, owner: object, tickets: list[int], /) -> None: ...
-def fire_alarm(ticket: int, /) -> None: ...
 def own(ticket: int, future: object, /) -> None: ...
 def orphan(ticket: int, work: object, in_loop: bool, /) -> bool: ...
 def owners() -> list[object]: ...
@@ -252,7 +199,6 @@ def new_turn(queue: int, /) -> None: ...
 def wake_by(queue: int, time: int, /) -> None: ...
 def context_register(context: int, identity: int, stream: int, made: list[Any], /) -> int: ...
 def health(context_id: int, recent: bool = False, /) -> int: ...
-def awaits_firing(ticket: int, /) -> bool: ...
 def arm(
     stream: Handle,
     context_id: int,

@@ -163,8 +163,7 @@ CLASSES: dict[int, type[CudaError]] = {
 
 def closed(name: str) -> StreamClosedError:
     """The error for an object that is closed."""
-    returned = "given back to its pool, " if name.startswith("stream") else ""
     return StreamClosedError(
-        f"{name} is closed: its block has ended, or it was closed, {returned}or given away by "
-        "into_raw(). Use it before it is closed, or make a new one"
+        f"{name} is closed: its block has ended, or it was closed, or given away by into_raw(). "
+        "Use it before it is closed, or make a new one"
     )

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiostream._base import checks
 from aiostream._runtime.observing import Observation, add_observer, remove_observer
@@ -23,6 +23,7 @@ from aiostream._runtime.statistics import statistics
 from aiostream._servers import health
 from aiostream.errors import ContextFailedError, PoolFullError, StalledError
 from aiostream.pool import StreamPool
+from aiostream.serving import Batches
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -52,6 +53,7 @@ class Wait:
 
 
 Hook = Callable[[Wait], object]
+T = TypeVar("T")
 
 
 def on_wait(hook: Hook, /) -> Callable[[], None]:
@@ -134,15 +136,15 @@ def _bounds_of(buckets: Sequence[float]) -> list[float]:
     return finite
 
 
-def _checked_pools(pools: Mapping[str, StreamPool] | None) -> dict[str, StreamPool]:
-    if pools is None:
+def _checked(what: str, kind: type[T], named: Mapping[str, T] | None) -> dict[str, T]:
+    if named is None:
         return {}
-    checks.instance(Mapping, pools, "pools maps names to StreamPools, and is not")
+    checks.instance(Mapping, named, f"{what} maps names to {kind.__name__} objects, and is not")
     # Here, because a wrong one would fail at each scrape, long after the mistake.
-    for name, pool in pools.items():
-        checks.instance(str, name, "the name of a pool is a str, not")
-        checks.instance(StreamPool, pool, f"pools[{name!r}] is a StreamPool, not")
-    return dict(pools)
+    for name, each in named.items():
+        checks.instance(str, name, f"a name in {what} is a str, not")
+        checks.instance(kind, each, f"{what}[{name!r}] is a {kind.__name__}, not")
+    return dict(named)
 
 
 class Collector:
@@ -156,6 +158,7 @@ class Collector:
       futures ended,
     - how often each stage of waiting was used,
     - the streams of the pools that you name, and the tasks that wait for one,
+    - of the `Batches` that you name the items that wait, and the batches by their size,
     - handles that are open, and what has leaked,
     - the places that have blocked a loop, how often and how long, if `blocking.install` counts,
     - whether a context is lost, and whether something is stalled.
@@ -167,12 +170,14 @@ class Collector:
 
     Args:
         pools: The pools to report, by the name that their numbers get.
+        batches: The same for `serving.Batches`.
         buckets: Upper bounds of the histograms, in seconds. The last one may be infinity, as in
             `prometheus_client.Histogram.DEFAULT_BUCKETS`.
 
     Raises:
         ImportError: When it is scraped, `prometheus_client` is not installed.
-        TypeError: `pools` does not map names to `StreamPool` objects, or `buckets` are not numbers.
+        TypeError: `pools` or `batches` does not map names to such objects, or `buckets` are not
+            numbers.
         ValueError: `buckets` do not rise, or one is negative or a NaN.
 
     Example:
@@ -184,10 +189,15 @@ class Collector:
     """
 
     def __init__(
-        self, *, pools: Mapping[str, StreamPool] | None = None, buckets: Sequence[float] = BUCKETS
+        self,
+        *,
+        pools: Mapping[str, StreamPool[Any]] | None = None,
+        batches: Mapping[str, Batches[Any, Any]] | None = None,
+        buckets: Sequence[float] = BUCKETS,
     ) -> None:
         self._bounds = _bounds_of(buckets)
-        self._pools = _checked_pools(pools)
+        self._pools = _checked("pools", StreamPool, pools)
+        self._batches = _checked("batches", Batches, batches)
         # Waits that are not in the histograms yet. Any thread appends, because a deque needs no
         # lock, and a wait may end inside a garbage collection that interrupts a scrape.
         self._seen: deque[tuple[tuple[str, str], float]] = deque()
@@ -265,6 +275,9 @@ class Collector:
             ("aiostream_pool_waiting_tasks", "Tasks that wait for a stream", "pool"): {
                 (name,): pool.waiting for name, pool in pools
             },
+            ("aiostream_batches_waiting_items", "Items that wait for a batch", "batches"): {
+                (name,): batches.waiting for name, batches in self._batches.items()
+            },
             ("aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps"): {
                 (): int(isinstance(failed, ContextFailedError))
             },
@@ -281,6 +294,11 @@ class Collector:
             ),
             ("aiostream_watcher_polls", "How often the watcher, or a loop, has polled an event"): {
                 (): now.waits.polls
+            },
+            ("aiostream_batches", "Batches by how many items they had", "batches", "size"): {
+                (name, str(size)): count
+                for name, batches in self._batches.items()
+                for size, count in sorted(batches.sizes.copy().items())
             },
             ("aiostream_blocking_calls", "Driver calls that blocked a loop", "call", "place"): {
                 (each.call, each.place): each.calls for each in places

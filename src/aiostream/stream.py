@@ -85,8 +85,7 @@ class Stream(
     Open streams compare equal if they have the same handle in the same context, as a stream and
     what is borrowed from it do. A closed stream equals only itself, because the driver gives its
     handle to a new stream. The hash never changes. So you can use streams as keys of a dict, and it
-    never takes a new stream for a closed one. A pool gives out another object each time: there, use
-    `stream.handle` as the key.
+    never takes a new stream for a closed one.
 
     You cannot copy or pickle a stream. In a subclass, `borrow`, `from_raw`, `legacy`, `per_thread`
     and `to_borrowed` make instances without calling its `__init__`.
@@ -104,10 +103,6 @@ class Stream(
         ...     print(stream.query())
         True
     """
-
-    # A pool looks at `__dict__`, and from then on all that lies there is read four times as slowly.
-    __slots__ = ("_constants", "_context", "_handle", "_label", "_mode",
-                 "_name", "_operand", "_owned", "_source")  # fmt: skip
 
     _instead = "to_borrowed() gives a second object on the same stream"
     _or_else = ". To make it the current stream for a block, write `with stream.as_current():`"
@@ -374,8 +369,13 @@ class Stream(
         that another library may know (`torch()` and its like, `handle`) is retired: see `core`.
 
         Raises:
+            RuntimeError: It is a stream of a pool.
             CudaError: The driver refused. The stream is closed nevertheless.
         """
+        self._require_own("close")
+        self._close()
+
+    def _close(self) -> None:
         # This comes before the close, because a closed handle refuses the calls that end a capture.
         # Two threads that close at once both come here, and one of them ends it
         # (`captures.end_left`).
@@ -400,6 +400,7 @@ class Stream(
             timeout: Seconds to wait for the work at most. `None` sets no limit.
 
         Raises:
+            RuntimeError: It is a stream of a pool.
             TimeoutError: The work was not done by then, and goes on. The stream is closed.
             StreamClosedError: It was closed before.
             StreamCaptureError: The stream was capturing. It is closed, and the capture gives no
@@ -407,6 +408,7 @@ class Stream(
             CudaError: The work failed, or the driver refused. The stream is closed nevertheless.
         """
         timeout = checks.timeout(timeout)  # first, because a mistake must not close the stream
+        self._require_own("shutdown")
         try:
             # Another thread may close the stream during the wait, which keeps it pinned.
             self.synchronize(timeout)
@@ -424,10 +426,12 @@ class Stream(
             still settle.
 
         Raises:
+            RuntimeError: It is a stream of a pool.
             StreamCaptureError: The stream was capturing. It is closed, and the capture gives no
                 graph.
             CudaError: The work failed. The stream is closed nevertheless.
         """
+        self._require_own("aclose")
         await self._close_when_done()
 
     def __del__(self, *bound: Any) -> None:

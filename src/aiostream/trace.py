@@ -34,6 +34,7 @@ from aiostream._runtime.observing import Observation, add_observer, remove_obser
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.pool import StreamPool
+from aiostream.serving import Batches
 
 __all__ = ["Await", "Recording", "record"]
 
@@ -412,6 +413,8 @@ class Recording:
             name = "no stream" if stream is None else stream.name
         elif isinstance(target, StreamPool):
             name = f"pool{target._called} of {target.size} streams"
+        elif isinstance(target, Batches):
+            name = target._called
         else:
             stream = target._operand
             name = stream.name

@@ -68,7 +68,7 @@ def test_other_names_get_the_usual_error(owners: dict[str, Any]) -> None:
         _ = aiostream.Strem  # type: ignore[attr-defined]
 
 
-MODULES = ["blocking", "metrics", "simulator", "testing", "trace"]
+MODULES = ["blocking", "metrics", "serving", "simulator", "testing", "trace"]
 
 
 def test_the_package_shows_public_names_only() -> None:

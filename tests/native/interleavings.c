@@ -200,13 +200,6 @@ static void end_captured(void) {
     require_recycled(queue);
 }
 
-/* A watch of a context's health ends, and fails, at the same moment. */
-static void begin_health(void) {
-    begin();
-    points[point_count++].ticket = point_reserve_armed(queue, context, KIND_ALARM);
-}
-static void end_health(void) { point_fire_alarm(points[0].ticket); }
-
 /* --- a loop that closes --- */
 
 static struct queue *new_queue;
@@ -341,11 +334,6 @@ static const struct scenario scenarios[] = {
      begin_reserved,
      {{"task", arm_captured}, {"driver", fire_0}, {"watcher", fail}, {"loop", drain_once}},
      end_captured,
-     0},
-    {"a watch of health ends, failed, drained",
-     begin_health,
-     {{"task", end_health}, {"watcher", fail}, {"loop", drain_twice}},
-     end_with_loop,
      0},
     {"two firings, the loop closes, a new one opens",
      begin_two_closing,

@@ -15,13 +15,12 @@ from commands import torch_path
 from servers import ROOT, Server, end_under_load, started
 
 PROGRAM = ROOT / "examples" / "embedding_server.py"
-CLOSE = 0.1  # bfloat16, and kernels that depend on the batch's size
-KINDS = ["blocking", "to_thread", "polling", "aiostream", "aiostream batch 4", "torch batch 4"]
+CLOSE = 0.1  # bfloat16
+KINDS = ["blocking", "to_thread", "polling", "aiostream", "torch"]
 
 
-def options_of(kind: str, driver_kind: str) -> tuple[list[str], Sequence[Path]]:
-    way, _, batch = kind.partition(" batch ")
-    arguments = ["--streams", "3", "--batch", batch or "1"]
+def options_of(way: str, driver_kind: str) -> tuple[list[str], Sequence[Path]]:
+    arguments = ["--streams", "3"]
     path = torch_path(driver_kind)
     if way == "torch" or not path:
         return [*arguments, "--way", way.replace("torch", "aiostream")], path
@@ -32,11 +31,7 @@ def options_of(kind: str, driver_kind: str) -> tuple[list[str], Sequence[Path]]:
 
 @pytest.fixture(
     params=[
-        pytest.param(
-            kind,
-            id=kind.replace(" ", "-"),
-            marks=pytest.mark.slow if kind in ("blocking", "polling") else [],
-        )
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("blocking", "polling") else [])
         for kind in KINDS
     ]
 )

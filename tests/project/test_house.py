@@ -26,7 +26,7 @@ TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
 
 # Public modules whose names are not the package's: `from aiostream.testing import spin`.
-IMPORTED_BY_NAME = {"blocking", "metrics", "testing", "trace"}
+IMPORTED_BY_NAME = {"blocking", "metrics", "serving", "testing", "trace"}
 
 
 def table(number: int) -> list[list[str]]:
@@ -147,6 +147,12 @@ def test_native_files_include_downwards_only() -> None:
 def test_drawing_of_the_native_part_is_current() -> None:
     made = program("docs/make_graphs.py")
     assert made.PAGE.read_text() == made.page(), "run python docs/make_graphs.py"
+
+
+def test_the_picture_of_batches_is_current() -> None:
+    made = program("docs/make_batches.py")
+    for name, look in made.COLOURS.items():
+        assert beside(f"docs/{name}").read_text() == made.picture(look), "run docs/make_batches.py"
 
 
 def test_c_is_formatted() -> None:

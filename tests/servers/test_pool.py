@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
-import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,8 +14,11 @@ import pytest
 
 import aiostream
 from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
+from interrupts import at_line
 from support import STRATEGIES, Gate, spin
-from waiters import until
+from waiters import until, use_once
+
+POOL = [path.name for path in Path(aiostream.__file__).parent.rglob("*pool*.py")]
 
 
 async def test_streams_come_back_and_the_last_one_is_lent_again() -> None:
@@ -28,7 +33,7 @@ async def test_streams_come_back_and_the_last_one_is_lent_again() -> None:
                 assert stream.handle == handles[0]  # it came back after the second one
                 spin(stream, 0)
                 await stream.synchronize_async()
-            assert stream.closed
+            assert not stream.closed
             assert pool.idle == 3
         async with pool.stream(), pool.stream() as again, pool.stream() as third:
             assert again.handle == handles[1]
@@ -62,72 +67,6 @@ async def test_a_cancelled_waiter_takes_nothing() -> None:
         assert pool.idle == 1
 
 
-async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool(other: Stream) -> None:
-    async with StreamPool(1) as pool:
-        stream = await pool.acquire()
-        stream.close()
-        pool.release(stream)
-        with pytest.raises(ValueError, match="given back before"):
-            pool.release(stream)
-        for never_lent in (other, None):
-            with pytest.raises(ValueError, match="was not lent"):
-                pool.release(never_lent)  # type: ignore[arg-type]
-        async with pool.stream() as stream:
-            with pytest.raises(ValueError, match="borrowed"):
-                stream.into_raw()
-            assert stream.capture_status() is aiostream.CaptureStatus.NONE
-        with pytest.raises(StreamClosedError):
-            stream.query()
-
-
-@pytest.mark.parametrize("kept", ["object", "attribute", "weak reference", "operation"])
-async def test_nothing_of_one_task_reaches_the_next(kept: str) -> None:
-    """The pool lends an object again if no task has kept it. Each task must find a new one."""
-    async with StreamPool(1) as pool:
-        async with pool.stream() as stream:
-            found: Any = {
-                "object": lambda stream: stream,
-                "attribute": lambda stream: setattr(stream, "of_the_first", True),
-                "weak reference": weakref.ref,
-                "operation": Stream.synchronize_async,
-            }[kept](stream)
-        for _ in range(3):
-            del stream
-            async with pool.stream() as stream:
-                assert stream is not found
-                assert not hasattr(stream, "of_the_first")
-                assert stream.query()
-            if kept == "object":
-                assert found.closed
-                with pytest.raises(StreamClosedError):
-                    found.query()
-        if kept == "weak reference":
-            assert found() is None
-        if kept == "operation":
-            with pytest.raises(StreamClosedError):
-                await found
-
-
-class Counting(StreamPool):
-    """Has a `release` of its own, and attributes as users may choose them."""
-
-    released = 0
-
-    def release(self, stream: Stream) -> None:
-        self.released += 1
-        super().release(stream)
-
-
-async def test_each_return_calls_the_release_of_a_subclass() -> None:
-    async with Counting(1) as pool:
-        for name in ("_loop", "_futures"):
-            setattr(pool, name, None)
-        for _ in range(3):
-            async with pool.stream():
-                pass
-        assert pool.released == 3
-
-
 async def test_a_block_is_an_awaitable_like_a_coroutine() -> None:
     async with StreamPool(1) as pool:
         lending = pool.stream()
@@ -143,47 +82,6 @@ async def test_a_block_is_an_awaitable_like_a_coroutine() -> None:
         with pytest.raises(KeyError):
             pool.acquire().throw(KeyError())
         assert pool.idle == 1
-
-
-@pytest.mark.parametrize("act", ["close", "acquire"])
-async def test_a_finalizer_that_uses_the_pool_while_it_lends(act: str) -> None:
-    """The collector runs it, because the loan allocates."""
-    pool = StreamPool(1)
-    for _ in range(2):
-        async with pool.stream():
-            pass
-    taken: list[Stream] = []
-
-    class Owner:
-        def __init__(self) -> None:
-            self.cycle = self
-
-        def __del__(self) -> None:
-            if act == "close":
-                pool.close()
-            else:
-                with contextlib.suppress(PoolFullError):
-                    taken.append(pool.acquire_nowait())
-
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.disable()
-    try:
-        with anyio.move_on_after(0.05):
-            acquiring = pool.acquire()
-            Owner()
-            gc.set_threshold(1, 1, 1)
-            gc.enable()
-            taken.append(await acquiring)
-    except StreamClosedError:
-        assert pool.closed
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.collect()  # without the GIL the loan may not have run it
-    assert len(taken) <= 1
-    for stream in taken:
-        pool.release(stream)
-    await pool.aclose()
 
 
 async def test_closing_with_streams_lent_and_tasks_waiting() -> None:
@@ -284,3 +182,251 @@ async def test_streams_have_the_wait_strategy_of_the_pool(strategy: Any) -> None
         assert stream.wait_strategy == WaitStrategy(strategy)
         assert stream.to_borrowed().wait_strategy == WaitStrategy(strategy)
         await stream.synchronize_async()
+
+
+# -------------------------------------------------------------------------------- whose a stream is
+
+
+async def test_the_pool_lends_its_own_streams() -> None:
+    async with StreamPool(2) as pool:
+        async with pool.stream() as first, pool.stream() as second:
+            first.of_mine = second.of_mine = True  # type: ignore[attr-defined]
+        for _ in range(4):
+            async with pool.stream() as stream:
+                assert stream in (first, second)
+                assert hasattr(stream, "of_mine")
+
+
+async def test_callback_of_the_loop_takes_a_stream_and_gives_it_back() -> None:
+    """It is no task, so no task is named, and any may give the stream back."""
+    taken: list[Stream] = []
+
+    def call() -> None:
+        taken.append(pool.acquire_nowait())
+        pool.release(taken[0])
+        taken.append(pool.acquire_nowait())
+
+    async with StreamPool(1) as pool, Stream() as other:
+        await use_once(pool)
+        other.completion_future().add_done_callback(lambda _: call())
+        await until(lambda: len(taken) == 2)
+        assert "1 lent, 0 waiting" in repr(pool)
+        pool.release(taken[1])
+
+
+async def test_only_the_pool_closes_its_streams() -> None:
+    pool = StreamPool(1)
+    async with pool.stream() as stream:
+        with pytest.raises(RuntimeError, match=r"belongs to a pool.* close\(\) is refused"):
+            stream.close()
+        with pytest.raises(RuntimeError, match="aclose"):
+            await stream.aclose()
+        with pytest.raises(RuntimeError, match="shutdown"):
+            stream.shutdown()
+        with pytest.raises(RuntimeError, match="into_raw"):
+            stream.into_raw()
+        stream.to_borrowed().close()
+        assert await stream.run(lambda: 3) == 3
+    await pool.aclose()
+    assert stream.closed
+    stream.close()
+
+
+async def test_what_was_not_lent_is_not_given_back(other: Stream) -> None:
+    async with StreamPool(1) as pool, StreamPool(1) as another:
+        stream = await pool.acquire()
+        pool.release(stream)
+        with pytest.raises(ValueError, match="given back before"):
+            pool.release(stream)
+        for never_lent in (other, None, await another.acquire()):
+            with pytest.raises(ValueError, match="was not lent"):
+                pool.release(never_lent)  # type: ignore[arg-type]
+        assert (pool.idle, another.lent) == (1, 1)
+        another.release(never_lent)  # type: ignore[arg-type]
+
+
+async def test_the_stream_of_a_live_task_is_not_given_back_by_another() -> None:
+    async with StreamPool(1) as pool:
+        taken: list[Stream] = []
+        may_end = anyio.Event()
+
+        async def hold() -> None:
+            taken.append(await pool.acquire())
+            await may_end.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold)
+            await until(lambda: bool(taken))
+            with pytest.raises(ValueError, match="lent to another task"):
+                pool.release(taken[0])
+            assert pool.lent == 1
+            may_end.set()
+        pool.release(taken[0])  # its task is over
+        assert pool.idle == 1
+
+
+@pytest.mark.parametrize("times", ["late", "twice"])
+async def test_an_end_of_a_block_that_comes_too_late_gives_nothing_back(times: str) -> None:
+    """The stream is another task's by then."""
+    async with StreamPool(1) as pool:
+        block = pool.stream()
+        stream = await block.__aenter__()
+        if times == "twice":
+            await block.__aexit__(None, None, None)
+        else:
+            pool.release(stream)
+        async with pool.stream() as next_one:
+            assert next_one is stream
+            await block.__aexit__(None, None, None)
+            assert pool.lent == 1
+            with pytest.raises(PoolFullError):
+                pool.acquire_nowait()
+        assert pool.idle == 1
+
+
+def holders_at_each_line(act: Callable[[StreamPool, list[Stream]], None]) -> None:
+    """A handler uses the pool between any two lines of the library in `act`, as that of a signal
+    may. Neither gets a stream that the other has.
+    """
+
+    async def at(line: int) -> bool:
+        held, here = list[Stream](), list[Stream]()
+        async with StreamPool(2) as pool:
+            first = pool.acquire_nowait()
+
+            def handle() -> None:
+                for _ in range(3):
+                    with contextlib.suppress(PoolFullError):
+                        held.append(pool.acquire_nowait())
+                if len(held) > 1:
+                    pool.release(held.pop(0))
+
+            here.append(first)
+            with at_line(line, handle, *POOL) as lines:
+                act(pool, here)
+            everything = held + here
+            assert len({stream.handle for stream in everything}) == len(everything), line
+            assert pool.lent == len(everything), line
+            for stream in everything:
+                pool.release(stream)
+            assert pool.idle == 2
+            await use_once(pool)
+        return len(lines) >= line
+
+    line = 1
+    while asyncio.run(at(line)):
+        line += 1
+    assert line > 5
+
+
+def test_a_handler_that_uses_the_pool_while_it_lends() -> None:
+    def lend(pool: StreamPool, here: list[Stream]) -> None:
+        with contextlib.suppress(PoolFullError):
+            here.append(pool.acquire_nowait())
+
+    holders_at_each_line(lend)
+
+
+def test_a_handler_that_uses_the_pool_while_a_stream_comes_back() -> None:
+    holders_at_each_line(lambda pool, here: pool.release(here.pop()))
+
+
+def test_a_handler_that_uses_the_pool_while_a_loop_adopts_it() -> None:
+    async def leave() -> None:
+        asyncio.get_running_loop().create_task(pool.acquire())
+        await until(lambda: pool.lent == 1)
+
+    async def at(line: int) -> bool:
+        held, here = list[Stream](), list[Stream]()
+        handle = lambda: held.append(pool.acquire_nowait())  # noqa: E731
+        with contextlib.suppress(PoolFullError), at_line(line, handle, *POOL) as lines:
+            here.append(pool.acquire_nowait())
+        for stream in held + here:
+            pool.release(stream)
+        assert len(held + here) == len({stream.handle for stream in held + here})
+        assert (pool.idle, pool.lent) == (2, 0)
+        return len(lines) >= line
+
+    line, goes_on = 1, True
+    while goes_on:
+        pool = StreamPool(2)
+        asyncio.run(leave())
+        goes_on = asyncio.run(at(line))
+        pool.close()
+        line += 1
+    assert line > 10
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_finalizer_that_uses_the_pool_while_it_lends(size: int) -> None:
+    """The collector runs it at any allocation."""
+
+    class Buffer:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            with contextlib.suppress(PoolFullError, RuntimeError):
+                pool.release(pool.acquire_nowait())
+
+    async def use() -> None:
+        for number in range(300):
+            gc.set_threshold(1 + number % 50)
+            Buffer()
+            held = list[Stream]()
+            for _ in range(size):
+                with contextlib.suppress(PoolFullError):
+                    held.append(pool.acquire_nowait())
+            assert len({stream.handle for stream in held}) == len(held)
+            for stream in held:
+                pool.release(stream)
+            assert pool.idle == size
+
+    thresholds, pool = gc.get_threshold(), StreamPool(size)
+    try:
+        asyncio.run(use())
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    pool.close()
+
+
+async def test_requests_that_are_cancelled_at_every_moment() -> None:
+    """In the queue, as they wake, in the block, as they give back. No stream is lost or shared."""
+    held = set[int]()
+
+    async def request(number: int, scope: anyio.CancelScope) -> None:
+        with scope:
+            for turn in range(number % 5):
+                await anyio.sleep(0)
+                if turn == number % 7:
+                    scope.cancel()
+            if number % 2:
+                await pool.run(work)
+            else:
+                async with pool.stream() as stream:
+                    assert stream.handle not in held
+                    held.add(stream.handle)
+                    try:
+                        if number % 4:
+                            spin(stream, 0.0001)
+                            await stream.synchronize_async()
+                        await anyio.sleep(0)
+                    finally:
+                        held.discard(stream.handle)
+
+    def work() -> None:
+        """Nothing, on a stream."""
+
+    async with StreamPool(3) as pool:
+        for _ in range(30):
+            scopes = [anyio.CancelScope() for _ in range(100)]
+            async with anyio.create_task_group() as tasks:
+                for number, scope in enumerate(scopes):
+                    tasks.start_soon(request, number, scope)
+                for turn in range(20):
+                    await anyio.sleep(0)
+                    for scope in scopes[turn::20]:
+                        scope.cancel()
+        await until(lambda: pool.idle == 3)
+        assert (pool.lent, pool.waiting, pool.busy) == (0, 0, 0)

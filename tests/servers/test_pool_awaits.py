@@ -66,18 +66,6 @@ async def test_a_stream_that_no_task_has_got_comes_back(step: Any, end: Any) -> 
         await use(pool)
 
 
-@pytest.mark.parametrize("end", ENDS)
-async def test_the_end_of_a_block_that_is_cancelled(end: Any) -> None:
-    """The stream is back, and the cancellation is one."""
-    async with StreamPool(1) as pool:
-        await use(pool)
-        block = pool.stream()
-        await block.__aenter__()
-        with suppress(TimeoutError, asyncio.CancelledError, ValueError):
-            await end(block.__aexit__(None, None, None))
-        assert pool.lent == 0
-
-
 async def test_each_step_is_awaited_once() -> None:
     async with StreamPool(2) as pool:
         await use(pool)

@@ -91,14 +91,16 @@ async def test_pool_goes_on_without_a_stream_that_its_owner_has_closed() -> None
             assert (pool.size, pool.lent, pool.idle) == (2, 0, 2)
             owners[1].close()
             with pytest.raises(StreamClosedError):
-                pool.acquire_nowait()
-            async with pool.stream() as stream:
-                await stream.synchronize_async()
+                await pool.run(int)
+            await pool.run(int)
             assert (pool.size, pool.lent, pool.idle) == (1, 0, 1)
             owners[2].close()
             with pytest.raises(StreamClosedError):
-                await pool.acquire()
+                async with pool.stream() as stream:
+                    await stream.synchronize_async()
             assert pool.closed
+            with pytest.raises(StreamClosedError):
+                await pool.acquire()
             gate.open()
 
 

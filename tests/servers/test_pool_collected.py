@@ -58,11 +58,6 @@ async def wait_for_work(pool: StreamPool, stream: Stream) -> None:
     await stream.synchronize_async()
 
 
-async def close_it(pool: StreamPool, stream: Stream) -> None:
-    stream.close()
-    await asyncio.get_running_loop().create_future()
-
-
 async def wait_for_one(pool: StreamPool, stream: Stream) -> None:
     await aiostream.wait([stream.completion_future()], timeout=math.inf)
 
@@ -78,7 +73,7 @@ async def drain(pool: StreamPool, stream: Stream) -> None:
 
 
 LOOPS = (asyncio.new_event_loop, new_uvloop, Blind)
-REQUESTS = (wait_for_another, wait_for_work, close_it, wait_for_one, wait_for_each, drain)
+REQUESTS = (wait_for_another, wait_for_work, wait_for_one, wait_for_each, drain)
 
 
 @pytest.mark.parametrize(

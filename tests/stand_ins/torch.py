@@ -157,7 +157,9 @@ def _stream(stream: Stream) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _graph(graph: CUDAGraph, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+def _graph(
+    graph: CUDAGraph, *, stream: Stream, capture_error_mode: str = "global"
+) -> Iterator[None]:
     _synchronize()
     name = f"CU_STREAM_CAPTURE_MODE_{capture_error_mode.upper()}"
     cu_stream, mode = driver.CUstream(stream.cuda_stream), getattr(driver.CUstreamCaptureMode, name)
@@ -288,6 +290,14 @@ class Tensor:
         _current_stream().lane.spin(KERNEL)
         return self
 
+    def __getitem__(self, rows: slice) -> Tensor:
+        count = len(range(*rows.indices(self.shape[0])))
+        assert not rows.start
+        return Tensor(count * self.columns, self.on_gpu, self.memory, columns=self.columns)
+
+    def __setitem__(self, rows: slice, values: list[Any]) -> None:
+        self[rows].numbers[:] = [number for row in values for number in row]
+
     def mean(self, dimension: int) -> Tensor:
         assert dimension == 1
         return self.float()
@@ -307,9 +317,8 @@ def empty(*shape: Any, dtype: Any = None, pin_memory: bool = False) -> Tensor:
     return _made(shape)
 
 
-def zeros(*shape: int, device: str) -> Tensor:
-    assert device == "cuda"
-    return _made(shape, on_gpu=True)
+def zeros(*shape: int, device: str = "cpu") -> Tensor:
+    return _made(shape, on_gpu=device == "cuda")
 
 
 def randn(*shape: Any) -> Tensor:
@@ -347,7 +356,16 @@ def device(kind: str, index: int) -> str:
 
 _random = random.Random()
 manual_seed: Callable[[int], None] = _random.seed
-inference_mode = autocast = contextlib.nullcontext
+
+
+class _Mode(contextlib.nullcontext[None]):
+    """A block of settings, and a decorator."""
+
+    def __call__(self, function: Any) -> Any:
+        return function
+
+
+inference_mode = autocast = _Mode
 
 
 # ----------------------------------------------------------------------------------------- torch.nn
@@ -355,6 +373,10 @@ inference_mode = autocast = contextlib.nullcontext
 
 class Module:
     """`torch.nn.Module`."""
+
+    def requires_grad_(self, requires_grad: bool) -> Self:
+        assert not requires_grad
+        return self
 
     def cuda(self) -> Self:
         return self

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import threading
 import weakref
@@ -17,17 +16,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import anyio
 import pytest
 
 import aiostream
 import internals
-from aiostream import CaptureMode, Context, Stream, StreamPool, metrics, statistics, trace
+from aiostream import CaptureMode, Context, Stream, metrics, statistics, trace
 from aiostream.testing import Gate
 from awaits import AWAITS, scene_of
-from internals import ALARM_STEPS, WAITS_MADE, alarms, driver_call, native_counters, run_in_janitor
+from internals import WAITS_MADE, driver_call, native_counters
 from interrupts import PLACES, Striker, ends, is_interrupt, run_interrupted, sample
-from support import EVENT_STRATEGIES, PLAIN_LOOPS, Kept, is_at_rest, run_on, settle, spin
+from support import EVENT_STRATEGIES, PLAIN_LOOPS, Kept, is_at_rest, run_on, spin
 from waiters import take_spare_records, until
 
 
@@ -139,46 +137,6 @@ def test_interrupts_lose_no_record_of_a_wait(strategy: Any) -> None:
     spare.clear()
     stream.close()
     other.close()
-
-
-async def await_a_stream() -> None:
-    """A task waits for a pool's stream, which another one drops and does not release."""
-    with contextlib.closing(StreamPool(1)) as pool:
-        held = [await pool.acquire()]
-        async with anyio.create_task_group() as group:
-            group.start_soon(pool.acquire)
-            while not pool.waiting:
-                await anyio.lowlevel.checkpoint()
-            held.clear()
-
-
-# Struck between the making of a coroutine and its first step.
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("kind", PLAIN_LOOPS)
-def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(kind: str) -> None:
-    """An armed alarm keeps its loop's queue with three descriptors, also after the loop."""
-
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    def strike(number: int) -> Striker:
-        striker = run_interrupted(
-            kind, number, await_a_stream, anyio.lowlevel.checkpoint, cancels=True, codes=ALARM_STEPS
-        )
-        assert settle(lambda: not alarms()), f"{striker.where}: {alarms()}"
-        # It has then taken what has arrived for the loop that is gone, and holds its queue.
-        over = threading.Event()
-        run_in_janitor(over.set)
-        assert over.wait(10)
-        return striker
-
-    count = strike(0).passed
-    strike(1)
-    before = descriptors()
-    assert count > 5
-    for number in sample(count, 30, kind):
-        where = strike(number).where
-        assert descriptors() <= before, where
 
 
 # --------------------------------------------------------------------------- observers of each step

@@ -14,14 +14,6 @@ def fails_itself(*_: Any) -> None:
     raise TypeError("its own")
 
 
-async def test_a_pool_s_stream_after_its_block() -> None:
-    async with aiostream.StreamPool(1) as pool:
-        async with pool.stream() as stream:
-            pass
-        with pytest.raises(aiostream.StreamClosedError, match="block has ended"):
-            await stream.synchronize_async()
-
-
 async def test_a_function_that_takes_no_stream_or_wants_one() -> None:
     call: Any
     async with aiostream.Stream() as stream:

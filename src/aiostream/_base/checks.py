@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from enum import Enum
 from numbers import Integral
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from aiostream._base import clash
@@ -285,14 +285,29 @@ def explain_call(problem: BaseException, name: str) -> None:
 
     If the function has begun, its frame is the traceback's last, and the error is its own.
     """
-    last = problem.__traceback__
-    if not isinstance(problem, TypeError) or last is None:
-        return
-    while last.tb_next is not None:
-        last = last.tb_next
-    if last.tb_frame.f_globals.get("__name__") in _CALLERS:
+    if _is_of_call(problem):
         passes = "*args), without the stream" if name.startswith("run") else "stream, *args)"
         problem.add_note(f"{name} calls fn({passes}. Names with `enqueue` pass it, others do not")
+
+
+def explain_own(problem: BaseException, fn: Any) -> None:
+    """Does the same for a pool whose streams have things of their own (`each`)."""
+    if _is_of_call(problem):
+        note = "A pool with `each` calls fn(own, *args): what belongs to the stream comes first"
+        if isinstance(fn, MethodType):
+            name = fn.__func__.__qualname__
+            note += f". This method has an object already: write `{name}` alone"
+        problem.add_note(note)
+
+
+def _is_of_call(problem: BaseException) -> bool:
+    """Whether it is the TypeError of a call by this library, and not one of the function."""
+    last = problem.__traceback__
+    if not isinstance(problem, TypeError) or last is None:
+        return False
+    while last.tb_next is not None:
+        last = last.tb_next
+    return last.tb_frame.f_globals.get("__name__") in _CALLERS
 
 
 def library(name: str, package: str) -> ModuleType:

@@ -18,6 +18,7 @@ _ADVICE = {
         "memcpy memcpy_async copy copy_async memset memset_async": f"{_RUN} with a function",
         "use activate": "`with stream.as_current():`",
         "destroy free": "`stream.close()`",
+        "owned replica buffers": "`stream.own`, of a stream of `StreamPool(4, each=Replica)`",
     },
     "StreamPool": {
         "get take connection lease": "`async with pool.stream() as stream:`",
@@ -26,6 +27,7 @@ _ADVICE = {
         "launch enqueue submit call map": "`await pool.run(fn, *args)`",
         "shutdown join wait": "`await pool.aclose()`",
         "synchronize synchronize_async": "`await aiostream.drain()`",
+        "own owned state": "`stream.own`, and `StreamPool(4, each=Replica)` makes it",
     },
     "Event": {
         "wait": "`await event`, or `stream.wait_event(event)` for a wait on the GPU",

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from types import GeneratorType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from aiostream import _native
 from aiostream._base import checks, driver
@@ -111,6 +111,7 @@ class RunMethods:
     _operand: Operand  # these three are of `Stream`
     _mode: int
     synchronize: Callable[[float | None], None]
+    _lends = False  # `run` is that of a pool, which first takes a stream and at last gives it back
 
     def __await__(self) -> Generator[Any, Any, None]:
         """Equals `await stream.synchronize_async()`."""
@@ -238,20 +239,29 @@ class RunMethods:
             ...     await stream.run(score, 3)
             0
         """
+        stream: Any = self
+        pool: Any = None
         if observers and not is_observed():
+            if self._lends:
+                return await stream._run_observed(fn, *args, **kwargs)
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         checks.plain_function(fn, "run", halves=True)
-        operand = self._operand
+        if self._lends:
+            pool, stream = stream, stream._at_once() or await stream._in_turn()
+            loan = stream._number
+            if pool._has_own:
+                args = cast("Any", (stream._own, *args))
+        operand = stream._operand
         launches = loops.current_bridge().launches
-        if launches.wait:
-            await waiting.launch_turn(launches)
         call: Callable[[], Any] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
         if operand.shared.currents:
             call = in_libraries(operand, call)
         # Only this frame refers to it: see its type.
-        work = _native.Work(operand, self._mode, call, _end)
+        work = _native.Work(operand, stream._mode, call, _end)
         try:
+            if launches.wait:
+                await waiting.launch_turn(launches)
             wait_list = operand.wait_list or wait_list_of(operand)
             began = waiting.now()
             try:
@@ -262,6 +272,8 @@ class RunMethods:
                 if isinstance(refusal, GeneratorType):
                     result = await halves.drive(work)
                     _leave(work)
+                    if pool is not None:
+                        pool._give(stream, loan)
                     return result
                 captures = refusal <= _native.RESULT_CAPTURING
                 refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
@@ -270,6 +282,14 @@ class RunMethods:
         except BaseException as problem:
             # A coroutine may be closed in any thread, also by the collector.
             _leave(work, not isinstance(problem, GeneratorExit))
-            checks.explain_call(problem, "run")
+            if pool is not None:
+                pool._give(stream, loan, problem)
+            if pool is not None and pool._has_own:
+                checks.explain_own(problem, fn)
+            else:
+                checks.explain_call(problem, "run")
             raise
-        return work.end()
+        result = work.end()
+        if pool is not None and stream._loan.pop(loan, pool) is not pool:
+            pool._put_back(stream)
+        return result

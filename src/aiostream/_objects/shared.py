@@ -19,6 +19,33 @@ class SharingMethods(Transferable):
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
     _operand: Operand  # set by `Stream`
+    # Of a stream of a pool: see `_servers/pool_core.py`. The number is the latest of its states.
+    _loan: Any = None
+    _number = 0
+    _own: Any
+
+    @property
+    def own(self) -> Any:
+        """What belongs to this stream of a pool: what `StreamPool(each=)` made for it.
+
+        Raises:
+            AttributeError: The pool has no `each`, or the stream is not of a pool.
+        """
+        own = vars(self).get("_own")
+        if own is None:
+            raise AttributeError(
+                f"nothing belongs to {self._name}: `StreamPool(4, each=Replica)` calls "
+                "`Replica(stream)` once for each of its streams, and that is `stream.own`",
+                name="own",
+            )
+        return own
+
+    def _require_own(self, call: str) -> None:
+        if self._loan is not None and self._handle.is_open:
+            raise RuntimeError(
+                f"{self._name} belongs to a pool, which closes it, so {call}() is refused: give it "
+                "back with pool.release(stream), or at the end of its block"
+            )
 
     @property
     def handle(self) -> int:
@@ -62,8 +89,9 @@ class SharingMethods(Transferable):
             ValueError: It is borrowed, so it is not yours to give.
             RuntimeError: A block of `as_current`, or a call of `run` or `run_in_thread`, uses it.
                 Or this thread itself is in a call on it: the function that `enqueue_async` calls
-                has called this.
+                has called this. Or it is a stream of a pool.
         """
+        self._require_own("into_raw")
         # Refused and not awaited, because this thread may be in the block. It would then wait
         # for itself. A block that begins after this check pins the handle, and is awaited.
         if self._owned and self._operand.shared.held:

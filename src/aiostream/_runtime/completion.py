@@ -7,7 +7,9 @@ stream, because the GPU may use what it keeps alive until then.
 
 from __future__ import annotations
 
+import copy
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from aiostream import _native
@@ -21,6 +23,26 @@ def set_result(future: Any, result: Any) -> None:
         future._set_result(result)
     else:
         future.set_result(result)
+
+
+def copies_of(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, and then copies of it.
+
+    Two tasks that raise one object would add their frames to each other's traceback.
+    """
+    yield error
+    while True:
+        try:
+            made = copy.copy(error)
+            is_same = type(made) is type(error) and made.args == error.args
+        except Exception:  # it has a constructor of its own, or arguments that cannot be compared
+            is_same = False
+        if is_same:
+            made.__cause__, made.__context__ = error.__cause__, error.__context__
+            made.__suppress_context__ = error.__suppress_context__
+            if hasattr(error, "__notes__"):
+                made.__notes__ = list(error.__notes__)
+        yield made.with_traceback(error.__traceback__) if is_same else error
 
 
 def described(point: Completion | None) -> str:

@@ -1,9 +1,8 @@
 """What a server needs in addition to streams: pools, lost contexts, the end of a program.
 
-A pool's stream is idle, held by a task, busy with what a task has left on it, or on its way to a
-task that waits (`pool_core`). The thread of the loop that uses the pool alone moves it. When the
-GPU has done the rest, the watcher fires a ticket, and the drain of that loop puts the stream back.
-Other threads only note things: finalizers fire alarms, and the janitor notes that a loop is gone.
+A pool's stream is free, held by a task, or busy with what a task has left on it (`pool_core`). The
+thread of the loop that uses the pool alone moves it. When the GPU has done the rest, the watcher
+fires a ticket, and the drain of that loop has the pool look at the stream.
 
 `health` is about lost contexts. Whatever thread meets a fatal code first notes it in native code
 (`native/failures.c`), which ends the process if the program has asked for that. Otherwise the

@@ -1,348 +1,97 @@
-"""What a pool does: which stream a task gets, and what happens to a stream that comes back."""
+"""What a pool does: which stream a task gets, and what happens to a stream that comes back.
+
+The state of each stream of a pool is the one item of its dict `_loan`. The item's key is `FREE`, or
+the number of a loan, or below 0 while the stream is *busy*: it came back, and its work may go on.
+To change the state is to pop the item and then to put another one. A pop is one step: of two that
+want the same item one gets it, also if the other is in a finalizer or a signal handler, and that
+one alone puts the next item. So a stream never has two holders, and the end of a loan whose number
+is gone does nothing.
+
+An interrupt between the two steps leaves the dict empty. Such a stream counts as lent until the
+pool is closed, or until another loop uses the pool because the former loop is closed.
+"""
 
 from __future__ import annotations
 
-import gc
+import contextlib
+import time
 import weakref
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from itertools import count, islice
+from typing import Any
 
 from aiostream import _native
-from aiostream._base import driver
-from aiostream._handles.operand import share_history
+from aiostream._base import checks, driver, turns
+from aiostream._handles.operand import new_wait_list, share_history
 from aiostream._objects import captures
-from aiostream._runtime import loops, process
-from aiostream._runtime.observing import observers
-from aiostream._servers.pool_returns import Busy, Return
-from aiostream._servers.pool_streams import Idle, IdleOnDevices, Pooled
-from aiostream._servers.pool_waiters import Waiters
+from aiostream._runtime import loops
+from aiostream._runtime.completion import set_result
+from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._waits import waiting
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
+FREE = 0
 _NOT_READY = 600
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
-_AGAIN = 0.005  # seconds until the pool looks again at streams that no event reports
+_AGAIN = 0.005  # seconds until the loop looks again
+# Bound once, because each request uses these.
+_running_loop = loops.asyncio_loop
+_task_of = loops.asyncio_task
+_reference = weakref.ref
 
 
-class PoolCore(_native.Pool):
+def _nothing() -> None:
+    """The loop, or the bridge, of a pool that no loop has used."""
+
+
+class PoolCore:
     """The streams of a pool and their states. `StreamPool` adds the calls that tasks make.
 
-    A stream is *idle*, *lent*, *busy*, or on its way to a task that has waited for it. A
-    KeyboardInterrupt may come between any two lines. So no step may lose a stream in a way that
-    `_find_lost` does not notice.
+    Threads: that of the loop that uses the pool. Others read the numbers. The end of a loan may
+    come in any thread, if the collector ends the block of a task that is lost.
     """
 
     _label: str | None  # what its user calls it
-    release: Callable[..., None]
-    _release: Callable[..., None]  # the pool's, also in a subclass that has another one
 
     def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
-        # Only the thread of the loop that uses the pool touches these, so there is no lock.
-        # Finalizers run in any thread, and only end alarms. A thread that exports metrics reads
-        # lengths, which may be one step old.
         self._closed = False
         self._max_waiting = max_waiting
-        self._set_pooled([Pooled(each, each.context._device_ordinal()) for each in streams])
-        share_history(pooled.stream._operand for pooled in self._pooled)
-        one = len(self._places) == 1
-        self._idle = Idle(reversed(self._pooled)) if one else IdleOnDevices(self._pooled)
-        self._busy = Busy()
-        self._lent: dict[int, Pooled] = {}  # by the id of the `Stream` that the task has
-        # `lent` and `alarm` of each pooled stream whose `Stream` died before it was given back. Any
-        # thread appends, because an object may die in any. Only the loop's thread removes.
-        self._dropped: deque[weakref.ref[Stream]] = deque()
-        self._waiters = Waiters(self._dropped)
-        self._at_once = 0  # how often a stream was free at once, modulo TURNS_AFTER
-        self._will_look = False  # the loop will look again
-        # A cancelled enqueue_in_thread has left a thread on a stream that came back.
-        self._thread_left = False
-        # `driver.latest_failure` at the time when this pool's contexts were known to be healthy.
-        # None once the pool itself has met a failure.
+        # The futures of the tasks that wait, in order, by ticket. Of these the first are awake, as
+        # many as there are free streams.
+        self._queue: dict[int, Any] = {}
+        self._next_ticket: Callable[[], int] = count(1).__next__
+        self._asks = False  # some busy streams may have no event that reports them
+        self._due = 0.0  # until then the loop has been asked to look again
+        # `driver.latest_failure` when the contexts of this pool were known to be healthy.
         self._healthy_since: object = driver.latest_failure
-        # Of the loop that used the pool last. A weak reference, because the bridge ends with its
-        # loop, and a kept pool would keep it.
-        self._bridge: weakref.ref[loops.Bridge] | None = None
+        # The bridge of the loop that used the pool last. Weak, because it ends with its loop.
+        self._bridge: Callable[[], loops.Bridge | None] = _nothing
+        self._adopting: object = None  # the same for the loop that has begun to use it
+        # asyncio's loop, if a request of a task of it may be as short as `_at_once` says.
+        self._loop: Callable[[], Any] = _nothing
+        for stream in streams:
+            stream._loan = {FREE: None}
+        operands = [stream._operand for stream in streams]
+        share_history(operands)
+        # Apart from the waits of tasks, because what cancelled tasks have left takes another time.
+        history = _native.History()
+        self._waits = {each.handle.value: new_wait_list(each, history) for each in operands}
+        self._contexts = {each.context._device_ordinal(): each.context for each in operands}
+        self._taken = dict.fromkeys(self._contexts.values(), 0)  # by a later loan, a larger number
+        # Where to look first for a free stream: those that became free, the latest at the end. That
+        # one is lent, because what it needs still lies in the processor's caches, and because a
+        # library that keeps memory for each stream, such as torch, then keeps it for few. But the
+        # states say what is free.
+        self._recent = streams[::-1]
+        self._streams = streams
 
-    def _set_pooled(self, all_pooled: list[Pooled]) -> None:
-        self._pooled = all_pooled
-        self._size = len(all_pooled)
-        # A stream of each device, by its number. The pool knows the contexts by these.
-        self._places = {pooled.device: pooled.stream for pooled in all_pooled}
+    # ------------------------------------------------------------------------------------ the state
 
-    # ------------------------------------------------------------------------------------------ use
-
-    def _end_when_dropped(self, pooled: Pooled) -> None:
-        """A closed pool has no next use, so there the callback of a drop ends the stream itself."""
-        lent = pooled.lent() if pooled.lent is not None else None
-        if lent is not None:
-            pooled.lent = weakref.ref(lent, partial(_end_dropped, pooled.stream))
-
-    async def _in_turn(self) -> Pooled:
-        """Waits until it is this task's turn."""
-        # This is done now, because a task that waits looks for nothing. If all streams were lost,
-        # no release would come, and it would wait without end.
-        self._find_lost()
-        if self._max_waiting is not None and self.waiting >= self._max_waiting:
-            raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
-        bridge = loops.current_bridge()
-        future: Any = bridge.new_queued_future(self._waiters.futures)
-        try:
-            # This is in the `try`, because after an interrupt the future must not stay: a stream
-            # that is handed to it would reach no task.
-            is_first = not self._waiters.futures
-            self._waiters.futures[future] = None
-            if is_first:
-                operands = [each._operand for each in self._places.values()]
-                self._waiters.arm_alarms(self, bridge, operands)
-            del bridge
-            # What was dropped before the alarms stood there has raised no alarm.
-            self._notice_dropped()
-            pooled: Pooled | BaseException = await future
-            # It is still there only after a KeyboardInterrupt. No task waits for it any more.
-            self._waiters.futures.pop(future, None)
-            if isinstance(pooled, BaseException):
-                raise pooled
-            # From here on only this frame knows the pooled stream. If the task is interrupted
-            # before it is lent, `_find_lost` sees that the pooled stream is in no list.
-            pooled.handed_to = None
-            return pooled
-        except BaseException:
-            # This comes first, so that the stream which comes back below does not go to this task
-            # again.
-            self._waiters.futures.pop(future, None)
-            for handed in self._pooled:
-                if handed.handed_to is future:  # it was this task's turn, but it is cancelled
-                    handed.handed_to = None
-                    self._put_back(handed)
-            raise
-        finally:
-            # The last task that waited. The watcher would otherwise read the contexts' health every
-            # 15 ms, as long as the pool is kept.
-            if not self._waiters.futures:
-                self._waiters.end_alarms()
-
-    def _change_loop(self, bridge: loops.Bridge) -> None:
-        """Another loop uses the pool. Takes back what tasks of the former loop never took."""
-        # A loop that was closed never runs its tasks again. So their futures do not count.
-        if self._waiters.forget_dead() and self._lent:
-            # A task that waited may hold a stream too. It and its future refer to each other, so
-            # only the collector ends them. This is rare, and the pool would be refused.
-            gc.collect()
-        if self._dropped:
-            self._take_dropped()
-        handed = [pooled.handed_to for pooled in self._pooled if pooled.handed_to is not None]
-        alive = self._waiters.alive()
-        lent = len(self._lent) + sum(not loops.is_dead(future) for future in handed)
-        if lent or alive:
-            raise RuntimeError(
-                f"the pool{self._called} is in use in another event loop: {lent} streams are lent"
-                f"{self._holders(lent)}, {len(alive)} tasks wait. Give them back there first, or "
-                "make a pool for each loop"
-            )
-        # The alarms fire into the former loop's queue. If they were kept, no alarm of this loop
-        # would be made, and a lost context would wake none of its tasks.
-        self._waiters.end_alarms()
-        self._waiters.futures.clear()
-        self._will_look = False
-        for pooled in self._pooled:
-            pooled.handed_to = None
-        self._busy.report_none()  # the answers of their events go to the former loop
-        asks = loops.asks_asyncio(bridge)
-        own = type(self).release is not type(self)._release
-        self._bind((self._waiters.futures, driver, observers, *asks), bridge.queue, own)
-        # This comes behind all of that, because after an interrupt the next use does it again.
-        # Without the callback the watcher would read the health of the contexts as long as the pool
-        # is kept. The callback must not keep the pool.
-        self._bridge = weakref.ref(bridge, partial(_end_alarms_for, weakref.ref(self)))
-        self._find_lost()
-
-    def _find_lost(self) -> None:
-        """Finds streams that are in none of the lists.
-
-        A KeyboardInterrupt came between two steps, or a loop ended there.
-        """
-        # Each pooled stream is in at most one list, so equal numbers mean that none is lost. A
-        # pooled stream on its way to a task is in none, and is looked at below.
-        if len(self._idle) + len(self._busy) + len(self._lent) == self._size:
-            return
-        known = {*self._idle, *self._busy.all_pooled(), *self._lent.values()}
-        for pooled in self._pooled:
-            if pooled not in known and not pooled.is_handed_over():
-                pooled.handed_to = None
-                # A frame of a traceback may still hold the object. It is closed, so that it cannot
-                # be used next to the one of the task that gets the stream now.
-                lent = pooled.lent() if pooled.lent is not None else None
-                if lent is not None:
-                    lent._handle.close()
-                pooled.end_loan()
-                self._busy.add_unreported(pooled)
-
-    def _take_dropped(self) -> None:
-        """Takes back the streams whose `Stream` died before it was given back.
-
-        A task dropped it, or a KeyboardInterrupt came before `release` could begin.
-        """
-        found = {self._pooled_of(reference): None for reference in self._dropped.copy()}
-        for pooled in filter(None, found):
-            # The id may be that of a stream that was lent since.
-            if self._lent.get(pooled.key) is pooled:
-                del self._lent[pooled.key]
-            pooled.end_loan()
-            self._look_at(pooled)
-        # This comes last, because after a KeyboardInterrupt the next call comes here again. What
-        # another thread has appended since then, the next call finds too.
-        while self._dropped and self._pooled_of(self._dropped[0]) is None:
-            self._dropped.popleft()
-
-    def _notice_dropped(self) -> None:
-        """The same for tasks that wait: if the streams still work, the loop looks again."""
-        if self._dropped:
-            self._take_dropped()
-        self._look_again_soon()
-
-    def _is_collected(self, stream: object) -> bool:
-        """Whether the pool counts a stream as dropped that a task still has.
-
-        The collector clears the weak references to what a dead task has, and then ends the task's
-        blocks. What a task has given back is closed.
-        """
-        source = getattr(stream, "_source", None)
-        return (
-            source is not None
-            and any(pooled.stream is source for pooled in self._pooled)
-            and not cast("Stream", stream).closed
-        )
-
-    def _pooled_of(self, reference: weakref.ref[Stream]) -> Pooled | None:
-        return next((s for s in self._pooled if reference is s.lent or reference is s.alarm), None)
-
-    def _put_back(self, pooled: Pooled) -> None:
-        """The stream's work is done. It goes to the task that has waited for longest."""
-        if self._closed:
-            pooled.stream.close()
-        elif not (self._waiters.futures and self._waiters.hand(pooled)):
-            self._idle.append(pooled)
-
-    def _drop(self, pooled: Pooled) -> None:
-        """The stream's owner has closed it. The pool continues without it."""
-        self._set_pooled([each for each in self._pooled if each is not pooled])
-        pooled.stream.close()
-        if not self._pooled:
-            self._refuse(f"the owners have closed all streams of the pool{self._called}")
-
-    # -------------------------------------------------------------------------------- returned work
-
-    def _look_at(self, pooled: Pooled) -> None:
-        """Decides whether a stream that was given back is free, or when the pool learns that."""
-        if pooled.stream._handle.is_used and not self._closed:
-            # A thread of enqueue_in_thread uses it, and may enqueue more. An event recorded now
-            # would come too early. `release` has closed the thread's `Stream`, so no new use can
-            # begin, and the answer changes once.
-            self._busy.add_unreported(pooled)
-            self._thread_left = True
-            return
-        code = _native.stream_query(pooled.stream._handle)
-        if code <= _native.RESULT_CAPTURING:
-            captures.end_left(pooled.stream._operand)  # one that this library began
-            code = _native.stream_query(pooled.stream._handle)
-        if code == 0 or self._closed:
-            self._put_back(pooled)
-        elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
-            self._drop(pooled)
-        elif code == _NOT_READY:
-            self._busy.add(pooled, self, self._open_bridge())
-        elif code > 0 and (failure := pooled.stream.context.health()):
-            self._fail(failure)
-            self._put_back(pooled)
-        else:
-            # It takes part in a capture of another stream, or the driver refused for once.
-            self._busy.add_unreported(pooled)
-
-    def _look_again(self) -> None:
-        """Looks at the busy streams that no event reports."""
-        self._thread_left = False
-        for pooled in self._busy.take_unreported():
-            self._look_at(pooled)
-
-    def _look_again_soon(self) -> None:
-        """Has the loop look at unreported streams if tasks wait, or if a thread uses a stream.
-
-        Else the next `acquire` looks. A thread ends soon, and then the pool's numbers would be
-        wrong until that call.
-        """
-        counts = self._waiters.futures or self._thread_left
-        if self._will_look or not self._busy.has_unreported or not counts:
-            return
-        bridge = self._open_bridge()
-        if bridge is not None and self._bridge is not None:
-            look = partial(_look_again_for, weakref.ref(self), self._bridge)
-            self._will_look = bridge.call_later(_AGAIN, look)
-
-    def _open_bridge(self) -> loops.Bridge | None:
-        """The bridge of the loop that used the pool last, unless that loop is gone."""
-        bridge = self._bridge() if self._bridge is not None else None
-        return bridge if bridge is not None and bridge.is_open else None
-
-    def _work_is_done(self, pooled: Pooled, entry: Return, code: int) -> None:
-        """The event behind a busy stream's work is complete, or has failed."""
-        # This runs in the loop's drain, so between two steps of its tasks, and never in one.
-        if not self._busy.remove(pooled, entry):
-            return
-        if code == 0:
-            self._put_back(pooled)
-            return
-        self._look_at(pooled)  # the context has failed, or the driver refused the query
-        self._look_again_soon()
-
-    # --------------------------------------------------------------------------------------- errors
-
-    def _health(self) -> int:
-        """0, or the code of a context of the pool that has failed."""
-        codes = (each.context.health() for each in self._places.values())
-        return next(filter(None, codes), 0)
-
-    def _fail(self, code: int) -> None:
-        """A context has failed. The tasks that wait get the error at once."""
-        # This comes first, because a task that gets the error may acquire again at once.
-        self._healthy_since = None
-        self._waiters.fail_all(lambda: self._error(code))
-
-    def _error(self, code: int) -> CudaError:
-        # A lost context no longer knows its device.
-        numbers = {str(number): each.context for number, each in self._places.items()}
-        where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
-        lost = [number for number, context in numbers.items() if context.health()]
-        if 0 < len(lost) < len(numbers):  # a reset concerns one device, and a fault concerns all
-            where += f", whose device {', '.join(lost)} is lost"
-        pool = f"a pool{self._called} of {self._size} streams on {where}"
-        return driver.error(code, "cuStreamQuery", pool)
-
-    @property
-    def _called(self) -> str:
-        return f" {self._label!r}" if self._label else ""
-
-    def _refuse(self, reason: str | None = None) -> None:
-        """From now on no task gets a stream."""
-        reason = reason or f"the pool{self._called} was closed"
-        # This comes first, because the tasks that wake up find the pool closed, and streams that
-        # come back meanwhile are destroyed.
-        self._closed = True
-        for pooled in list(self._lent.values()):
-            self._end_when_dropped(pooled)
-        # What was dropped before the line above has only been noted.
-        self._take_dropped()
-        self._waiters.end_alarms()
-        self._waiters.fail_all(lambda: StreamClosedError(reason))
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise StreamClosedError(f"the pool{self._called} is closed")
-
-    # A thread that exports metrics may read all of these while the loop's thread changes the pool,
-    # so each list is made in one step. Each number is true of one moment, but two of them may be of
-    # two moments.
+    # A thread that exports metrics may read these while the loop's thread changes the pool. Each
+    # number is true of one moment, but two of them may be of two moments.
 
     @property
     def size(self) -> int:
@@ -350,100 +99,408 @@ class PoolCore(_native.Pool):
 
         A borrowed stream that its owner has closed no longer counts.
         """
-        return self._size
+        return len(self._streams)
 
     @property
     def idle(self) -> int:
         """How many streams are free: no task has them, and their work is done."""
-        return len(self._idle)
+        return self._counts()[0]
 
     @property
     def busy(self) -> int:
-        """How many streams the GPU still works on while no task holds them.
-
-        A stream that a task has dropped counts as busy until the next use of the pool.
-        """
-        busy = len(self._busy)
-        # Each refusal asks this, and must not look at all lent streams.
-        if self._closed or not self._dropped:
-            return busy
-        # Those that were dropped count too, which the pool has yet to look at. In this order, so
-        # that one that moves meanwhile is not counted twice.
-        return busy + sum(pooled.is_dropped() for pooled in list(self._lent.values()))
+        """How many streams the GPU still works on while no task holds them."""
+        return self._counts()[1]
 
     @property
     def lent(self) -> int:
         """How many streams tasks hold, or get in the loop's next turn."""
-        if self._closed:
-            return sum(pooled.is_held() for pooled in self._pooled)
-        return self._size - len(self._idle) - self.busy
+        return self._counts()[2]
 
     @property
     def waiting(self) -> int:
         """How many tasks wait for a stream."""
-        # One step, also behind thousands of tasks, because each of them asks for the limit.
-        return len(self._waiters.futures)
+        return self._counts()[3]
+
+    def _counts(self) -> tuple[int, int, int, int]:
+        states = [min([*stream._loan] or [FREE + 1]) for stream in self._streams]
+        free, busy = states.count(FREE), sum(state < FREE for state in states)
+        # So many tasks are awake, or about to wake.
+        wake = min(free, len(self._queue))
+        return free - wake, busy, len(states) - free - busy + wake, len(self._queue) - wake
+
+    # ------------------------------------------------------------------------------------------ use
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StreamClosedError(f"the pool{self._called} is closed")
+
+    def _enter(self) -> loops.Bridge:
+        """Prepares for a use by the running loop."""
+        bridge = loops.current_bridge()
+        self._require_open()
+        if self._bridge() is not bridge:
+            self._adopt(bridge)
+        latest = driver.latest_failure  # before the health is read
+        if self._healthy_since is not latest:
+            # It may be another context that has failed, and contexts of the simulator can recover.
+            if code := self._health():
+                raise self._error(code)
+            self._healthy_since = latest
+        return bridge
+
+    def _adopt(self, bridge: loops.Bridge) -> None:
+        """From now on another loop uses the pool."""
+        numbers = [(stream, stream._number) for stream in self._streams]
+        former = self._bridge()
+        if former is bridge:  # a finalizer or a signal handler has used the pool just now
+            return
+        if former is not None and former.is_open and not former.is_gone():
+            _, _, lent, waiting = self._counts()
+            if lent or waiting:
+                raise RuntimeError(
+                    f"the pool{self._called} is in use in another event loop: {lent} streams are "
+                    f"lent{self._holders(lent)}, {waiting} tasks wait. Give them back there first, "
+                    "or make a pool for each loop"
+                )
+        reference = weakref.ref(bridge)
+        # Another one may use the pool meanwhile, and then does all of this first: its loans have
+        # later numbers. It must not take a stream for lost that is under way here.
+        is_first, self._adopting = self._adopting is not reference, reference
+        self._queue.clear()
+        self._due = 0.0
+        for stream, last in numbers:
+            if is_first and not stream._loan:  # an interrupt has lost it
+                stream._loan[-last] = None
+            for number in [*stream._loan]:  # what is lent or busy was so in the former loop
+                if number != FREE and abs(number) <= last and self._ends(stream, number):
+                    self._look(stream, bridge)
+        # This comes last, because after an interrupt the next use does all of it again.
+        self._loop = getattr(bridge, "loop", _nothing) if len(self._contexts) == 1 else _nothing
+        self._bridge = reference
+
+    def _at_once(self) -> Stream | None:
+        """Gives out a stream if one is free and no task waits."""
+        loop, trio = self._loop(), turns.at_work
+        is_usual = loop is not None and loop is _running_loop() and not self._queue
+        if is_usual and (trio is None or trio.name is None):
+            # This is what `_enter`, `_take` and `_lend` do for most requests.
+            try:
+                stream: Stream = self._recent.pop()
+            except IndexError:
+                pass
+            else:
+                loan = stream._loan
+                if loan.pop(FREE, self) is None:
+                    task = _task_of(loop)
+                    number = stream._number = stream._number + 1
+                    loan[number] = task and _reference(task)
+                    return stream
+        bridge = self._enter()
+        taken = None if self._queue else self._take()
+        return None if taken is None else self._lend(taken, bridge)
+
+    def _take(self) -> Stream | None:
+        """Takes a free stream. The caller alone has it then, and puts the next item."""
+        if len(self._contexts) > 1:
+            # The device with the least in use is next, and equal ones take turns.
+            taken = self._taken
+            used = Counter(each._context for each in self._streams if FREE not in each._loan)
+            order = {each: (-used[each], -taken[each]) for each in self._contexts.values()}
+            self._recent = sorted(self._recent, key=lambda stream: order[stream._context])
+        with contextlib.suppress(IndexError):
+            while True:
+                stream = self._recent.pop()
+                if stream._loan.pop(FREE, self) is None:
+                    self._taken[stream._context] = self._next_ticket()
+                    return stream
+        return None
+
+    def _lend(self, stream: Stream, bridge: loops.Bridge) -> Stream:
+        task = bridge.current_task()
+        number = stream._number = stream._number + 1
+        # Weakly, because a pool must not keep a task, and what its frames hold, past its end. None
+        # in a callback of the loop.
+        stream._loan[number] = task and _reference(task)
+        return stream
+
+    async def _acquire(self, is_limited: bool = True) -> Stream:
+        if observers and not is_observed():
+            return await observed("StreamPool.acquire", PoolCore._acquire, self, is_limited)
+        bridge = loops.current_bridge()
+        checkpoint = bridge.checkpoint
+        # Without an await all other tasks of the loop would wait as long as streams are free.
+        yields = checkpoint is None and not self._queue and bridge.must_yield()
+        del bridge  # no frame that is suspended keeps it, because it would survive its loop
+        if checkpoint is not None:
+            # This is on trio alone. It comes first, because it may raise a cancellation, and
+            # nothing is taken yet.
+            await checkpoint()
+        elif yields:
+            await loops.yield_turn()
+        if self._healthy_since is not driver.latest_failure:
+            self._enter()
+        return self._at_once() or await self._in_turn(is_limited)
+
+    async def _in_turn(self, is_limited: bool = True) -> Stream:
+        """Waits until it is this task's turn."""
+        self._look_again()
+        most = self._max_waiting if is_limited else None
+        if most is not None and len(self._queue) - len(self._recent) >= most:
+            raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
+        ticket = self._next_ticket()
+        try:
+            while True:
+                # If the stream is gone when it wakes, it waits again, in the same place.
+                self._queue[ticket] = future = loops.current_bridge().new_future()
+                self._wake(len(self._recent))
+                self._look_again_soon(self._bridge())
+                error = await future
+                if error is not None:
+                    raise error
+                stream = self._take()
+                if stream is not None:
+                    self._lend(stream, loops.current_bridge())
+                    self._queue.pop(ticket, None)  # last, so that no other task comes in between
+                    return stream
+        except BaseException as error:
+            self._queue.pop(ticket, None)
+            # The collector ends a lost task so, in any thread, and the futures are the loop's. The
+            # loop looks again by itself.
+            if not isinstance(error, GeneratorExit):
+                self._wake(len(self._recent))
+            raise
+
+    def _wake(self, most: int | None, answer: Callable[[], object] = _nothing) -> None:
+        """Wakes the first tasks that wait. With an error for an answer, it is raised there."""
+        for future in [*islice(self._queue.copy().values(), most)]:
+            if not (future.done() or loops.is_dead(future)):
+                set_result(future, answer())
+
+    # ------------------------------------------------------------------------------- what came back
+
+    def _ends(self, stream: Stream, number: int) -> bool:
+        """Ends the state that has this number. If it was the state, the caller puts the next."""
+        return stream._loan.pop(number, self) is not self
+
+    def _give(self, stream: Stream, number: int, error: object = None) -> None:
+        """Ends a loan, if it has not ended. `error` is what has ended the task's block."""
+        if self._ends(stream, number):
+            # The collector ends a lost task with a GeneratorExit, in any thread, perhaps in a
+            # finalizer, which may not call the driver. Then the loop looks at the stream.
+            later = isinstance(error, GeneratorExit)
+            self._ask_later(stream) if later else self._look(stream, self._bridge())
+
+    def _put_back(self, stream: Stream) -> None:
+        """The stream's work is done."""
+        if self._closed:
+            self._end(stream)
+            return
+        stream._loan[FREE] = None
+        self._recent.append(stream)
+        if self._queue:
+            self._wake(len(self._recent))
+
+    def _ask_later(self, stream: Stream) -> None:
+        self._asks = True
+        stream._number += 1
+        stream._loan[-stream._number] = None
+
+    def _look(self, stream: Stream, bridge: loops.Bridge | None) -> None:
+        """Decides whether a stream that came back is free, or when the pool learns that."""
+        if self._closed:
+            self._put_back(stream)
+            return
+        operand = stream._operand
+        # What goes on without its task, and enqueues more or still reads the stream's buffers, has
+        # an item of its own here until it is over: a thread of `run_in_thread`, for example. `run`
+        # has a None while it waits for the GPU, which does not count: the driver knows of it.
+        is_used = {*operand.shared.held} - {None}
+        code = _NOT_READY if is_used else _native.stream_query(operand.handle)
+        if code <= _native.RESULT_CAPTURING:
+            captures.end_left(operand)  # one that this library began
+            code = _native.stream_query(operand.handle)
+        if code == 0:
+            self._put_back(stream)
+        elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
+            self._drop(stream)
+        elif code > 0 and code != _NOT_READY and (failure := stream.context.health()):
+            self._failed(failure)
+            self._put_back(stream)
+        elif is_used or code != _NOT_READY or not self._watch(stream, bridge):
+            # Else it takes part in a capture of another stream, or the driver refused for once.
+            self._ask_later(stream)
+            self._look_again_soon(bridge)
+
+    def _watch(self, stream: Stream, bridge: loops.Bridge | None) -> bool:
+        """Has an event behind the stream's work reported to the loop. Whether that is possible."""
+        if bridge is None or not bridge.is_open:
+            return False
+        # The event may be complete at once. It is reported in the drain of the loop, which is not
+        # before this thread is back there. The watcher polls it, because the loop may not run.
+        stream._number += 1
+        handle, entry = stream._handle, _Return(self, stream, -stream._number)
+        waits = self._waits[handle.value]
+        if not _native.watch(handle, waits, bridge.queue, waiting.BY_WATCHER, entry):
+            return False
+        stream._loan[entry.number] = entry
+        return True
+
+    def _look_again(self) -> None:
+        """Looks at the busy streams that no event reports."""
+        if not self._asks:
+            return
+        self._asks = False  # first, because `_look` may set it again
+        for stream in [*self._streams]:
+            for number, entry in stream._loan.copy().items():
+                if number < FREE and entry is None and self._ends(stream, number):
+                    self._look(stream, self._bridge())
+
+    def _find_free(self) -> None:
+        # An interrupt may have kept one from the list.
+        if not self._recent:
+            self._recent = [each for each in self._streams if FREE in each._loan]
+
+    def _look_again_soon(self, bridge: loops.Bridge | None) -> None:
+        """Has the loop look again at what no event reports, as long as that is needed."""
+        now = time.monotonic()
+        if now >= self._due and bridge is not None and bridge.is_open:
+            look = partial(_look_again_for, weakref.ref(self), weakref.ref(bridge))
+            if bridge.call_later(_AGAIN, look):
+                self._due = now + _AGAIN
+
+    # --------------------------------------------------------------------------------------- errors
+
+    def _health(self) -> int:
+        """0, or the code of a context of the pool that has failed."""
+        return next(filter(None, (each.health() for each in self._contexts.values())), 0)
+
+    def _failed(self, code: int) -> None:
+        """A context has failed. The tasks that wait get the error at once."""
+        self._healthy_since = None
+        self._wake(None, lambda: self._error(code))
+
+    def _error(self, code: int) -> CudaError:
+        # A lost context no longer knows its device.
+        numbers = {str(number): context for number, context in self._contexts.items()}
+        where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
+        lost = [number for number, context in numbers.items() if context.health()]
+        if 0 < len(lost) < len(numbers):  # a reset concerns one device, and a fault concerns all
+            where += f", whose device {', '.join(lost)} is lost"
+        pool = f"a pool{self._called} of {self.size} streams on {where}"
+        return driver.error(code, "cuStreamQuery", pool)
+
+    @property
+    def _called(self) -> str:
+        return f" {self._label!r}" if self._label else ""
 
     def _holders(self, lent: int) -> str:
         """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
-        names: list[str] = []
-        for pooled in list(self._lent.values()):
-            holder = pooled.holder  # read once, because another thread may export this
-            task = holder() if holder is not None and not pooled.is_dropped() else None
-            if task is not None:
-                names.append(repr(loops.task_name(task)))
-            if len(names) == _MOST_NAMES:
-                break
+        states = [state for each in self._streams for state in each._loan.copy().values()]
+        tasks = [state() for state in states if isinstance(state, weakref.ref)]
+        names = [repr(loops.task_name(task)) for task in tasks if task is not None][:_MOST_NAMES]
         if not names:
             return ""
-        # Those on their way to a task count too. The pool knows its future, and not the task.
+        # A task that is about to wake has none yet.
         others = lent - len(names)
         return f" to {', '.join(names)}" + (f" and {others} more" if others > 0 else "")
 
     def _reasons(self) -> str:
         limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
-        lent, pool = self.lent, f" of the pool{self._called}" if self._label else ""
+        pool = f" of the pool{self._called}" if self._label else ""
+        _, busy, lent, waiting = self._counts()
         return (
-            f"of {self._size} streams{pool} {lent} are lent{self._holders(lent)}, "
-            f"{self.busy} still work for earlier tasks, and "
-            f"{self.waiting}{limit} tasks wait. A server answers 503 now. Make a larger "
-            "pool to serve more tasks at once"
+            f"of {self.size} streams{pool} {lent} are lent{self._holders(lent)}, {busy} still work "
+            f"for earlier tasks, and {waiting}{limit} tasks wait. A server answers 503 now. Make a "
+            "larger pool to serve more tasks at once"
         )
 
-    def __del__(self) -> None:
-        waiters = getattr(self, "_waiters", None)
-        if waiters is not None:
-            waiters.end_alarms()
+    # ------------------------------------------------------------------------------------------ end
+
+    def _refuse(self, reason: str | None = None) -> None:
+        """From now on no task gets a stream, and those that come back are closed."""
+        reason = reason or f"the pool{self._called} was closed"
+        self._closed, self._loop = True, _nothing
+        self._wake(None, lambda: StreamClosedError(reason))
+
+    def _drop(self, stream: Stream) -> None:
+        """The stream's owner has closed it. The pool continues without it."""
+        self._streams = [each for each in self._streams if each is not stream]
+        self._end(stream)
+        if not self._streams:
+            self._refuse(f"the owners have closed all streams of the pool{self._called}")
+
+    def _not_lent(self) -> list[Stream]:
+        return [stream for stream in self._streams if max([*stream._loan] or [FREE]) <= FREE]
+
+    def _end(self, stream: Stream) -> None:
+        """Closes a stream that no task holds."""
+        try:
+            drop_own(stream)
+        finally:
+            stream._close()
 
 
-# The defaults bind what is called, because at the interpreter's end the module's names may be gone.
-def _end_dropped(
-    stream: Stream,
-    _: object,
-    run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor,
-    is_forked: Callable[[], bool] = _native.is_forked,
+class _Return:
+    """A busy stream whose end an event reports. It lives until the event is complete."""
+
+    __slots__ = ("number", "pool", "stream")
+
+    def __init__(self, pool: PoolCore, stream: Stream, number: int) -> None:
+        self.pool, self.number = weakref.ref(pool), number
+        # Keeps the stream until the work is done, even if the pool is collected before.
+        self.stream = stream
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The work is done (`code` is 0), or has failed."""
+        pool, stream = self.pool(), self.stream
+        # If the loop is closed, this is the janitor's thread, and the pool's thread may be anywhere
+        # in the pool. The next loop that uses the pool looks at the stream itself.
+        if pool is None:
+            stream._loan.pop(self.number, None)
+        elif not orphaned and pool._ends(stream, self.number):
+            pool._look(stream, pool._bridge())
+
+
+def _look_again_for(
+    reference: weakref.ref[PoolCore], bridge: Callable[[], loops.Bridge | None]
 ) -> None:
-    """A task has dropped a stream of a closed pool. This is a finalizer: it takes no lock."""
-    # The janitor destroys it, because a finalizer may run where no driver call is allowed. To close
-    # a borrowed stream calls no driver.
-    if stream._owned:
-        run_in_janitor(stream._finalizer(stream._handle))
-    elif not is_forked():
-        stream.close()
-
-
-def _end_alarms_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.Bridge]) -> None:
-    """The loop is gone, and so are the tasks that waited. This is a finalizer: it takes no lock."""
     pool = reference()
-    if pool is not None and pool._bridge is bridge:
-        pool._waiters.end_alarms()
+    if pool is None or pool._bridge is not bridge:  # another loop may use the pool by now
+        return
+    pool._due = 0.0
+    if pool._queue or pool._asks:
+        pool._look_again_soon(bridge())
+    pool._find_free()
+    pool._look_again()
+    if pool._queue and (code := pool._health()):
+        pool._failed(code)
+    pool._wake(len(pool._recent))
 
 
-def _look_again_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[loops.Bridge]) -> None:
-    pool = reference()
-    # Otherwise another loop uses the pool now, perhaps in another thread.
-    if pool is not None and pool._bridge is bridge:
-        pool._will_look = False
-        if not pool._closed:
-            pool._look_again()
-            pool._look_again_soon()
+def give_own(streams: list[Stream], make: Callable[[Stream], Any]) -> None:
+    """Makes what belongs to each stream, with the stream current.
+
+    Raises:
+        TypeError: `make` returned `None`.
+        BaseException: What `make` raised. Nothing belongs to any of the streams then.
+    """
+    try:
+        checks.plain_function(make, "each")
+        for stream in streams:
+            with stream.as_current():
+                stream._own = make(stream)
+            if stream._own is None:
+                raise TypeError(
+                    "each(stream) returned None, but what it returns is what belongs to the stream"
+                )
+    except BaseException:
+        for stream in streams:
+            drop_own(stream)
+        raise
+
+
+def drop_own(stream: Stream) -> None:
+    """Lets go of what belongs to a stream, when the GPU has passed the stream's end."""
+    own = vars(stream).pop("_own", None)
+    if own is not None and _native.stream_query(stream._handle) != 0:
+        waiting.keep_until_passed(stream._operand, own)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
+import time
+import weakref
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, TypedDict
 
@@ -13,6 +16,12 @@ from aiostream._runtime.completion import Completion
 from aiostream._waits import waiting
 
 __all__ = ["PendingWait", "pending"]
+
+# Each `serving.Batches` that was ever open, by id. What waits for them waits for no stream yet. Any
+# thread, single dict operations.
+queues: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+BATCHES = -2  # in place of a queue's number
 
 # Frames of these are not the user's own code.
 _LIBRARIES = {"aiostream", "anyio", "asyncio", "contextlib", "trio"}
@@ -44,7 +53,8 @@ def pending() -> list[PendingWait]:
     Use it to see what hangs, in a debug route of a server for example. Each entry is a dict that
     JSON can carry. It lists the waits of tasks, the futures that are pending, and what cancelled
     waits and streams that were given back to a pool have left behind: what `drain` waits for,
-    except for host functions that no future stands for.
+    except for host functions that no future stands for. It also lists each item that waits for
+    `serving.Batches`, or is in one of their batches.
 
     A wait pays nothing for this. The tasks are found when you ask, so this takes some microseconds
     for each task of the process. It finds the tasks of every asyncio loop. Of trio's tasks it finds
@@ -74,6 +84,14 @@ def pending() -> list[PendingWait]:
         for point in completion.pending_points()
         if (seconds := point.seconds) is not None
     ]
+    now = time.perf_counter()
+    for reference in queues.valuerefs():
+        if (batches := reference()) is not None:
+            of = f"pool{batches._pool._called} of {batches._pool.size} streams"
+            rows += [
+                (of, now - since, 0.0, BATCHES, 0, (future, name))
+                for future, name, since in batches._pending()
+            ]
     return sorted((_entry(tasks, row) for row in rows), key=lambda entry: -entry["seconds"])
 
 
@@ -98,6 +116,8 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         future, function = owner.future, completion.function_name(owner)
         by_event = owner.seconds is None
         call = "Stream.enqueue_async" if by_event or function else "Stream.completion_future"
+    elif queue == BATCHES:
+        (future, function), call = owner, "Batches.__call__"
     elif hasattr(owner, "pool"):
         call = "StreamPool.release"
     elif isinstance(owner, _native.Work):
@@ -113,7 +133,7 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         module, code = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code
         if module not in _LIBRARIES:
             where, seen = f"{code.co_filename}:{frame.f_lineno}, in {code.co_qualname}", False
-        elif module == "aiostream" and not seen:
+        elif module == "aiostream" and not seen and not re.match("_[a-z]", code.co_name):
             # The first after the user's own line is what the user has called.
             values, seen = frame.f_locals, True
             if "self" in values:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from aiostream import _native
 from aiostream._base import checks, driver, hints
 from aiostream._handles.operand import Operand, in_libraries, order_of, wait_list_of
-from aiostream._runtime import loops
+from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion
 from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -383,6 +383,34 @@ def _refuse(
         hint = LEFT_CAPTURING if has_call else None
         driver.raise_for(answer[0], after, operand.name, hint)
     raise AssertionError("a completion is refused with an error")
+
+
+_UNKNOWN_ERROR = 999
+
+
+class _Kept:
+    """Objects that live until the GPU has passed a point. The event behind it holds this."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = [held]
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The GPU has passed (`code` is 0), or nothing proves that. In the janitor's thread."""
+        held, self.held = self.held, []
+        (_native.leak if code else process.release_in_thread)(held)
+
+
+def keep_until_passed(operand: Operand, keepalive: Any) -> None:
+    """Keeps objects alive until the GPU has passed the current end of a stream.
+
+    No task waits for that. If the driver refuses, the objects live as long as the process, and are
+    counted as leaked.
+    """
+    # The event is on the janitor's queue, because this loop may end before the GPU has passed.
+    kept = _Kept(keepalive)
+    waits = wait_list_of(operand)
+    if not _native.watch(operand.handle, waits, process.ORPHANS, BY_WATCHER, kept):
+        kept.complete(_UNKNOWN_ERROR, True)
 
 
 async def wait_for(completion: Completion) -> None:

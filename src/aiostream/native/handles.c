@@ -230,11 +230,6 @@ int handle_close(struct handle *handle) {
     return change(handle, NOT_OPEN, CLOSING, 0) ? destroy_if_last(handle) : CUDA_SUCCESS;
 }
 
-bool handle_reopen(struct handle *handle) {
-    uint64_t word = DESTROYED | (atomic_load(&handle->word) & SHARED);
-    return !handle->owned && atomic_compare_exchange_strong(&handle->word, &word, word & SHARED);
-}
-
 void handle_drop(struct handle *handle) { note_refusal(handle, handle_close(handle)); }
 
 /* This includes a handle that was closed before and left to its last user. */

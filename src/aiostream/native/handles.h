@@ -23,8 +23,6 @@ struct handle *handle_unpin_at_once(struct handle *);
 int handle_close(struct handle *);
 /* handle_close for a caller that cannot get an error: see handle_take_refusal */
 void handle_drop(struct handle *);
-/* Opens a borrowed handle again that was closed and has no use. */
-bool handle_reopen(struct handle *);
 /* Another library has got the handle. From now on closing it retires it, and the library does
  * not destroy it. This holds for the owner too, if the handle is borrowed. False: it was closed
  * before. */

@@ -102,10 +102,6 @@ static PyObject *native_counters(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
     return list;
 }
 
-static PyObject *native_awaits_firing(PyObject *Py_UNUSED(self), PyObject *ticket) {
-    return PyBool_FromLong(point_awaits_firing(PyLong_AsUnsignedLongLongMask(ticket)));
-}
-
 static PyObject *native_pending(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct pending_points pending = points_pending();
     return Py_BuildValue("LLL", (long long)pending.all, (long long)pending.captured,
@@ -131,7 +127,6 @@ static PyMethodDef functions[] = {
     {"queue_wake", native_queue_wake, METH_O, "Makes the queue's descriptor readable."},
     {"context_register", native_context_register, METH_VARARGS,
      "Its number. The list is emptied if the watcher took the idle stream, which it does once."},
-    {"awaits_firing", native_awaits_firing, METH_O, "Whether a ticket is armed and has not fired."},
     {"counters", native_counters, METH_NOARGS, "All counters, in the order of COUNTERS."},
     {"pending", native_pending, METH_NOARGS,
      "The points that are armed now, counted one by one. Of these, the host functions that live in "
@@ -146,12 +141,12 @@ static const struct {
     const char *name;
     int value;
 } constants[] = {
-    CONSTANT(KIND_HOST_FUNCTION),   CONSTANT(KIND_CALLBACK),    CONSTANT(KIND_PYTHON_HOST),
-    CONSTANT(KIND_PYTHON_CALLBACK), CONSTANT(KIND_FOREIGN),     CONSTANT(HANDLE_STREAM),
-    CONSTANT(HANDLE_EVENT),         CONSTANT(HANDLE_GRAPH),     CONSTANT(HANDLE_GRAPH_EXEC),
-    CONSTANT(TURNS_AFTER),          CONSTANT(TURN_YIELD),       CONSTANT(TURN_BEGAN),
-    CONSTANT(RESULT_CLOSED),        CONSTANT(RESULT_NO_MEMORY), CONSTANT(RESULT_QUARANTINED),
-    CONSTANT(RESULT_AWAITED),       CONSTANT(RESULT_CAPTURING), CONSTANT(FIRST_TICKET),
+    CONSTANT(KIND_HOST_FUNCTION),   CONSTANT(KIND_CALLBACK),      CONSTANT(KIND_PYTHON_HOST),
+    CONSTANT(KIND_PYTHON_CALLBACK), CONSTANT(KIND_FOREIGN),       CONSTANT(HANDLE_STREAM),
+    CONSTANT(HANDLE_EVENT),         CONSTANT(HANDLE_GRAPH),       CONSTANT(HANDLE_GRAPH_EXEC),
+    CONSTANT(TURN_YIELD),           CONSTANT(TURN_BEGAN),         CONSTANT(RESULT_CLOSED),
+    CONSTANT(RESULT_NO_MEMORY),     CONSTANT(RESULT_QUARANTINED), CONSTANT(RESULT_AWAITED),
+    CONSTANT(RESULT_CAPTURING),     CONSTANT(FIRST_TICKET),
 };
 
 void free_object(PyObject *object) {
@@ -203,9 +198,6 @@ static bool make_names(void) {
         {&names.own_set_exception, "_set_exception"},
         {&names.point, "point"},
         {&names.remove, "remove"},
-        {&names.source, "_source"},
-        {&names.has_unreported, "has_unreported"},
-        {&names.latest_failure, "latest_failure"},
     };
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (!*made[i].place && !(*made[i].place = PyUnicode_InternFromString(made[i].name)))
@@ -225,7 +217,7 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     if (!make_names() || add_handle_type(module) < 0 || add_completion_types(module) < 0 ||
-        add_wait_types(module) < 0 || add_work_type(module) < 0 || add_pool_types(module) < 0 ||
+        add_wait_types(module) < 0 || add_work_type(module) < 0 ||
         add_failure_functions(module) < 0 || add_frame_functions(module) < 0 ||
         add_process_functions(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0 ||
         add_tuple(module, "COUNTERS", counter_name, COUNTERS) < 0 ||

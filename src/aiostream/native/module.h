@@ -30,7 +30,7 @@
 /* The names of the methods and attributes that native code uses often, made once. */
 extern struct names {
     PyObject *done, *cancelled, *set_result, *own_set_result, *set_exception, *own_set_exception,
-        *point, *source, *has_unreported, *latest_failure, *remove;
+        *point, *remove;
 } names;
 
 bool is_child(void);        /* of a fork, in which the driver may not be called */
@@ -106,10 +106,6 @@ int add_handle_type(PyObject *module);
 int add_completion_types(PyObject *module);
 int add_wait_types(PyObject *module);
 int add_work_type(PyObject *module);
-int add_pool_types(PyObject *module);
-/* After so many streams that were free at once, a pool checks whether the loop needs a turn. Not
- * after each, because the check costs a tenth of a turn. */
-enum { TURNS_AFTER = 16 };
 int add_failure_functions(PyObject *module);
 int add_frame_functions(PyObject *module);
 int add_process_functions(PyObject *module);

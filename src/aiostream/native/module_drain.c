@@ -78,32 +78,6 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyLong_FromLong(result);
 }
 
-/* arm_alarm(queue, context, owner, tickets): appends a ticket to the list of its owner, which gets
- * the code when the context fails. It is one step, because a KeyboardInterrupt before the caller
- * has stored the ticket would leave it armed, and its queue could never be used again. */
-static PyObject *native_arm_alarm(PyObject *Py_UNUSED(module), PyObject *args) {
-    struct queue *queue;
-    struct context *context;
-    PyObject *owner, *tickets;
-    if (!PyArg_ParseTuple(args, "O&O&OO!", to_queue, &queue, to_context, &context, &owner,
-                          &PyList_Type, &tickets) ||
-        refuse_in_child())
-        return NULL;
-    uint64_t ticket = point_reserve_armed(queue, context, KIND_ALARM);
-    if (!ticket) return PyErr_NoMemory();
-    if (!append_new(tickets, PyLong_FromUnsignedLongLong(ticket))) {
-        point_fire_alarm(ticket);
-        return NULL;
-    }
-    own(ticket, owner, 0); /* it may have fired, but this thread delivers it, and not here */
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_fire_alarm(PyObject *Py_UNUSED(module), PyObject *ticket) {
-    if (!is_child()) point_fire_alarm(PyLong_AsUnsignedLongLongMask(ticket));
-    Py_RETURN_NONE;
-}
-
 static int do_watch(struct handle *stream, void *wait) {
     return wait_record_future(wait, handle_value(stream));
 }
@@ -384,9 +358,6 @@ PyMethodDef drain_functions[] = {
      "No task waits for a ticket any more: the watcher and the janitor see to its end."},
     {"arm", native_arm, METH_VARARGS,
      "Enqueues a user's host function; 0, a driver code, or a negative refusal."},
-    {"arm_alarm", native_arm_alarm, METH_VARARGS,
-     "Appends to a list a ticket that fires with the code when the context fails."},
-    {"fire_alarm", native_fire_alarm, METH_O, "Fires such a ticket with 0, unless it has fired."},
     {"watch", native_watch, METH_VARARGS,
      "Has the watcher report the end of a stream's work to an owner. False: not possible."},
     {"owners", native_owners, METH_NOARGS, "What the tickets of all points stand for."},

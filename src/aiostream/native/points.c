@@ -229,12 +229,11 @@ void point_set_call(uint64_t ticket, host_function function, void *data, int syn
     slot->sync_mode = sync_mode;
 }
 
-static bool is_counted(const struct slot *slot) { return slot->kind != KIND_ALARM; }
 static bool in_graph(const struct slot *slot) {
     return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN;
 }
 static bool in_stream(const struct slot *slot) {
-    return is_counted(slot) && !in_graph(slot) && slot->kind != KIND_POLLED;
+    return !in_graph(slot) && slot->kind != KIND_POLLED;
 }
 
 /* Changes the flags of the slot of `ticket`: it clears `clear` and sets `set`. It fails and returns
@@ -297,7 +296,7 @@ static bool fire(uint64_t ticket, int64_t status) {
             /* No other thread touches the slot until it is pushed. */
             struct queue *queue = slot->queue;
             atomic_store(&slot->fire_status, status);
-            if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_FIRED], 1);
+            atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
             else if (!in_graph(slot)) context_drop_pending(slot->context);
             queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
@@ -384,7 +383,7 @@ static void disarm(struct slot *slot, uint64_t ticket) {
 }
 
 static void arm(struct slot *slot, uint64_t ticket) {
-    if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_ARMED], 1);
+    atomic_fetch_add(&counters[POINTS_ARMED], 1);
     if (!in_graph(slot)) context_add_pending(slot->context);
     transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
 }
@@ -488,8 +487,6 @@ uint64_t point_reserve_armed(struct queue *queue, struct context *context, enum 
     return ticket;
 }
 
-void point_fire_alarm(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
-
 /* --- the consumer --- */
 
 static void consumer_release(struct slot *slot) {
@@ -557,7 +554,6 @@ void points_fail(struct context *context, int status) {
         if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context)
             continue;
         uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
-        if (slot->kind == KIND_ALARM) fire(ticket, status);
         /* In a graph no task waits for it, and its destructor still comes. Of a polled one the
          * driver has no ticket, so the watcher fires it with the status. */
         if (!in_stream(slot)) continue;
@@ -585,7 +581,7 @@ struct pending_points points_pending(void) {
     for (struct slot *slot = NULL; (slot = slot_after(slot));) {
         uint64_t word = atomic_load(&slot->word);
         if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
-        pending.all += is_counted(slot);
+        pending.all++;
         pending.captured += in_graph(slot);
         pending.in_streams += in_stream(slot);
     }

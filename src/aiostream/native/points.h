@@ -18,8 +18,6 @@ enum point_kind {
     KIND_GRAPH_PYTHON = 6,
     /* the same for a KIND_FOREIGN; the driver was given the user's own pointer */
     KIND_GRAPH_FOREIGN = 7,
-    /* no place in a stream: fires if its context fails, or when a thread fires it; in no count */
-    KIND_ALARM = 8,
 };
 
 enum {
@@ -67,12 +65,9 @@ struct pending_points points_pending(void);
 void points_fail(struct context *, int status);
 /* fires a reserved KIND_POLLED ticket, by the thread that polls its event */
 void point_arm_polled(uint64_t ticket);
-/* Reserves and arms in one; the watcher will fire it, and one of KIND_ALARM only if the context
- * fails. 0: no memory. */
+/* Reserves and arms in one; the watcher will fire it. 0: no memory. */
 uint64_t point_reserve_armed(struct queue *, struct context *, enum point_kind);
 void point_fire(uint64_t ticket, int64_t status);
-/* fires the ticket with 0, if it has not fired */
-void point_fire_alarm(uint64_t ticket);
 
 /* Calls `visit` with the owner of each point that the GPU has passed and its loop has not taken
  * yet, until it does not answer 0, and returns that answer. No thread takes them meanwhile. */

@@ -51,7 +51,6 @@ struct queue {
         int ops;               /* its ready waits since then */
         int tasks, last_tasks; /* tasks with ready waits in this turn, and in the one before */
         int64_t latest;        /* when the latest wait was ready */
-        uint64_t drains;       /* how often what has arrived was taken */
     } turn;
     struct polled_waits polled;
     struct loop_state loop;
@@ -271,10 +270,7 @@ static struct queue_entry *reversed(struct queue_entry *entry) {
     return result;
 }
 
-uint64_t queue_drains(const struct queue *queue) { return queue->turn.drains; }
-
 struct queue_entry *queue_take(struct queue *queue) {
-    queue->turn.drains++;
     descriptor_read(queue->eventfd);
     /* A pusher that read `wakeup_suppressed` before this store has already pushed (both are
      * sequentially consistent). */

@@ -68,10 +68,6 @@ struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c *
 int64_t queue_lag(const struct queue *);
 void queue_note_lag(struct queue *, int64_t lag);
 
-/* How often the consumer has taken what has arrived. If the number has changed, its loop has had a
- * turn. By the consumer. */
-uint64_t queue_drains(const struct queue *);
-
 /* A ready wait does not yield to its loop. So the tasks of a loop share a budget for each of its
  * turns. Used by the loop's thread alone. */
 enum { TURN_YIELD = 1, TURN_BEGAN = 2 };

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from aiostream._base import turns
@@ -56,12 +57,13 @@ _KINDS: tuple[LoopKind, ...] = (on_trio, on_asyncio)
 
 # Bound once, because each wait uses these, and an attribute of a module takes a lookup more.
 _modules = sys.modules
-_running_loop = asyncio._get_running_loop
+asyncio_loop = _running_loop = asyncio._get_running_loop
 _latest = on_asyncio.latest
-# Until Python 3.12 it is written in Python, in which an interrupt may come, and it reads this dict.
-_current_task: Any = asyncio.current_task
+# Takes a loop of asyncio, and returns the task that runs there. Until Python 3.12 asyncio's own is
+# written in Python, and reads this dict.
+asyncio_task: Callable[[Any], Any] = asyncio.current_task
 if sys.version_info < (3, 12):
-    _current_task = vars(asyncio.tasks)["_current_tasks"].get
+    asyncio_task = vars(asyncio.tasks)["_current_tasks"].get
 
 
 def current_bridge() -> Bridge:
@@ -88,22 +90,20 @@ def current_bridge() -> Bridge:
     raise AssertionError("asyncio's module is asked last, and answers or raises")
 
 
-def asks_asyncio(bridge: Bridge) -> tuple[Any, Any, Any]:
-    """Returns what native code needs to see whether a task of a bridge's loop runs here.
-
-    It is a weak reference to the loop, which is `None` if the loop is none of asyncio, and
-    asyncio's functions that return the loop and the task.
-    """
-    loop = bridge.loop if isinstance(bridge, on_asyncio.AsyncioBridge) else None
-    return loop, _running_loop, _current_task
-
-
 def is_dead(future: Any) -> bool:
     """Whether a future's loop was closed while a task waited.
 
     Only asyncio's loops can be closed so, and to settle such a future would raise an error.
     """
     return isinstance(future, asyncio.Future) and future.get_loop().is_closed()
+
+
+def is_awaited(future: Any) -> bool:
+    """Whether a task waits for a future, of which one task has begun to wait at once.
+
+    asyncio cancels the future with its task. trio takes the task from it.
+    """
+    return not future.done() and bool(getattr(future, "_waiting", True))
 
 
 def is_elsewhere(future: Any) -> bool:
@@ -133,6 +133,19 @@ left_behind = on_asyncio.left_behind
 def task_name(task: Any) -> str:
     """Returns what its loop calls a task."""
     return str(task.get_name() if hasattr(task, "get_name") else task.name)
+
+
+def task_here() -> Any:
+    """Returns the task that runs here, or `None` in a callback, or where no loop runs."""
+    try:
+        return current_bridge().current_task()
+    except RuntimeError:
+        return None
+
+
+def is_over(task: Any) -> bool:
+    """Whether a task of asyncio or trio will not run again."""
+    return bool(task.done() if hasattr(task, "done") else task.coro.cr_frame is None)
 
 
 async def yield_turn() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiostream import _native
@@ -102,16 +103,21 @@ class Bridge:
         """
         raise NotImplementedError
 
-    def new_queued_future(self, queue: dict[Any, None]) -> Any:
-        """Makes a future that leaves `queue` as soon as it is cancelled, before its task runs.
-
-        The caller puts it there. On trio only the task can take it out, because trio cancels a task
-        and not the future that it waits for.
-        """
-        return self.new_future()
-
     def new_polled_future(self) -> Any:
         """Makes a future whose `cancel` reaches its point, which native code sets."""
+        raise NotImplementedError
+
+    def spawn(
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        context: contextvars.Context,
+    ) -> object:
+        """Begins a task that no other task owns or cancels. It starts in a later turn of the loop.
+
+        Returns:
+            The task. On asyncio the caller keeps it, because the loop does not.
+        """
         raise NotImplementedError
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:

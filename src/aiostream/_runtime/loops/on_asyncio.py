@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from aiostream import _native
@@ -173,15 +173,19 @@ class AsyncioBridge(Bridge):
         """Makes a future with `loop.create_future()`."""
         return self.loop().create_future()
 
-    def new_queued_future(self, queue: dict[Any, None]) -> asyncio.Future[Any]:
-        """Makes a `QueuedFuture`."""
-        future = QueuedFuture(loop=self.loop())
-        future.queue = queue
-        return future
-
     def new_polled_future(self) -> asyncio.Future[Any]:
         """Makes an `AsyncioFuture`."""
         return (ObservedFuture if observers else AsyncioFuture)(loop=self.loop())
+
+    def spawn(
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        context: contextvars.Context,
+    ) -> object:
+        """Makes an `asyncio.Task`."""
+        # Not by the loop's factory, because a task of an eager one would run here and now.
+        return asyncio.Task(function(), loop=self.loop(), name=name, context=context)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls `loop.call_later`. Returns `False` if the loop is gone or closed."""
@@ -211,30 +215,6 @@ class AsyncioBridge(Bridge):
                 return False
             raise
         return True
-
-
-class QueuedFuture(asyncio.Future[Any]):
-    """asyncio's future, but it leaves a queue as soon as it is cancelled.
-
-    asyncio cancels it when its task is cancelled, and that task runs later. So the length of the
-    queue says at each moment how many tasks wait.
-
-    Threads: the loop's thread only.
-    """
-
-    __slots__ = ("queue",)  # the maker sets it
-
-    queue: dict[Any, None]
-
-    def cancel(self, msg: Any = None) -> bool:
-        """See `asyncio.Future`."""
-        cancelled = super().cancel(msg)
-        # This comes after it, because a KeyboardInterrupt in between must not leave a pending
-        # future that is in no queue: its task would hang. A cancelled one leaves when its task
-        # runs.
-        if cancelled:
-            self.queue.pop(self, None)
-        return cancelled
 
 
 class AsyncioFuture(asyncio.Future[Any]):

@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, cast
@@ -99,9 +99,11 @@ class TrioBridge(Bridge):
     def current_task(self) -> Any:
         """Returns the task that runs now, or `None` in a callback."""
         try:
-            return self._trio.lowlevel.current_task()
+            task = self._trio.lowlevel.current_task()
         except RuntimeError:
             return None
+        # trio calls callbacks in a task of its own.
+        return None if task.name == "<TrioToken.run_sync_soon task>" else task
 
     def drain(self) -> None:
         """See `Bridge`. If the bridge was closed meanwhile, this closes its queue at the end."""
@@ -138,6 +140,15 @@ class TrioBridge(Bridge):
         return TrioFuture(self._trio, self._token)
 
     new_polled_future = new_future
+
+    def spawn(
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        context: contextvars.Context,
+    ) -> object:
+        """Spawns a system task. It raises a `RuntimeError` if the run is ending."""
+        return self._trio.lowlevel.spawn_system_task(function, name=name, context=context)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls a function later from a system task. Returns `False` if the run is ending."""

@@ -1,0 +1,332 @@
+"""`python -m benchmarks proof --peers`: batches of this library and of serving engines.
+
+    python -m benchmarks proof --peers --json engines.json
+
+One server after the other runs in a process of its own, with the same torch model behind it (see
+`engine_servers.py`), and is asked by 1, 32 and 256 clients in a closed loop, each of which asks
+again when it is answered. Each answer is checked. A server whose package is not installed, or that
+does not start, is named and left out. The file is written after each server. All of it ends within
+`--minutes`: servers for which there is no time are named too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import functools
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from time import perf_counter_ns
+
+import aiostream
+from benchmarks import loops, results, stats
+from benchmarks.engine_servers import ITEMS, WAYS
+from benchmarks.load import Connection, fetch
+from benchmarks.measure import Row
+
+ROOT = Path(__file__).parents[1]
+STAND_INS = ROOT / "tests" / "stand_ins"
+CLIENTS = (1, 32, 256)
+CLOSE = 0.1  # how near two scores must be: bfloat16, and kernels that depend on the batch's size
+STARTS = 60  # seconds in which a server must answer
+WARM = 0.7  # seconds of load before what is measured
+STOPS = 10
+
+
+class WrongError(Exception):
+    """An answer was wrong, or there was none."""
+
+
+@functools.lru_cache(ITEMS)
+def request_of(path: str, item: int) -> bytes:
+    """The bytes of a request."""
+    body = json.dumps({"item": item}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def connect(port: int) -> Connection:
+    """A connection that is kept alive."""
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+    return connection
+
+
+async def load(
+    server: Server, clients: int, seconds: float, expected: list[float]
+) -> tuple[list[int], float]:
+    """Returns how long each request took, in nanoseconds, and the server's CPU seconds.
+
+    Raises:
+        WrongError: An answer was wrong, or there was none.
+    """
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    opened = [await connect(server.port) for _ in range(clients)]
+    # The first requests warm it up, on the same connections, whose accepting takes time too.
+    since = perf_counter_ns() + int(WARM * 1e9)
+    until, took = since + int(seconds * 1e9), list[int]()
+    asked, left = 0, clients
+
+    def ask(connection: Connection) -> None:
+        nonlocal asked
+        asked += 1
+        item, at = 37 * asked % ITEMS, perf_counter_ns()
+
+        def answered(connection: Connection, problem: str, body: bytes) -> None:
+            nonlocal left
+            now = perf_counter_ns()
+            if not problem and not is_right(body, expected[item]):
+                problem = f"item {item} was answered with {body!r}"
+            if problem and not over.done():
+                over.set_exception(WrongError(problem))
+            elif now < until:
+                if now > since:
+                    took.append(now - at)
+                ask(connection)
+                return
+            left -= 1
+            if not left and not over.done():
+                over.set_result(None)
+
+        connection.ask(request_of(server.path, item), answered)
+
+    try:
+        for each in opened:
+            ask(each)
+        async with asyncio.timeout(WARM + seconds + 30):
+            await asyncio.wait([over], timeout=WARM)
+            cpu = cpu_of(server.process.pid)
+            await asyncio.wait([over], timeout=seconds)
+            cpu = cpu_of(server.process.pid) - cpu
+            await over
+    except TimeoutError:
+        raise WrongError("requests are not answered") from None
+    finally:
+        for each in opened:
+            each.close()
+    if not took:
+        raise WrongError(f"{clients} clients: nothing was answered")
+    return took, cpu
+
+
+def is_right(body: bytes, expected: float) -> bool:
+    """Whether an answer is that of an item."""
+    try:
+        found = float(json.loads(body)["score"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return abs(found - expected) <= CLOSE * max(1.0, abs(expected))
+
+
+def cpu_of(process: int) -> float:
+    """The CPU seconds so far of a process and of those that it has started."""
+    parents: dict[int, list[tuple[int, float]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            parents.setdefault(int(fields[1]), []).append((int(path.parent.name), used))
+            if int(path.parent.name) == process:
+                parents.setdefault(-1, []).append((process, used))
+    total, look = 0.0, parents.get(-1, [])
+    while look:
+        child, used = look.pop()
+        total += used
+        look += parents.get(child, [])
+    return total
+
+
+class Server:
+    """One of the ways, in a process of its own."""
+
+    def __init__(self, way: str) -> None:
+        with socket.socket() as finder:
+            finder.bind(("127.0.0.1", 0))
+            self.port = int(finder.getsockname()[1])
+        self.path = "/inference" if way.startswith("mosec") else "/predict"
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115, `stop` closes it
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.engine_servers", way, str(self.port)],
+            stdout=self._said,
+            stderr=self._said,
+            cwd=ROOT,
+            start_new_session=True,  # so that its own processes end with it
+        )
+
+    async def ready(self) -> None:
+        """Waits until it answers.
+
+        Raises:
+            WrongError: It does not.
+        """
+        until = time.monotonic() + STARTS
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                raise WrongError(f"it ended: {self.last_words()}")
+            with contextlib.suppress(OSError, WrongError):
+                one = await self._ask_once()
+                if one:
+                    return
+            await asyncio.sleep(0.1)
+        raise WrongError(f"it does not answer: {self.last_words()}")
+
+    async def _ask_once(self) -> bool:
+        connection = await connect(self.port)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def answered(_: Connection, problem: str, body: bytes) -> None:
+            if not answer.done():
+                answer.set_result(not problem)
+
+        try:
+            connection.ask(request_of(self.path, 0), answered)
+            async with asyncio.timeout(5):
+                return await answer
+        except TimeoutError:
+            return False
+        finally:
+            connection.close()
+
+    def last_words(self) -> str:
+        """The end of what it has printed."""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").split("\n")
+        return " / ".join([line.strip() for line in lines if line.strip()][-3:])
+
+    def stop(self) -> None:
+        """Ends it and its processes, by SIGTERM first."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(STOPS)
+        except subprocess.TimeoutExpired:
+            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._said.close()
+
+
+async def measure(way: str, options: argparse.Namespace, expected: list[float]) -> list[Row]:
+    """Measures one server: a row for each number of clients.
+
+    Raises:
+        WrongError: It does not start, or does not answer rightly.
+    """
+    server, rows = Server(way), list[Row]()
+    try:
+        await server.ready()
+        if not expected:
+            connection = await connect(server.port)
+            expected += json.loads(await fetch(connection, "/expected"))
+            connection.close()
+        for clients in options.clients:
+            took, cpu = await load(server, clients, options.seconds, expected)
+            rows.append(
+                {
+                    **{"set": "engines", "loop": "uvicorn", "peer": way, "clients": clients},
+                    "load": f"{clients} clients",
+                    "per_second": len(took) / options.seconds,
+                    "p50_ms": float(stats.percentile(took, 50)) / 1e6,
+                    "p99_ms": float(stats.percentile(took, 99)) / 1e6,
+                    "cpu_percent": 100 * cpu / options.seconds,
+                    "cpu_ms": 1e3 * cpu / len(took),
+                }
+            )
+        return rows
+    finally:
+        server.stop()
+
+
+def table(rows: list[Row], left_out: dict[str, str]) -> str:
+    """The figures, a line for each server."""
+    clients = sorted({row["clients"] for row in rows})
+    cell = "{:>7} {:>7} {:>7} {:>5}"
+    heads = [f"{count} client{'s' if count > 1 else ''}".center(29) for count in clients]
+    columns = [cell.format("req/s", "p50 ms", "p99 ms", "CPU %")] * len(clients)
+    lines = [" " * 28 + " |".join(heads), " " * 28 + " |".join(columns)]
+    for way in dict.fromkeys(row["peer"] for row in rows):
+        cells = []
+        for count in clients:
+            found = [row for row in rows if row["peer"] == way and row["clients"] == count]
+            row = {
+                key: sorted(each[key] for each in found)[len(found) // 2]
+                for key in ("per_second", "p50_ms", "p99_ms", "cpu_percent")
+                if found
+            }
+            figures = ("{:,.0f}", "{:.2f}", "{:.2f}", "{:.0f}")
+            shown = [form.format(value) for form, value in zip(figures, row.values(), strict=False)]
+            cells.append(cell.format(*(shown or [""] * 4)))
+        lines.append(f"{way:28}" + " |".join(cells))
+    lines += [f"left out: {way}: {why}" for way, why in left_out.items()]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Measures, and leaves a table and a results file."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks proof --peers", description=__doc__)
+    add = parser.add_argument
+    add("--minutes", type=float, default=6, help="for all of it (default: 6)")
+    add("--seconds", type=float, default=3, help="of each load (default: 3)")
+    add("--rounds", type=int, default=1, help="of all servers, if there is time (default: 1)")
+    add("--clients", type=lambda text: [int(each) for each in text.split(",")], default=CLIENTS)
+    add("--ways", help="some of: " + ", ".join(WAYS))
+    add("--json", type=Path, metavar="FILE", help="where the results go")
+    options = parser.parse_args(arguments)
+    until = time.monotonic() + 60 * options.minutes
+    ways = list(WAYS) if options.ways is None else [*options.ways.split(",")]
+    if unknown := [way for way in ways if way not in WAYS]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(WAYS)}")
+    simulated = prepare()
+    if simulated:
+        print("No GPU: on the simulator, with a stand-in for torch. " + results.SIMULATED)
+    rows, left_out, expected = list[Row](), dict[str, str](), list[float]()
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    found = {"format": results.FORMAT, "simulator": simulated, "date": date, "rows": rows}
+    found |= {"environment": results.environment(), "goals": [], "left_out": left_out}
+    loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+    longest = 0.0
+    for way in ways * options.rounds:
+        package, _ = WAYS[way]
+        began = time.monotonic()
+        if importlib.util.find_spec(package) is None:
+            left_out[way] = f"{package} is not installed"
+        elif began + longest > until:
+            if all(row["peer"] != way for row in rows):
+                left_out[way] = f"no time was left of {options.minutes:g} minutes"
+        elif way not in left_out:
+            print(f"{way} ...", flush=True)
+            try:
+                rows += loops.run(loop, lambda _, way=way: measure(way, options, expected))
+            except (WrongError, RuntimeError, OSError) as error:
+                left_out[way] = str(error)
+            longest = max(longest, time.monotonic() - began)
+        if options.json:
+            results.write(found, options.json)
+    print(table(rows, left_out))
+    return 0 if rows else 1
+
+
+def prepare() -> bool:
+    """Has the servers use the simulator and a stand-in for torch, where there is no GPU."""
+    try:
+        if aiostream.Device(0).name != "aiostream simulator":
+            return False
+    except aiostream.NoDriverError:
+        from aiostream import simulator
+
+        simulator.install()  # for `results.environment`
+    paths = [str(STAND_INS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ |= {"AIOSTREAM_SIMULATOR": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it would hide the simulated GPU too
+    return True

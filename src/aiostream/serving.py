@@ -1,0 +1,375 @@
+"""What a model server needs between its requests and a pool: batches, and clients that leave."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from itertools import islice
+from typing import Any, Generic, Self, TypeVar, overload
+
+from aiostream._base import checks
+from aiostream._runtime import completion, loops
+from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._waits import pending, waiting
+from aiostream.errors import PoolFullError
+from aiostream.pool import StreamPool
+
+__all__ = ["Batches", "while_connected"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Own = TypeVar("Own")
+# What a function of batches returns, or yields once and then returns. An exception is raised.
+Found = Sequence[Result | BaseException]
+Results = Found[Result] | Generator[None, None, Found[Result]]
+
+
+def _nothing() -> None:
+    """The bridge of a block that is not open."""
+
+
+class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
+    """Collects items into batches while the GPU is busy, and runs each on a stream of a pool.
+
+    `async with Batches(pool, fn, most=32) as score:` gives you a function: `await score(item)`
+    returns the result of that item. Items that come while all streams are busy are the next batch.
+    So an item that comes alone starts at once, and under load the batches grow by themselves. There
+    is no timer, and nothing to tune.
+
+    The first item that came is served first. The items of a batch are taken when the pool has given
+    the stream, so the items of one turn of the loop share a batch. Each batch runs in a task of its
+    own, with the context variables of the block's beginning, so no request's variables reach it.
+
+    An error of `fn` or of the GPU is raised in each task that waits for that batch, and in no
+    other. Each task gets a copy, if `copy.copy` gives one of the same type and arguments. A result
+    that is an exception is raised in its own task alone. If no stream can be had, because the pool
+    was closed or its context is lost, all tasks that wait get that error.
+
+    The end of the block refuses what comes later, and waits for the items that it has. It cancels
+    nothing. It does not wait if the pool was closed. Then the items that are in no batch yet get
+    a `StreamClosedError`.
+
+    Args:
+        pool: Where the batches run. Its own `max_waiting` does not count for them.
+        fn: What `pool.run` takes: a function, or a function in two halves. It gets a list of items,
+            and returns one result for each. If the pool has `each`, it gets first what belongs to
+            the stream.
+        most: How many items a batch has at most.
+        max_waiting: How many items may wait for a batch. If you set it, one more gets a
+            `PoolFullError` at once. `None` sets no limit.
+        in_thread: Use `pool.run_in_thread` in place of `pool.run`.
+
+    Threads: use it in tasks of the loop in which its block began.
+
+    Raises:
+        TypeError: `pool` is not a `StreamPool`, `fn` is not what `pool.run` takes, or `most` or
+            `max_waiting` is not an int.
+        ValueError: `most` or `max_waiting` is less than 1.
+
+    Example:
+        >>> from aiostream import serving
+        >>> def score(numbers):
+        ...     # launch the kernels of a model here
+        ...     return [number * number for number in numbers]
+        >>> async with aiostream.StreamPool(2) as pool:
+        ...     async with serving.Batches(pool, score, most=32) as scored:
+        ...         await asyncio.gather(*(scored(number) for number in range(3)))
+        [0, 1, 4]
+        >>> scored.sizes
+        Counter({3: 1})
+    """
+
+    sizes: Counter[int]
+    """How many batches there were, by how many items they had."""
+
+    @overload
+    def __init__(
+        self, pool: StreamPool[None], fn: Callable[[list[Item]], Results[Result]], *,
+        most: int, max_waiting: int | None = None, in_thread: bool = False,
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, pool: StreamPool[Own], fn: Callable[[Own, list[Item]], Results[Result]], *,
+        most: int, max_waiting: int | None = None, in_thread: bool = False,
+    ) -> None: ...  # fmt: skip
+    def __init__(
+        self, pool: StreamPool[Any], fn: Callable[..., Any], *,
+        most: int, max_waiting: int | None = None, in_thread: bool = False,
+    ) -> None:  # fmt: skip
+        self._pool = checks.instance(StreamPool, pool, "Batches takes a StreamPool, not")
+        checks.plain_function(fn, "Batches", halves=True)
+        self._fn, self._fn_name = fn, completion.name_of(fn)
+        self._most = checks.number("most", most, 1, "a batch has at least one item")
+        self._max_waiting = max_waiting
+        if max_waiting is not None:
+            checks.number("max_waiting", max_waiting, 1, "each item waits for a batch")
+        self._in_thread = checks.flag("in_thread", in_thread)
+        self._label = pool.name  # what metrics call it
+        self.sizes = Counter()
+        # Only the thread of the block's loop touches these. A thread that exports metrics reads
+        # lengths and copies.
+        # The items that wait for a batch, and when they came, by their task's future.
+        self._waiting: dict[Any, tuple[Item, float]] = {}
+        # The tasks that run batches, and what these hold. asyncio's loop does not keep them.
+        self._tasks: dict[object, dict[Any, tuple[Item, float]]] = {}
+        # One of these tasks has no stream yet, and takes what waits when it gets one. It is there
+        # as long as an item waits.
+        self._comes = False
+        self._end: Any = None  # the future for which the end of the block waits
+        # That of the loop of the block, within it. Weak, because the bridge ends with its loop.
+        self._bridge: Callable[[], loops.Bridge | None] = _nothing
+        self._context = contextvars.Context()
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for a batch."""
+        # Without those whose tasks were cancelled and have yet to run.
+        return sum(map(loops.is_awaited, list(self._waiting)))
+
+    def __repr__(self) -> str:
+        in_batches = sum(map(len, list(self._tasks.values())))
+        counts = f"{self.waiting} items wait, {in_batches} are in batches"
+        return f"<aiostream.serving.{self._called}: {counts}{'' if self._bridge() else ', closed'}>"
+
+    @property
+    def _called(self) -> str:
+        return f"Batches of {self._fn_name}"
+
+    # ------------------------------------------------------------------------------------ the block
+
+    async def __aenter__(self) -> Self:
+        bridge = loops.current_bridge()
+        if (former := self._bridge()) is not None and not former.is_gone():
+            raise RuntimeError(f"the block of {self._called} has begun before")
+        await waiting.checkpoint()
+        self._waiting, self._tasks = {}, {}
+        self._comes, self._end = False, None
+        self._bridge, self._context = weakref.ref(bridge), contextvars.copy_context()
+        pending.queues[id(self)] = self
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._bridge = _nothing
+        await waiting.checkpoint()
+        while self._tasks and not self._pool.closed:
+            self._end = loops.current_bridge().new_future()
+            await self._end
+
+    # ------------------------------------------------------------------------------------ the items
+
+    async def __call__(self, item: Item, /) -> Result:
+        """Waits for a batch with this item, and returns the item's result.
+
+        Cancellation: raises at once. If the item's batch has not begun, the item will not be in it.
+        If it has begun, it goes on without you.
+
+        Threads: call it in a task of the loop in which the block began. On trio it is a checkpoint.
+
+        Raises:
+            PoolFullError: `max_waiting` items wait already. A server answers with 503.
+            RuntimeError: The block has not begun, or has ended. Or this is another loop.
+            TypeError: `fn` has returned another number of results than it got items.
+            StreamClosedError: The pool is closed, or was closed while you waited.
+            ContextFailedError: A context of the pool has failed.
+            BaseException: What `fn` has raised, or the result, if that is an exception.
+        """
+        if observers and not is_observed():
+            result: Result = await observed("Batches.__call__", Batches.__call__, self, item)
+            return result
+        bridge = loops.current_bridge()
+        if self._bridge() is not bridge:
+            raise RuntimeError(
+                f"{self._called} take items within their `async with` block, in tasks of its loop"
+            )
+        queue, limit = self._waiting, self._max_waiting
+        if limit is not None and len(queue) >= limit and self.waiting >= limit:
+            raise PoolFullError(
+                f"{limit} items wait for {self._called}, and no more may wait. A server "
+                "answers 503 now"
+            )
+        future = bridge.new_future()
+        try:
+            queue[future] = item, time.perf_counter()
+            if not self._comes:
+                self._begin_task(bridge)
+            # The frame of a task that waits must not hold the bridge, which would survive its loop.
+            del bridge
+            outcome: Result | BaseException = await future
+        except BaseException:
+            queue.pop(future, None)
+            raise
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                # The traceback refers to this frame. If the frame referred to the error, they would
+                # keep each other alive.
+                del outcome, future
+        return outcome
+
+    # ------------------------------------------------------------------------------------ a batch
+
+    def _begin_task(self, bridge: loops.Bridge) -> None:
+        self._comes = True
+        try:
+            # A context of its own, so that what one batch sets does not reach the next.
+            task = bridge.spawn(self._serve, self._called, self._context.copy())
+        except BaseException:
+            self._comes = False
+            raise
+        self._tasks[task] = {}  # it starts in a later turn
+
+    async def _serve(self) -> None:
+        """Waits for a stream, and runs what waits then as one batch."""
+        task = loops.current_bridge().current_task()
+        tasks, has_stream = self._tasks, False
+        batch = tasks[task]
+        try:
+            async with self._pool._acquire_always() as stream:
+                has_stream, self._comes = True, False
+                self._take_into(batch, self._most)
+                if self._waiting:
+                    self._begin_task(loops.current_bridge())
+                if batch:
+                    self.sizes[len(batch)] += 1
+                    run = stream.run_in_thread if self._in_thread else stream.run
+                    items = [item for item, _ in batch.values()]
+                    results = await run(self._fn, *self._pool._before(stream, (items,)))
+                    outcomes = self._outcomes(results, len(batch))
+        except GeneratorExit:  # the loop is gone, and the tasks that wait with it
+            tasks = {}
+            raise
+        except BaseException as error:
+            if not has_stream:
+                self._comes = False
+            if not self._comes:  # no task will take what waits
+                self._take_into(batch, sys.maxsize)
+            is_cancelled = not isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
+            instead = RuntimeError(f"the task of {self._called} was cancelled")
+            was_raised = _settle(batch, completion.copies_of(instead if is_cancelled else error))
+            if is_cancelled or not (was_raised or isinstance(error, Exception)):
+                raise
+        else:
+            if batch:
+                _settle(batch, outcomes)
+        finally:
+            # The futures hold errors, whose tracebacks refer to this frame.
+            batch.clear()
+            end = self._end
+            if tasks.pop(task, None) is not None and not tasks and end and not end.done():
+                completion.set_result(end, None)
+
+    def _take_into(self, batch: dict[Any, tuple[Item, float]], most: int) -> None:
+        """Moves items that wait into a batch, the first ones first."""
+        while self._waiting and len(batch) < most:
+            for future in list(islice(self._waiting, most - len(batch))):
+                entry = self._waiting.pop(future)
+                if loops.is_awaited(future):  # else its task was cancelled, and has yet to run
+                    batch[future] = entry
+
+    def _outcomes(self, results: Sequence[Result | BaseException], size: int) -> list[Any]:
+        # A list now, because the stream's next user may overwrite what a lazy one would read.
+        found = list(results) if isinstance(results, Iterable) else None
+        if found is None or len(found) != size:
+            what = type(results).__name__ if found is None else f"{len(found)} results"
+            raise TypeError(
+                f"{self._fn_name} got {size} items and returned {what}: it returns one result for "
+                "each item"
+            )
+        return found
+
+    def _pending(self) -> list[tuple[Any, str, float]]:
+        """Returns the future, the call and the beginning of each wait for a result."""
+        return [
+            (future, self._fn_name, since)
+            for items in (*list(self._tasks.values()), self._waiting)
+            for future, (_, since) in items.copy().items()
+        ]
+
+
+def _settle(batch: Iterable[Any], outcomes: Iterable[Any]) -> bool:
+    """Gives the tasks of a batch their outcomes. Returns whether there was one."""
+    settled = False
+    for future, outcome in zip(batch, outcomes, strict=False):
+        if loops.is_awaited(future):  # else its task was cancelled meanwhile
+            completion.set_result(future, outcome)
+            settled = True
+    return settled
+
+
+# ------------------------------------------------------------------------------ clients that leave
+
+
+@contextlib.asynccontextmanager
+async def while_connected(request: Any, /) -> AsyncIterator[None]:
+    """A block that is cancelled when the client leaves.
+
+    Servers such as uvicorn and frameworks such as FastAPI let a handler go on when its client has
+    disconnected. In this block its wait ends: its item leaves the queue of its `Batches`, or its
+    task the queue of its pool. The GPU finishes what it has begun.
+
+    The program goes on behind a block that was cancelled. What you answer there reaches no client.
+
+    Read the body of the request before, with `await request.body()` or as FastAPI does it for the
+    parameters of a handler, because the block receives everything that comes after. A client that
+    has sent its next request already (HTTP pipelining) may not be noticed, because servers then
+    stop reading from its connection until they have answered.
+
+    Args:
+        request: A `Request` of Starlette or FastAPI, or the `receive` of an ASGI application.
+
+    Threads: use it in tasks of asyncio or trio.
+
+    Raises:
+        TypeError: It is something else, such as a WebSocket, whose messages the block would take.
+            Receive these yourself: their end is an exception.
+        RuntimeError: The body of the request was not read before, or `receive` is a WebSocket's.
+            The block is cancelled first.
+
+    Example:
+        >>> from aiostream import serving
+        >>> async def receive():
+        ...     return {"type": "http.disconnect"}  # the server's, of a client that leaves
+        >>> async with serving.while_connected(receive):
+        ...     await asyncio.sleep(60)
+        ...     print("too late")
+    """
+    import anyio  # here, because `metrics` imports this module, and must not import anyio
+
+    scope = getattr(request, "scope", None)
+    receive = getattr(request, "receive", request)
+    if not callable(receive) or (isinstance(scope, dict) and scope.get("type") != "http"):
+        raise TypeError(
+            f"while_connected takes an HTTP request or its `receive`, not {type(request).__name__}"
+        )
+    problems: list[Exception] = []
+
+    async def watch() -> None:
+        try:
+            while (message := await receive())["type"] != "http.disconnect":
+                # The server sends an empty body for a request without one.
+                if message["type"] != "http.request":
+                    raise RuntimeError(f"while_connected got {message['type']}: it is for HTTP")
+                if message.get("body") or message.get("more_body"):
+                    raise RuntimeError("read the body of the request before while_connected")
+        except Exception as error:
+            problems.append(error)
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        try:
+            yield
+        except Exception as error:  # raised below, as if there were no task group
+            problems.insert(0, error)
+        group.cancel_scope.cancel()
+    if problems:
+        try:
+            raise problems[0]
+        finally:
+            problems.clear()  # its traceback refers to this frame

@@ -1,0 +1,479 @@
+"""`serving.Batches`: which items share a batch, who gets which result or error, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool
+from aiostream.serving import Batches
+from batching import Held, double, held
+from support import Gate, run_on
+from waiters import until
+
+
+def all_tasks() -> set[Any]:
+    """Those of asyncio's loop. On trio no task can be cancelled by itself."""
+    try:
+        return asyncio.all_tasks()
+    except RuntimeError:  # no loop of asyncio runs
+        return set()
+
+
+# ------------------------------------------------------------------------------ what shares a batch
+
+
+@pytest.mark.all_loops
+async def test_items_of_one_turn_share_a_batch_and_get_their_own_results() -> None:
+    async with StreamPool(2) as pool, Batches(pool, double, most=8) as doubled:
+        found: dict[int, int] = {}
+
+        async def ask(number: int) -> None:
+            found[number] = await doubled(number)
+
+        async with anyio.create_task_group() as group:
+            for number in range(5):
+                group.start_soon(ask, number)
+        assert found == {number: 2 * number for number in range(5)}
+        assert await doubled(7) == 14
+        assert doubled.sizes == Counter({5: 1, 1: 1})
+
+
+@pytest.mark.all_loops
+async def test_what_comes_while_the_gpu_is_busy_is_the_next_batch_in_order() -> None:
+    async with held() as (made, group):
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        await made.begin(group, *range(1, 7))
+        assert made.batches.waiting == 6
+        assert "6 items wait, 1 are in batches" in repr(made.batches)
+        assert "Batches of Held.fn" in repr(made.batches)
+    assert made.seen == [[0], [1, 2, 3, 4], [5, 6]]
+    assert made.outcomes == {number: 2 * number for number in range(7)}
+    assert made.batches.sizes == Counter({1: 1, 4: 1, 2: 1})
+
+
+async def test_many_streams_work_on_as_many_batches() -> None:
+    streams = [Stream() for _ in range(3)]
+    gate, left = Gate(), list(streams)
+
+    def fn(items: list[int]) -> list[int]:
+        gate.hold(left.pop())
+        return items
+
+    async with (
+        contextlib.AsyncExitStack() as stack,
+        StreamPool.borrow(streams) as pool,
+        Batches(pool, fn, most=2) as same,
+        anyio.create_task_group() as group,
+    ):
+        for stream in streams:
+            await stack.enter_async_context(stream)
+        # Which stream it gets does not matter: each holds another one.
+        for number in range(6):
+            group.start_soon(same, number)
+        await until(lambda: not left)
+        assert same.sizes == Counter({2: 3})
+        gate.open()
+
+
+async def test_one_item_more_than_may_wait_is_refused() -> None:
+    async with held(max_waiting=2) as (made, group):
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        await made.begin(group, 1, 2, 3)
+        assert isinstance(made.outcomes[3], PoolFullError)
+        assert "2 items wait for Batches of Held.fn" in str(made.outcomes[3])
+        assert "503" in str(made.outcomes[3])
+    # The pool's own limit is 0, and does not count.
+    assert made.seen == [[0], [1, 2]]
+
+
+# ------------------------------------------------------------------------------ cancellation
+
+
+@pytest.mark.all_loops
+async def test_an_item_that_is_cancelled_before_its_batch_is_not_in_it() -> None:
+    async with held() as (made, group):
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        await made.begin(group, 1)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as others:
+                await made.begin(others, 2)
+                assert made.batches.waiting == 2
+                scope.cancel()
+                made.gate.open()  # in the same step: the next batch begins before the task runs
+        await made.begin(group, 3)
+    assert [item for items in made.seen for item in items] == [0, 1, 3]
+    assert made.outcomes == {0: 0, 1: 2, 3: 6}
+
+
+@pytest.mark.all_loops
+async def test_a_batch_goes_on_without_a_cancelled_task() -> None:
+    async with held() as (made, group):
+        async with anyio.create_task_group() as others:
+            await made.begin(others, 0)
+            await until(lambda: made.seen == [[0]])
+            await made.begin(group, 1, 2)
+            others.cancel_scope.cancel()
+        assert made.outcomes == {}
+        made.gate.open()
+        await until(lambda: len(made.outcomes) == 2)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await made.batches(5)
+        assert scope.cancelled_caught
+        with anyio.CancelScope(shield=True):
+            assert await made.batches(6) == 12
+    assert made.seen == [[0], [1, 2], [6]]
+
+
+async def test_nothing_runs_if_all_items_of_a_batch_are_cancelled() -> None:
+    async with held() as (made, group):
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        async with anyio.create_task_group() as others:
+            await made.begin(others, 1, 2)
+            others.cancel_scope.cancel()
+    assert made.seen == [[0]]
+    assert made.batches.sizes == Counter({1: 1})
+
+
+async def test_no_request_s_variables_reach_a_batch_or_the_next_one() -> None:
+    variable = contextvars.ContextVar("variable", default="none")
+    variable.set("of the block")
+    seen = []
+
+    def fn(items: list[int]) -> list[int]:
+        seen.append(variable.get())
+        variable.set("of a batch")
+        return items
+
+    async def ask(number: int) -> None:
+        variable.set("of a request")
+        await same(number)
+        assert variable.get() == "of a request"
+
+    async with (
+        StreamPool(1) as pool,
+        Batches(pool, fn, most=1) as same,
+        anyio.create_task_group() as group,
+    ):
+        for number in range(3):
+            group.start_soon(ask, number)
+    assert seen == ["of the block"] * 3
+
+
+# ------------------------------------------------------------------------------ errors
+
+
+class ChoosyError(Exception):
+    """Its copy would fail."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+def choosy() -> Exception:
+    return ChoosyError(reason="no")
+
+
+def chained() -> Exception:
+    error = ValueError("no", 3)
+    error.__cause__ = KeyError("cause")
+    error.add_note("a note")
+    return error
+
+
+@pytest.mark.parametrize("make", [chained, choosy])
+@pytest.mark.all_loops
+async def test_an_error_reaches_each_task_of_its_batch_and_no_other(
+    make: Callable[[], Exception],
+) -> None:
+    def answer(items: list[int]) -> list[int]:
+        if 1 in items:
+            raise make()
+        return items
+
+    async with held(most=3) as (made, group):
+        made.answer = answer
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        await made.begin(group, 1, 2, 3, 4)
+    assert made.outcomes[0] == 0
+    assert made.outcomes[4] == 4
+    errors = [made.outcomes[number] for number in (1, 2, 3)]
+    assert {type(error) for error in errors} == {type(make())}
+    assert {error.args for error in errors} == {make().args}
+    assert len({id(error) for error in errors}) == (3 if make is chained else 1)
+    for error in errors:
+        names = []
+        traceback = error.__traceback__
+        while traceback is not None:
+            names.append(traceback.tb_frame.f_code.co_name)
+            traceback = traceback.tb_next
+        assert "answer" in names  # where it was raised
+    if make is chained:
+        assert {repr(error.__cause__) for error in errors} == {"KeyError('cause')"}
+        errors[0].add_note("of one task")
+        assert [error.__notes__ for error in errors[1:]] == [["a note"]] * 2
+
+
+async def test_a_result_that_is_an_exception_is_raised_in_its_own_task() -> None:
+    wrong = ValueError("this one")
+    async with held() as (made, group):
+        made.answer = lambda items: [wrong if item == 1 else item for item in items]
+        await made.begin(group, 0, 1, 2)
+    assert made.outcomes == {0: 0, 1: wrong, 2: 2}
+
+
+@pytest.mark.parametrize("results", [[], [1], [1, 2, 3], None])
+async def test_another_number_of_results_is_a_type_error_for_that_batch(results: Any) -> None:
+    async with held() as (made, group):
+        made.answer = lambda items: results if len(items) == 2 else items
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        await made.begin(group, 1, 2)
+        made.gate.open()
+        await until(lambda: len(made.outcomes) == 3)
+        assert await made.batches(3) == 3
+    assert made.outcomes[0] == 0
+    for number in (1, 2):
+        assert isinstance(made.outcomes[number], TypeError)
+        assert "Held.fn got 2 items and returned" in str(made.outcomes[number])
+        what = "NoneType" if results is None else f"{len(results)} results"
+        assert what in str(made.outcomes[number])
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+async def test_an_end_of_the_program_in_a_batch_is_raised_in_its_task(kind: Any) -> None:
+    def fn(items: list[int]) -> list[int]:
+        if items == [1]:
+            raise kind("now")
+        return items
+
+    async with StreamPool(1) as pool, Batches(pool, fn, most=1) as same:
+        # The loop would end at once if it left a task.
+        with pytest.raises(kind, match="now"):
+            await same(1)
+        assert await same(2) == 2
+
+
+async def test_a_task_of_a_batch_that_is_cancelled_leaves_no_item_waiting() -> None:
+    """As all tasks are when `asyncio.run` ends."""
+    async with held() as (made, group):
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        await made.begin(group, 1)
+        if tasks := [each for each in all_tasks() if "Batches of" in str(each)]:
+            for task in tasks:
+                task.cancel()
+            await until(lambda: len(made.outcomes) == 2)
+            assert {type(error) for error in made.outcomes.values()} == {RuntimeError}
+        made.gate.open()
+        assert await made.batches(2) == 4
+
+
+async def test_wrong_arguments_are_refused() -> None:
+    async with StreamPool(1) as pool:
+        for options, error in [
+            ({"most": 0}, ValueError),
+            ({"most": 1.5}, TypeError),
+            ({"most": 1, "max_waiting": 0}, ValueError),
+            ({"most": 1, "in_thread": 1}, TypeError),
+        ]:
+            with pytest.raises(error):
+                Batches(pool, double, **options)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="takes a StreamPool, not list"):
+            Batches([], double, most=1)  # type: ignore[call-overload]
+
+        async def awaits(items: list[int]) -> list[int]:
+            return items
+
+        with pytest.raises(TypeError, match="coroutine function"):
+            Batches(pool, awaits, most=1)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="async with"), Batches(pool, double, most=1):
+            pass
+
+
+# ------------------------------------------------------------------------------ the end
+
+
+@pytest.mark.all_loops
+async def test_the_end_waits_for_all_items_and_refuses_new_ones() -> None:
+    async with Stream() as stream:
+        made = Held(stream)
+        with pytest.raises(RuntimeError, match="within their `async with` block"):
+            await made.batches(0)
+        async with made.pool, anyio.create_task_group() as group:
+            async with made.batches:
+                with pytest.raises(RuntimeError, match="has begun before"):
+                    await made.batches.__aenter__()
+                await made.begin(group, 0)
+                await until(lambda: made.seen == [[0]])
+                await made.begin(group, *range(1, 7))
+
+                async def late() -> None:
+                    await until(lambda: "closed" in repr(made.batches))
+                    with pytest.raises(RuntimeError, match="within their `async with` block"):
+                        await made.batches(9)
+                    made.gate.open()
+
+                group.start_soon(late)
+            assert made.batches.waiting == 0
+            assert made.batches.sizes == Counter({1: 1, 4: 1, 2: 1})
+            async with made.batches:  # once more, when it is over
+                assert await made.batches(9) == 18
+    assert made.outcomes == {number: 2 * number for number in range(7)}
+
+
+async def test_a_body_that_raises_cancels_nothing() -> None:
+    async with Stream() as stream, anyio.create_task_group() as group:
+        made = Held(stream)
+        async with made.pool:
+            with pytest.raises(KeyError):
+                async with made.batches:
+                    await made.begin(group, 0)
+                    await until(lambda: made.seen == [[0]])
+                    await made.begin(group, 1)
+                    made.gate.open()
+                    raise KeyError
+            await until(lambda: len(made.outcomes) == 2)
+    assert made.outcomes == {0: 0, 1: 2}
+
+
+@pytest.mark.all_loops
+async def test_a_cancelled_end_leaves_the_batches_to_themselves() -> None:
+    async with Stream() as stream, anyio.create_task_group() as group:
+        made = Held(stream)
+        async with made.pool:
+            with anyio.CancelScope() as scope:
+                async with made.batches:
+                    await made.begin(group, 0)
+                    await until(lambda: made.seen == [[0]])
+                    await made.begin(group, 1)
+                    scope.cancel()
+            assert scope.cancelled_caught
+            assert made.outcomes == {}
+            made.gate.open()
+            await until(lambda: len(made.outcomes) == 2)
+    assert made.outcomes == {0: 0, 1: 2}
+
+
+async def test_a_closed_pool_ends_all_that_wait() -> None:
+    async with Stream() as stream, anyio.create_task_group() as group:
+        made = Held(stream)
+        async with made.batches:
+            await made.begin(group, 0)
+            await until(lambda: made.seen == [[0]])
+            await made.begin(group, 1, 2)
+            made.pool.close()
+            await until(lambda: len(made.outcomes) == 2)
+            with pytest.raises(StreamClosedError):
+                await made.batches(3)
+        # The end did not wait for the GPU, which may hang.
+        assert 0 not in made.outcomes
+        made.gate.open()
+        await until(lambda: len(made.outcomes) == 3)
+    assert made.outcomes[0] == 0
+    assert all(isinstance(made.outcomes[n], StreamClosedError) for n in (1, 2))
+    assert made.outcomes[1] is not made.outcomes[2]
+
+
+@pytest.mark.cuda_leaks(1)
+async def test_a_lost_context_ends_all_that_wait(breakable: Any) -> None:
+    async with anyio.create_task_group() as group:
+        stream = Stream()
+        made = Held(stream)
+        async with made.batches:
+            await made.begin(group, 0)
+            await until(lambda: made.seen == [[0]])
+            await made.begin(group, 1, 2)
+            breakable.break_context(700)
+            await until(lambda: len(made.outcomes) == 3)
+            with pytest.raises(aiostream.ContextFailedError):
+                await made.batches(3)
+        made.gate.open()
+        for thing in (made.pool, stream):
+            with contextlib.suppress(aiostream.CudaError):
+                thing.close()
+    assert all(isinstance(error, aiostream.ContextFailedError) for error in made.outcomes.values())
+    assert len({id(error) for error in made.outcomes.values()}) == 3
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_loop_that_is_closed_in_the_middle(kind: str) -> None:
+    """Its tasks never run again. Another loop uses the batches, and nothing is kept."""
+    if kind == "uvloop":
+        pytest.importorskip("uvloop")
+    made: Any = None
+
+    async def leave() -> None:
+        await made.batches.__aenter__()
+        tasks: list[Any] = [asyncio.ensure_future(made.ask(n)) for n in range(2)]
+        await until(lambda: made.seen == [[0, 1]])
+        for task in {*tasks, *asyncio.all_tasks()}:  # else asyncio reports them
+            task._log_destroy_pending = False
+
+    async def use() -> None:
+        made.gate.open()
+        with pytest.raises(RuntimeError, match="in tasks of its loop"):
+            await made.batches(5)
+        async with made.batches:
+            # The stream comes back when the dead task is gone.
+            await until(lambda: gc.collect() >= 0 and made.pool.lent == 0)
+            assert await made.batches(5) == 10
+        await made.pool.aclose()
+
+    with contextlib.closing(Stream()) as stream:
+        made = Held(stream)
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(leave())
+        finally:
+            loop.close()
+        del loop
+        gc.collect()
+        run_on(kind, use)
+
+
+async def test_nothing_is_kept_when_an_item_is_over() -> None:
+    class Big:
+        pass
+
+    kept: list[weakref.ref[Big]] = []
+
+    def fn(items: list[Any]) -> list[Any]:
+        if len(items) == 2:
+            raise ValueError
+        return [Big() for _ in items]
+
+    async with StreamPool(1) as pool, Batches(pool, fn, most=2) as made:
+
+        async def ask() -> None:
+            item = Big()
+            kept.append(weakref.ref(item))
+            with contextlib.suppress(ValueError):
+                kept.append(weakref.ref(await made(item)))
+
+        gc.collect()
+        gc.disable()
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(ask)
+            assert len(kept) == 4
+            await until(lambda: [reference() for reference in kept] == [None] * 4)
+        finally:
+            gc.enable()
