@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_list_of
-from aiostream._runtime import process
+from aiostream._runtime import loops, process
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
 from aiostream.errors import CudaError, StreamClosedError
@@ -159,6 +159,9 @@ class RunMethods:
             return result
         checks.plain_function(fn, "run")
         operand = self._operand
+        launches = loops.current_bridge().launches
+        if launches.wait:
+            await waiting.launch_turn(launches)
         call: Callable[[], T] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
         if operand.shared.currents:
@@ -167,7 +170,11 @@ class RunMethods:
         work = _native.Work(operand, self._mode, call, _give_up)
         try:
             wait_list = operand.wait_list or wait_list_of(operand)
-            refusal = work.begin(operand.handle, wait_list, operand.shared.held)
+            began = waiting.now()
+            try:
+                refusal = work.begin(operand.handle, wait_list, operand.shared.held)
+            finally:
+                launches.note(waiting.now() - began)
             if refusal:
                 captures = refusal <= _native.RESULT_CAPTURING
                 refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
