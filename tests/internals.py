@@ -22,7 +22,7 @@ from aiostream._handles import interop
 from aiostream._handles import operand as _operand
 from aiostream._objects import captures, runs
 from aiostream._observers import blocked, trace_files
-from aiostream._runtime import loops, observing, process, stuck
+from aiostream._runtime import launchers, loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
@@ -85,8 +85,8 @@ def library_of(address: int | None) -> str:
 
 
 def blocking_kinds() -> tuple[str, ...]:
-    """The kinds of calls, as the forwarding library numbers them."""
-    return forwarding.KINDS
+    """The kinds of calls, as the forwarding library numbers them, and that of long launches."""
+    return *forwarding.KINDS, "launches"
 
 
 def blocking_advice() -> dict[str, str]:
@@ -257,7 +257,7 @@ ENQUEUE_STEPS = {
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
 
-START_STEPS = {function.__code__ for function in (process.start, process._start_serving)}
+START_STEPS = {function.__code__ for function in (process.start, process.start_serving)}
 """The code of all that Python does for the library's first use, once the driver is loaded."""
 
 STEPS_WITH_LOCKS = START_STEPS | {
@@ -475,7 +475,7 @@ def owners() -> list[Any]:
 
 def describe(owner: Any) -> str:
     """Says what a point stands for."""
-    names = ("is_pending", "stream", "future", "is_ordered", "unstarted")
+    names = ("is_pending", "stream", "future", "is_ordered", "taken")
     return f"{type(owner).__name__} {[getattr(owner, name, None) for name in names]}"
 
 
@@ -589,6 +589,17 @@ def report_problem(what: str, finding: str, remedy: str) -> int:
 def other_distribution() -> str | None:
     """Returns where the metadata of PyPI's other aiostream lies, or None."""
     return clash.other_distribution()
+
+
+# ---------------------------------------------------------------------------------------- launches
+
+LAUNCH_PLACES = launchers._PLACES
+"""How many launching threads call functions at the same time."""
+
+
+def limit_launch_patience(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A launching thread may be in a call for so many seconds and keep its place."""
+    patch.setattr(launchers, "_PATIENCE", seconds)
 
 
 # ---------------------------------------------------------------------------------------- benchmark

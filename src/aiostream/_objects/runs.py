@@ -247,6 +247,14 @@ class RunMethods:
             if pool._has_own:
                 args = cast("Any", (stream._own, *args))
         operand = stream._operand
+        launches = loops.current_bridge().launches
+        if launches.wait:
+            try:
+                await waiting.launch_turn(launches)
+            except BaseException as problem:
+                if pool is not None:
+                    pool._give(stream, loan, problem)
+                raise
         call: Callable[[], Any] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
         if operand.shared.currents:
@@ -255,7 +263,11 @@ class RunMethods:
         work = _native.Work(operand, stream._mode, call, _end)
         try:
             wait_list = operand.wait_list or wait_list_of(operand)
-            refusal = work.begin(operand.handle, wait_list, operand.shared.held)
+            began = waiting.now()
+            try:
+                refusal = work.begin(operand.handle, wait_list, operand.shared.held)
+            finally:
+                launches.note(waiting.now() - began)
             if refusal:
                 if isinstance(refusal, GeneratorType):
                     result = await halves.drive(work)

@@ -400,6 +400,7 @@ static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
 
 static PyMethodDef completion_methods[] = {
     {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
+    {"expect", Completion_expect, METH_VARARGS, "Takes a ticket: another thread does the rest."},
     {"reserve", Completion_reserve, METH_VARARGS, "Reserves a wait: 0, or a refusal."},
     {"run", Completion_run, METH_VARARGS, "Calls a function and records an event behind its work."},
     {"fire", Completion_fire, METH_VARARGS, "Ends it with a status in place of recording."},

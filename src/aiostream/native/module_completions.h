@@ -61,6 +61,7 @@ void completion_leak(CompletionObject *);
 void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
 extern PyMethodDef enqueue_functions[], drain_functions[];
+PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_reserve(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
 PyObject *Completion_fire(PyObject *, PyObject *args);

@@ -249,7 +249,19 @@ end:
     return answer;
 }
 
-/* The two steps of an enqueue that another thread carries out. */
+/* The steps of an enqueue that another thread carries out. */
+
+/* expect(context, queue): takes a ticket, in the thread of the loop, and makes no driver call. So
+ * the queue is not another loop's when the other thread reserves the wait or fires the ticket. */
+PyObject *Completion_expect(PyObject *object, PyObject *args) {
+    CompletionObject *self = (CompletionObject *)object;
+    struct context *context;
+    if (!PyArg_ParseTuple(args, "O&O&", to_context, &context, to_queue, &self->queue)) return NULL;
+    if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was expected before");
+    self->ticket = point_reserve(self->queue, context, KIND_POLLED);
+    if (!self->ticket) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
 
 /* reserve(wait_list, queue, strategy, handle): 0, or a refusal. */
 PyObject *Completion_reserve(PyObject *object, PyObject *args) {
@@ -259,9 +271,12 @@ PyObject *Completion_reserve(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O&O&O&O&", to_wait_list, &reserving.list, to_queue, &self->queue,
                           to_strategy, &reserving.strategy, to_handle, &stream))
         return NULL;
-    if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was reserved before");
+    if (self->wait) return PyErr_Format(PyExc_ValueError, "it was reserved before");
     if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
+    uint64_t expected = self->ticket;
     int status = reserve(&reserving, stream);
+    if (status) self->ticket = expected;
+    else if (expected) point_unreserve(expected);
     unpin_here(stream);
     return PyLong_FromLong(status);
 }
@@ -272,7 +287,7 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     struct handle *stream;
     PyObject *call;
     if (!PyArg_ParseTuple(args, "O&O", to_handle, &stream, &call)) return NULL;
-    if (!self->ticket || self->recorded)
+    if (!self->wait || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
     int refusal = push_from_python(stream);
     if (refusal) return PyLong_FromLong(refusal);
@@ -287,11 +302,12 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     int status;
     if (!PyArg_ParseTuple(args, "i", &status) || refuse_in_child()) return NULL;
-    if (!self->wait || self->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
+    if (!self->ticket || self->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was not expected, or was recorded before");
     self->recorded = true;
     own(self->ticket, object, 0);
-    wait_fire_unrecorded(self->wait, status);
+    if (self->wait) wait_fire_unrecorded(self->wait, status);
+    else point_arm_polled(self->ticket), point_fire(self->ticket, status);
     Py_RETURN_NONE;
 }
 

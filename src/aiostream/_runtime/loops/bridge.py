@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiostream import _native
+from aiostream._runtime.launches import Launches
 
 
 class Bridge:
@@ -33,11 +34,12 @@ class Bridge:
         # close it. Each pops the number first, and one pop succeeds. Queues are recycled, so a
         # second close would close the queue of the next owner.
         self._unclosed: list[int] = []
+        self.launches = Launches()
         # The queue's number goes into the list inside of the native call, because an interrupt
         # between the call and an assignment would lose the queue. The loop has a reader on the
         # descriptor, which is readable if something has arrived or a wait's timer is due.
         self.descriptor = _native.queue_open(self._unclosed)
-        self.queue = self._unclosed[0]
+        self.queue = self.launches.queue = self._unclosed[0]
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
@@ -59,6 +61,7 @@ class Bridge:
             # own.
             self.asked, self.at_once = False, True
             _native.drain(self.queue, False)
+            self.launches.drained()
             if self.questions is not None:
                 self.questions.ask()
         except BaseException:
@@ -78,7 +81,8 @@ class Bridge:
             queue = self._unclosed.pop()
         except IndexError:  # it was closed before
             return
-        self.questions = None  # they refer to tasks, which may refer to the loop
+        # They refer to tasks, which may refer to the loop.
+        self.questions, self.launches.waiting = None, []
         _native.queue_close(queue)
 
     def must_yield(self) -> bool:
