@@ -121,9 +121,13 @@ class Replica:
         return self.memory[: len(numbers)]
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.all_loops
-async def test_a_method_in_two_halves_reads_the_memory_of_its_own_stream() -> None:
-    async with StreamPool(2, each=Replica) as pool, Batches(pool, Replica.double, most=4) as twice:
+async def test_a_method_in_two_halves_reads_the_memory_of_its_own_stream(in_thread: bool) -> None:
+    async with (
+        StreamPool(2, each=Replica) as pool,
+        Batches(pool, Replica.double, most=4, in_thread=in_thread) as twice,
+    ):
         found: dict[int, int] = {}
 
         async def ask(number: int) -> None:
