@@ -142,7 +142,7 @@ class _Entry(Observation):
             return args
         fn, *others = args
         try:
-            checks.plain_function(fn, self.call, halves=self.call == "Stream.run")
+            checks.plain_function(fn, self.call, halves=self.call.startswith("Stream.run"))
         except TypeError:  # the call itself raises the error
             return args
 

@@ -325,6 +325,30 @@ class Stream(aiostream.Stream):
         await super().__aexit__(kind, error, traceback)
 """
 
+BATCHES = """
+from collections.abc import Generator
+from typing import assert_type
+
+import aiostream
+from aiostream import serving
+
+
+class Replica:
+    def __init__(self, stream: aiostream.Stream) -> None: ...
+
+    def plain(self, items: list[int]) -> list[str]:
+        return []
+
+    def halves(self, items: list[int]) -> Generator[None, None, list[str]]:
+        yield
+        return []
+
+
+async def ask(pool: aiostream.StreamPool[Replica]) -> None:
+    assert_type(await serving.Batches(pool, Replica.plain, most=2)(1), str)
+    assert_type(await serving.Batches(pool, Replica.halves, most=2, in_thread=True)(1), str)
+"""
+
 A_METHOD_THAT_A_POOL_DOES_NOT_HAVE = """
 import aiostream
 
@@ -342,7 +366,7 @@ def test_type_checkers_accept_what_is_right_and_refuse_what_is_wrong(
     # README's programs need torch, which is installed nowhere here.
     shown = [each.code for each in programs_of(ROOT / "docs/batches.md") if not each.needs]
     assert shown
-    right = [*shown, EACH_NAME, A_SUBCLASS_WITH_AN_END_OF_ITS_OWN]
+    right = [*shown, EACH_NAME, BATCHES, A_SUBCLASS_WITH_AN_END_OF_ITS_OWN]
     files = {f"right_{number}.py": program for number, program in enumerate(right)}
     files["wrong.py"] = A_METHOD_THAT_A_POOL_DOES_NOT_HAVE
     output = check_types(checker, tmp_path, files)

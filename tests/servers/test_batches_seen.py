@@ -6,6 +6,7 @@ import contextlib
 import functools
 import random
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import anyio
@@ -102,6 +103,41 @@ async def test_in_a_thread_each_gets_its_own_result() -> None:
                     group.start_soon(ask, number)
         assert found == {number: 2 * number for number in range(9)}
         assert doubled.sizes == Counter({4: 2, 1: 1})
+
+
+# ------------------------------------------------------------------------------ in two halves
+
+
+class Replica:
+    """What belongs to one stream: memory that the next batch overwrites."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.memory = stream, [0] * 4
+
+    def double(self, numbers: list[int]) -> Generator[None, None, list[int]]:
+        self.memory[: len(numbers)] = [2 * number for number in numbers]
+        spin(self.stream, 0.0005)
+        yield
+        return self.memory[: len(numbers)]
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.all_loops
+async def test_a_method_in_two_halves_reads_the_memory_of_its_own_stream(in_thread: bool) -> None:
+    async with (
+        StreamPool(2, each=Replica) as pool,
+        Batches(pool, Replica.double, most=4, in_thread=in_thread) as twice,
+    ):
+        found: dict[int, int] = {}
+
+        async def ask(number: int) -> None:
+            found[number] = await twice(number)
+
+        async with anyio.create_task_group() as group:
+            for number in range(40):
+                group.start_soon(ask, number)
+        assert found == {number: 2 * number for number in range(40)}
+        assert twice.sizes == Counter({4: 10})
 
 
 # ------------------------------------------------------------------------------ at random

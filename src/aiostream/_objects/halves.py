@@ -68,13 +68,18 @@ def _settings(operand: Operand) -> dict[str, tuple[Callable[[], Any], Callable[[
 class Halves:
     """One generator. See the module."""
 
-    def __init__(self, operand: Operand, generator: Generator[object, None, Any]) -> None:
+    def __init__(
+        self,
+        operand: Operand,
+        generator: Generator[object, None, Any] | None,
+        context: contextvars.Context,
+    ) -> None:
         self.operand = operand
         self.generator: Any = generator
         self.ended = self.threw = False  # `threw`: an error was thrown in last
         self.value: Any = None
         self.taken: list[object] = []
-        self.context = contextvars.Context()  # in which it is closed
+        self.context = context  # in which it is closed
 
     @property
     def is_open(self) -> bool:
@@ -170,15 +175,18 @@ async def drive(work: _native.Work) -> Any:
     The result of `work` is the generator, and from now on a `Halves`. If this raises, or an error
     was thrown in last, the work has not ended, and the caller leaves it.
     """
-    work.result = halves = Halves(work._operand, work.result)
+    work.result = halves = Halves(work._operand, work.result, contextvars.copy_context())
     failed: Exception | None = None
     try:
         while True:
+            launches = loops.current_bridge().launches
+            if launches.wait:
+                await waiting.launch_turn(launches)
             began = waiting.now()
             try:
                 _advance(work, failed)
             finally:
-                loops.current_bridge().launches.note(waiting.now() - began)
+                launches.note(waiting.now() - began)
             if halves.ended and halves.threw:
                 return halves.value
             failed, work.in_halves = None, not halves.ended

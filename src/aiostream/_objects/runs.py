@@ -253,6 +253,13 @@ class RunMethods:
                 args = cast("Any", (stream._own, *args))
         operand = stream._operand
         launches = loops.current_bridge().launches
+        if launches.wait:
+            try:
+                await waiting.launch_turn(launches)
+            except BaseException as problem:
+                if pool is not None:
+                    pool._give(stream, loan, problem)
+                raise
         call: Callable[[], Any] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
         if operand.shared.currents:
@@ -260,8 +267,6 @@ class RunMethods:
         # Only this frame refers to it: see its type.
         work = _native.Work(operand, stream._mode, call, _end)
         try:
-            if launches.wait:
-                await waiting.launch_turn(launches)
             wait_list = operand.wait_list or wait_list_of(operand)
             began = waiting.now()
             try:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, TypeVar
+from types import GeneratorType
+from typing import Any, TypeVar, cast, overload
 
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list, pinned
+from aiostream._objects.halves import Halves
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
 from aiostream._waits import waiting
-from aiostream.errors import CudaError
+from aiostream.errors import CudaError, StreamClosedError
 
 T = TypeVar("T")
 
@@ -45,7 +47,14 @@ class _ThreadCall(Completion):
     into `taken`, and one entry succeeds: so either `work` or `cancel` comes first.
     """
 
-    def __init__(self, operand: Operand, function: Callable[[], Any], limiter: Any) -> None:
+    def __init__(
+        self,
+        operand: Operand,
+        function: Callable[[], Any],
+        limiter: Any,
+        halves: Halves,
+        bare: bool = False,
+    ) -> None:
         operand.context._ensure_monitored()
         future = loops.current_bridge().new_future()
         super().__init__(future, operand.name, function)
@@ -53,6 +62,8 @@ class _ThreadCall(Completion):
             future_made(future)
         self.operand = operand
         self.limiter = limiter
+        self.halves = halves  # of the function, if it is one
+        self.bare = bare  # the function is called without the stream
         self.taken: dict[str, str] = {}
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
@@ -91,8 +102,12 @@ class _ThreadCall(Completion):
             return
         status = 0
         try:
-            with pinned(self.operand):
-                answer = self._launch()
+            answer = None
+            if self.bare:
+                self._call()
+            else:
+                with pinned(self.operand):
+                    answer = self._launch()
             if answer is not None:
                 self.refusal, status = answer[0], _UNKNOWN_ERROR
                 # Asked in this thread, which has met it.
@@ -143,6 +158,7 @@ class _ThreadCall(Completion):
             self._let_go()
             super().cancel()
             self.give_back()
+            self._close(0)
         else:
             super().cancel()
 
@@ -165,8 +181,18 @@ class _ThreadCall(Completion):
                 held, self.raised = [self.raised], None
                 process.release_in_thread(held)
             super().complete(code, orphaned)
+        if orphaned or self.is_cancelled:
+            self._close(code or self.refusal)
         if not orphaned:  # the janitor runs no loop, and a limiter takes a token back only in one
             self.give_back()
+
+    def _close(self, code: int) -> None:
+        # No half runs, and the GPU has passed the last one, or `code` says why that is not known.
+        halves = self.halves
+        if halves.is_open:
+            launchers.call(partial(halves.context.run, _close, halves, code))
+        else:
+            _end(halves)
 
     def give_back(self) -> None:
         """Gives the token back to the limiter, once."""
@@ -181,6 +207,41 @@ class _ThreadCall(Completion):
         # It is not there if an interrupt came before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
             self.operand.shared.held.remove(self)
+
+
+def _begin(halves: Halves, call: Callable[[], Any]) -> Any:
+    """Calls the user's function in the worker thread, and a generator up to its first `yield`."""
+    result = call()
+    if isinstance(result, GeneratorType):
+        halves.generator = result
+        halves.taken.append(call)  # as long as the generator
+        halves.operand.shared.held.append(halves)
+        halves.step()
+    return result
+
+
+def _close(halves: Halves, code: int) -> None:
+    """Closes a generator in a launching thread, because its task has gone."""
+    operand = halves.operand
+    if code:
+        halves.take()
+    try:
+        try:
+            with pinned(operand, "cuCtxPushCurrent"), operand.context._pushed():
+                in_libraries(operand, halves.close)()
+        except (CudaError, StreamClosedError):
+            halves.close()  # without the stream, which is gone, or again
+    except Exception as error:
+        _native.write_unraisable(error, "the close of a function in two halves")
+    _end(halves)
+
+
+def _end(halves: Halves) -> None:
+    """The generator has ended, or there was none."""
+    shared = halves.operand.shared
+    with contextlib.suppress(ValueError):
+        shared.held.remove(halves)
+    shared.let_go()
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
@@ -226,6 +287,16 @@ class ThreadStream:
 
     _operand: Operand  # set by `Stream`
 
+    @overload
+    async def run_in_thread(
+        self,
+        fn: Callable[..., Generator[None, None, T]],
+        /,
+        *args: Any,
+        limiter: Any = None,
+        **kwargs: Any,
+    ) -> T: ...
+    @overload
     async def run_in_thread(
         self,
         fn: Callable[..., T],  # a lambda has no inferred type if its first parameter is given
@@ -233,7 +304,10 @@ class ThreadStream:
         *args: Any,
         limiter: Any = None,
         **kwargs: Any,
-    ) -> T:
+    ) -> T: ...
+    async def run_in_thread(
+        self, fn: Callable[..., Any], /, *args: Any, limiter: Any = None, **kwargs: Any
+    ) -> Any:
         """Calls `fn(*args, **kwargs)` in a worker thread, and waits until its work is done.
 
         Use it for a function whose Python takes milliseconds, such as the forward of an eager
@@ -293,17 +367,42 @@ class ThreadStream:
         if observers and not is_observed():
             name, method = "Stream.run_in_thread", ThreadStream.run_in_thread
             return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
-        checks.plain_function(fn, "run_in_thread")
+        checks.plain_function(fn, "run_in_thread", halves=True)
         operand = self._operand
-        if limiter is None:
-            function = launchers.in_context(fn, *args, **kwargs)
-        elif hasattr(limiter, "acquire_on_behalf_of_nowait"):
-            function = partial(fn, *args, **kwargs)  # anyio gives it the context
-        else:
+        if limiter is not None and not hasattr(limiter, "acquire_on_behalf_of_nowait"):
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        call = _ThreadCall(operand, function, limiter)
-        del function  # this frame would keep what it holds
-        future: Any = call.future
+        halves = Halves(operand, None, launchers.copied_context(limiter is None))
+        step: Any = partial(_begin, halves, partial(fn, *args, **kwargs))
+        del args, kwargs  # this frame would keep what they hold
+        bare = False
+        try:
+            while True:
+                try:
+                    function: Any = partial(halves.context.run, step)
+                    call = _ThreadCall(operand, function, limiter, halves, bare)
+                    result = await self._in_thread(call)
+                    if halves.generator is None:
+                        return result
+                    if halves.ended:
+                        return halves.value
+                    # If it has caught an error, what it has enqueued since then has no event yet.
+                    step, bare = int if bare else halves.step, False
+                except (CudaError, StreamClosedError) as problem:
+                    if not halves.is_open:
+                        raise
+                    halves.take()
+                    step, bare = partial(halves.step, problem), True
+                except Exception:
+                    if halves.is_open:  # it has yielded once more
+                        call._close(0)
+                    raise
+        finally:
+            step = function = None  # its traceback refers to this frame
+            if not halves.is_open:
+                _end(halves)
+
+    async def _in_thread(self, call: _ThreadCall) -> Any:
+        limiter, future = call.limiter, cast("Any", call.future)
         try:
             expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
             call.begin()
@@ -313,11 +412,11 @@ class ThreadStream:
             else:
                 await _call_by(limiter, call)
             try:
-                result: T = await future
+                result = await future
             except CudaError:
                 if call.raised is None:
                     raise
-        except BaseException:
+        except BaseException as problem:
             try:
                 call.cancel()
             except BaseException:
@@ -326,7 +425,9 @@ class ThreadStream:
             # The work may have failed before, while the task still waited for the thread. The task
             # gets another error, and asyncio would report that no task has read that one.
             if future.done() and not future.cancelled():
-                future.exception()
+                failed = future.exception() is not None
+                if not isinstance(problem, CudaError):
+                    call._close(_UNKNOWN_ERROR if failed else 0)
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None
@@ -339,7 +440,7 @@ class ThreadStream:
                 # The traceback refers to this frame. If the frame referred to the error, they would
                 # keep each other alive, and all that the frames hold.
                 del raised, call, future
-                result = None  # type: ignore[assignment]
+                result = None
         return result
 
     async def enqueue_in_thread(
