@@ -237,6 +237,9 @@ class RunMethods:
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         checks.plain_function(fn, "run", halves=True)
         operand = self._operand
+        launches = loops.current_bridge().launches
+        if launches.wait:
+            await waiting.launch_turn(launches)
         call: Callable[[], Any] = partial(fn, *args, **kwargs)
         # The way into torch and cupy holds the result too.
         if operand.shared.currents:
@@ -245,7 +248,11 @@ class RunMethods:
         work = _native.Work(operand, self._mode, call, _end)
         try:
             wait_list = operand.wait_list or wait_list_of(operand)
-            refusal = work.begin(operand.handle, wait_list, operand.shared.held)
+            began = waiting.now()
+            try:
+                refusal = work.begin(operand.handle, wait_list, operand.shared.held)
+            finally:
+                launches.note(waiting.now() - began)
             if refusal:
                 if isinstance(refusal, GeneratorType):
                     result = await halves.drive(work)

@@ -24,6 +24,7 @@ from aiostream._base import checks, driver, hints
 from aiostream._handles.operand import Operand, in_libraries, order_of, wait_list_of
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion
+from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
 from aiostream.enums import WaitLike, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
@@ -35,6 +36,7 @@ __all__ = ["default_wait", "set_default_wait"]
 _SLICE = 0.025
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
+now = time.perf_counter_ns
 # The number of each strategy in native code. Streams look it up once, because a lookup in each wait
 # would take longer than all else.
 MODES = {WaitStrategy(name): number for number, name in enumerate(_native.WAIT_STRATEGIES)}
@@ -245,6 +247,24 @@ def synchronize(awaited: Any, limit: float | None) -> None:
     driver.raise_for(answer or 0, "cuEventQuery", operand.name)
 
 
+async def launch_turn(launches: Launches) -> None:
+    """Waits until this loop has time for another launch: see `_runtime/launches.py`.
+
+    Call it if `launches.wait` is true, and ask afterwards what may have changed meanwhile.
+
+    Cancellation: raises at once.
+    """
+    place = 0
+    while launches.must_wait(place):
+        future = _current_bridge().new_future()
+        place = launches.enter(place, future)
+        try:
+            await future
+        except BaseException:
+            future.cancel()
+            raise
+
+
 def require_ready(operand: Operand, recent: bool = False) -> None:
     """Raises, before work is enqueued, what would refuse a wait behind that work.
 
@@ -291,18 +311,22 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
         future = bridge.new_polled_future()
         if observers:
             future_made(future)
-        answer = _native.enqueue(
-            operand.handle,
-            wait_list,
-            bridge.queue,
-            mode,
-            future,
-            in_libraries(operand, call) if shared.currents else call,
-            keepalive,
-            shared.order or order_of(operand),
-            operand.name,
-            bridge.at_once,
-        )
+        began = now()
+        try:
+            answer = _native.enqueue(
+                operand.handle,
+                wait_list,
+                bridge.queue,
+                mode,
+                future,
+                in_libraries(operand, call) if shared.currents else call,
+                keepalive,
+                shared.order or order_of(operand),
+                operand.name,
+                bridge.at_once,
+            )
+        finally:
+            bridge.launches.note(now() - began)
         if answer is True:
             bridge.at_once = not bridge.must_yield()
         elif answer is not None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiostream import _native
+from aiostream._runtime.launches import Launches
 
 
 class Bridge:
@@ -43,6 +44,7 @@ class Bridge:
         # Whether a future may be done when it is made. Not from when these have used up their share
         # of a turn until the next drain, because a task that awaits a done future does not yield.
         self.at_once = True
+        self.launches = Launches(self.queue)
         # The waits of `aiostream.ready`, if there was one: see `_waits/ready.py`.
         self.questions: Any = None
 
@@ -58,6 +60,7 @@ class Bridge:
             # own.
             self.asked, self.at_once = False, True
             _native.drain(self.queue, False)
+            self.launches.drained()
             if self.questions is not None:
                 self.questions.ask()
         except BaseException:
@@ -77,7 +80,8 @@ class Bridge:
             queue = self._unclosed.pop()
         except IndexError:  # it was closed before
             return
-        self.questions = None  # they refer to tasks, which may refer to the loop
+        # They refer to tasks, which may refer to the loop.
+        self.questions, self.launches.waiting = None, []
         _native.queue_close(queue)
 
     def must_yield(self) -> bool:

@@ -1,0 +1,95 @@
+"""The turns of launches: how long the functions of users may keep a loop before it goes on.
+
+A launch is a function that enqueues work, in the thread of a loop. Launches that have kept the loop
+for a millisecond have used up its turn. From then on tasks that want to launch wait in one queue,
+first come, first served. The second drain of the loop's bridge begins the next turn, and wakes as
+many of them as the last launches fitted into a millisecond. Between the two drains the loop does
+everything else, because a task that the first one woke would come before the timers that are due.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any
+
+from aiostream import _native
+from aiostream._runtime import completion
+
+_TURN = 1_000_000  # nanoseconds
+
+# From how many nanoseconds on a launch is reported, and to what. Any thread, one assignment each.
+limit: float = math.inf
+report: Callable[[int], object] = int
+
+
+class Launches:
+    """The launches of one loop. It does not refer to the bridge, so waiting tasks may hold it.
+
+    Threads: the loop's thread.
+    """
+
+    def __init__(self, queue: int) -> None:
+        self._queue = queue  # the number of the bridge's
+        # Whether a task that wants to launch has to wait.
+        self.wait = False
+        # How many drains it takes until the next turn. If there are any, the bridge's descriptor is
+        # readable, so a drain will come.
+        self._drains = 0
+        self._spent = self._count = 0  # of this turn
+        self._fitting = 1  # how many launches a turn has time for, by the last ones
+        # Futures of tasks that wait, by the order in which the tasks came.
+        self.waiting: list[tuple[int, Any]] = []
+        self._latest = 0
+
+    def note(self, nanoseconds: int) -> None:
+        """Notes how long a launch has kept the loop."""
+        self._count += 1
+        self._spent += nanoseconds
+        if self._spent >= _TURN and not self._drains:
+            self._end_turn()
+        if nanoseconds >= limit:
+            report(nanoseconds)
+
+    def _end_turn(self) -> None:
+        # This comes first, because after an interrupt in between no drain would come.
+        _native.queue_wake(self._queue)
+        self._drains = 1 if self._fitting > 3 else 2
+        self.wait = True
+
+    def must_wait(self, place: int) -> bool:
+        """Whether a task has to wait: a new one, or one that was woken in its turn."""
+        return self._spent >= _TURN if place else self.wait
+
+    def enter(self, place: int, future: Any) -> int:
+        """Has a task wait, and returns its place, which it keeps. 0: it has none yet."""
+        if not place:
+            self._latest = place = self._latest + 1
+        heapq.heappush(self.waiting, (place, future))
+        return place
+
+    def drained(self) -> None:
+        """A drain of the bridge: begins a turn, and wakes the tasks whose turn it is."""
+        if self._drains > 1:
+            _native.queue_wake(self._queue)
+            self._drains -= 1
+            return
+        if self._count:
+            self._fitting = max(1, _TURN * self._count // max(1, self._spent))
+            self._spent = self._count = 0
+        if not self._drains:
+            return
+        is_full = len(self.waiting) >= self._fitting
+        if is_full:
+            self._end_turn()
+        for _ in range(self._fitting):
+            while self.waiting and self.waiting[0][1].done():  # its task was cancelled
+                heapq.heappop(self.waiting)
+            if not self.waiting:
+                break
+            # It leaves the queue afterwards, because an interrupt may come in between.
+            completion.set_result(self.waiting[0][1], None)
+            heapq.heappop(self.waiting)
+        if not is_full:
+            self.wait, self._drains = False, 0
