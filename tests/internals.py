@@ -258,7 +258,7 @@ ENQUEUE_STEPS = {
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
 
-START_STEPS = {function.__code__ for function in (process.start, process._start_serving)}
+START_STEPS = {function.__code__ for function in (process.start, process.start_serving)}
 """The code of all that Python does for the library's first use, once the driver is loaded."""
 
 STEPS_WITH_LOCKS = START_STEPS | {
@@ -483,7 +483,7 @@ def owners() -> list[Any]:
 
 def describe(owner: Any) -> str:
     """Says what a point stands for."""
-    names = ("is_pending", "stream", "future", "is_ordered", "unstarted")
+    names = ("is_pending", "stream", "future", "is_ordered", "taken")
     return f"{type(owner).__name__} {[getattr(owner, name, None) for name in names]}"
 
 

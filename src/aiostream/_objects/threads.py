@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list
-from aiostream._runtime import loops, process
+from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
 from aiostream._waits import waiting
@@ -26,6 +26,12 @@ from aiostream.errors import CudaError
 T = TypeVar("T")
 
 _UNKNOWN_ERROR = 999
+# What `from_thread` of anyio or trio says in a thread of another library.
+_NEEDS_LIMITER = ("AnyIO worker thread", "thread wasn't created by Trio")
+_WITH_LIMITER = (
+    "run_in_thread calls fn in a thread of aiostream. With `limiter=anyio.CapacityLimiter(n)` it is"
+    " one of anyio's, and `from_thread` works"
+)
 
 
 class _ThreadCall(Completion):
@@ -35,9 +41,8 @@ class _ThreadCall(Completion):
     if the task has gone. Until then the arguments and the result are kept alive. If the task has
     gone before the function has returned, the limiter's token stays taken.
 
-    Threads: `run` is called in the worker thread, and the rest in the loop's. Each pops the one
-    item of `unstarted`, and one pop succeeds: so either `run` or `cancel` comes first. `cancel`
-    puts it into `withdrawn`.
+    Threads: `work` is called in the worker thread, and the rest in the loop's. Each enters itself
+    into `taken`, and one entry succeeds: so either `work` or `cancel` comes first.
     """
 
     def __init__(self, operand: Operand, function: Callable[[], Any], limiter: Any) -> None:
@@ -48,9 +53,7 @@ class _ThreadCall(Completion):
             future_made(future)
         self.operand = operand
         self.limiter = limiter
-        self.unstarted, self.withdrawn = [True], list[bool]()
-        # One item while it pins the stream. Popped once, by the worker or by `cancel`.
-        self.pins: list[bool] = []
+        self.taken: dict[str, str] = {}
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
         self.raised: BaseException | None = None  # by the function
@@ -70,9 +73,8 @@ class _ThreadCall(Completion):
         super().cancel()
 
     def prepare(self) -> None:
-        """Takes what `run` needs. From now on `run` or `cancel` ends it, and the stream stays."""
+        """Takes what `work` needs, and pins the stream. From now on `work` or `cancel` ends it."""
         operand = self.operand
-        # What may be refused is asked again, because the task may have waited long for its token.
         # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
         # and the worker records the event.
         queue, handle = loops.current_bridge().queue, operand.handle
@@ -80,24 +82,17 @@ class _ThreadCall(Completion):
         captures = refusal <= _native.RESULT_CAPTURING
         refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
         driver.raise_for(refusal, refused, operand.name)
-        # The worker may begin after the stream's owner has closed it. The pin keeps the driver's
-        # stream until then, or the worker would use a destroyed handle.
-        if not handle.hold(self.pins):
-            driver.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
         operand.shared.held.append(self)
 
     # ---------------------------------------------------------------------- in the worker thread
 
     def work(self) -> None:
         """Calls the function, and records the event behind what it has enqueued."""
-        try:
-            self.unstarted.pop()
-        except IndexError:  # the task was cancelled before
+        if self.taken.setdefault("by", "worker") != "worker":  # the task was cancelled before
             return
-        call = in_libraries(self.operand, self.keepalive)
         status = _UNKNOWN_ERROR
         try:
-            answer = super().run(self.operand.handle, call)
+            answer = super().run(self._call)
             if isinstance(answer, int):
                 status = 0  # the function was not called
                 driver.raise_for(answer, "cuCtxPushCurrent", self.stream)
@@ -106,14 +101,24 @@ class _ThreadCall(Completion):
                 # Asked in this thread, which has met it.
                 self.refused = _native.failed_call(self.refusal) or self.refused
         except BaseException as error:
-            # The task gets it, and raises it when the GPU has passed what was enqueued before it.
             self.raised = error
         finally:
-            self._unpin()
+            self._let_go()
             # Without an event nothing would ever fire the ticket, and the task would hang.
             if not self.is_recorded:
                 self.refusal = self.refusal or status
                 self.fire(status)
+
+    def _call(self) -> Any:
+        call: Any = None
+        try:
+            call = in_libraries(self.operand, self.keepalive)
+            return call()
+        except BaseException as error:
+            # The task gets it, and raises it when the GPU has passed what was enqueued before it.
+            # It is noted before the event is recorded, because the task may be through after that.
+            self.raised = error
+            return call  # which may hold what the function has returned
 
     # ---------------------------------------------------------------------- in the loop's thread
 
@@ -123,16 +128,13 @@ class _ThreadCall(Completion):
         A function that has not begun is not called. One that has begun goes on without the task.
         After an interrupt it is called again.
         """
-        # One step, so that an interrupt does not come between the two.
-        with contextlib.suppress(IndexError):
-            self.withdrawn.extend(map(list.pop, [self.unstarted]))
-        if not self.withdrawn:
+        if self.taken.setdefault("by", "task") == "task":
+            self.unreserve()
+            self._let_go()
             super().cancel()
-            return
-        self.unreserve()
-        self._unpin()
-        super().cancel()
-        self.give_back()
+            self.give_back()
+        else:
+            super().cancel()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future.
@@ -166,15 +168,10 @@ class _ThreadCall(Completion):
 
     # ---------------------------------------------------------------------- in any thread
 
-    def _unpin(self) -> None:
-        # The worker and `cancel` never both come here: see `unstarted`.
-        # It is not there if an interrupt came between the pin and the append.
+    def _let_go(self) -> None:
+        # It is not there if an interrupt came before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
             self.operand.shared.held.remove(self)
-        # No call lies between the two, so no interrupt comes in between.
-        pins, self.pins = self.pins, []
-        if pins:
-            self.operand.handle.let_go()
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
@@ -187,6 +184,21 @@ def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
             raise
         return False
     return True
+
+
+async def _call_by(limiter: Any, call: _ThreadCall) -> None:
+    """Makes the call in a thread of anyio's, and waits until it has returned."""
+    import anyio.to_thread  # here, because importing aiostream must not import anyio
+
+    if not _take_at_once(limiter, call):
+        await limiter.acquire_on_behalf_of(call)
+    call.prepare()  # now, because the task may have waited long for its token
+    # It has a limiter of its own, because the user's was asked above. anyio gives a token back when
+    # the task is cancelled, although the thread still runs.
+    await anyio.to_thread.run_sync(
+        call.work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+    )
+    call.give_back()
 
 
 def _wait_list(operand: Operand) -> _native.WaitList:
@@ -219,18 +231,23 @@ class ThreadStream:
         model. The loop runs other tasks meanwhile. As with `run`, `fn` enqueues work and returns.
         `run` costs less if `fn` is quick.
 
-        `fn` runs in one of anyio's threads. The stream's context is current there, and the stream
-        is torch's or cupy's current one if they know it (see `torch()`). Make other settings of a
-        thread in `fn`, such as torch's `inference_mode` and `autocast`.
+        `fn` runs in a thread of the library, in a copy of your context variables. With the GIL the
+        process has two such threads, because more of them would take it from each other and from
+        the loop. Calls begin in order. A thread that has been in one call for a second no longer
+        counts, and another takes its place, up to 40. So a call that loads or hangs does not stop
+        the others, and `fn` may wait for another call.
 
-        The limiter's token stays taken until `fn` has returned. The function, its arguments and its
-        result stay alive until the GPU has finished what `fn` enqueued.
+        The stream's context is current in `fn`, and the stream is torch's or cupy's current one if
+        they know it (see `torch()`). Make other settings of a thread in `fn`, such as torch's
+        `inference_mode` and `autocast`. The function, its arguments and its result stay alive until
+        the GPU has finished what `fn` enqueued.
 
         Cancellation: raises at once. If `fn` has not begun, it is not called. If it has begun, it
-        continues without your task. Until its work is done, the arguments stay alive, the token
-        stays taken, a pool does not use the stream again, and `drain` waits.
+        continues without your task. Until its work is done, the arguments stay alive, a limiter's
+        token stays taken, a pool does not use the stream again, and `drain` waits.
         After you close the stream, or give it back to its pool, its methods raise a
-        `StreamClosedError` in `fn`.
+        `StreamClosedError` in `fn`. When Python ends, it waits for two seconds at most until the
+        calls that have begun return.
 
         Threads: call it in a task of a running asyncio or trio loop. On trio it is always a
         checkpoint.
@@ -238,9 +255,10 @@ class ThreadStream:
         Args:
             fn: A plain function that enqueues work.
             *args: Arguments for `fn`.
-            limiter: An `anyio.CapacityLimiter` or a trio one that bounds the number of threads. The
-                default is anyio's own, with 40 threads. Use a limiter in one loop. If you close a
-                loop while threads of it run, their tokens stay taken.
+            limiter: An `anyio.CapacityLimiter` or a trio one. If you give one, `fn` runs in one of
+                anyio's threads, and may use `anyio.from_thread`. The token stays taken until `fn`
+                has returned. Use a limiter in one loop. If you close a loop while threads of it
+                run, their tokens stay taken.
             **kwargs: Keyword arguments for `fn`.
 
         Returns:
@@ -267,29 +285,26 @@ class ThreadStream:
         if observers and not is_observed():
             name, method = "Stream.run_in_thread", ThreadStream.run_in_thread
             return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
-        import anyio.to_thread  # here, because importing aiostream must not import anyio
-
         checks.plain_function(fn, "run_in_thread")
         operand = self._operand
         waiting.require_ready(operand)
         if limiter is None:
-            limiter = anyio.to_thread.current_default_thread_limiter()
-        elif not hasattr(limiter, "acquire_on_behalf_of_nowait"):
+            function = launchers.in_context(fn, *args, **kwargs)
+        elif hasattr(limiter, "acquire_on_behalf_of_nowait"):
+            function = partial(fn, *args, **kwargs)  # anyio gives it the context
+        else:
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        call = _ThreadCall(operand, partial(fn, *args, **kwargs), limiter)
+        call = _ThreadCall(operand, function, limiter)
+        del function  # this frame would keep what it holds
         future: Any = call.future
         try:
             expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
             call.begin()
-            if not _take_at_once(limiter, call):
-                await limiter.acquire_on_behalf_of(call)
-            call.prepare()
-            # It has a limiter of its own, because the user's was asked above. anyio gives a token
-            # back when the task is cancelled, although the thread still runs.
-            await anyio.to_thread.run_sync(
-                call.work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
-            )
-            call.give_back()
+            if limiter is None:
+                call.prepare()
+                launchers.call(call.work)
+            else:
+                await _call_by(limiter, call)
             try:
                 result: T = await future
             except CudaError:
@@ -309,6 +324,8 @@ class ThreadStream:
         if call.raised is not None:
             raised, call.raised = call.raised, None
             checks.explain_call(raised, "run_in_thread")
+            if limiter is None and any(words in str(raised) for words in _NEEDS_LIMITER):
+                raised.add_note(_WITH_LIMITER)
             try:
                 raise raised
             finally:

@@ -30,8 +30,8 @@ class Launches:
     Threads: the loop's thread.
     """
 
-    def __init__(self, queue: int) -> None:
-        self._queue = queue  # the number of the bridge's
+    def __init__(self) -> None:
+        self.queue = 0  # the number of the bridge's, which sets it
         # Whether a task that wants to launch has to wait.
         self.wait = False
         # How many drains it takes until the next turn. If there are any, the bridge's descriptor is
@@ -54,7 +54,7 @@ class Launches:
 
     def _end_turn(self) -> None:
         # This comes first, because after an interrupt in between no drain would come.
-        _native.queue_wake(self._queue)
+        _native.queue_wake(self.queue)
         self._drains = 1 if self._fitting > 3 else 2
         self.wait = True
 
@@ -72,7 +72,7 @@ class Launches:
     def drained(self) -> None:
         """A drain of the bridge: begins a turn, and wakes the tasks whose turn it is."""
         if self._drains > 1:
-            _native.queue_wake(self._queue)
+            _native.queue_wake(self.queue)
             self._drains -= 1
             return
         if self._count:

@@ -70,7 +70,7 @@ def start_in_empty_context(thread: threading.Thread) -> None:
     contextvars.Context().run(thread.start)
 
 
-def _start_serving(name: str, serve: Callable[[], None]) -> None:
+def start_serving(name: str, serve: Callable[[], None]) -> None:
     # Returns when the thread has begun.
     if name in _serving:
         return
@@ -262,7 +262,7 @@ def call_in_order(function: Callable[[], Any]) -> None:
 def _put_call(function: Callable[[], Any]) -> None:
     _calls.put(function)
     try:
-        _start_serving("listener", _call_next)
+        start_serving("listener", _call_next)
     except (RuntimeError, MemoryError):  # the process has no thread left, or Python ends
         with contextlib.suppress(queue.Empty):  # the thread has begun, and called it
             _call_next(waits=False)
@@ -403,8 +403,8 @@ def start() -> None:
         _epoll = _epoll or select.epoll()
         serve_in_janitor(_native.open_orphans(), _serve_orphans)
         _native.watcher_start()
-        _start_serving("janitor", _clean)
-        _start_serving("releaser", _release)
+        start_serving("janitor", _clean)
+        start_serving("releaser", _release)
         atexit.unregister(_stop)  # of a start that was cut short
         atexit.register(_stop)
         # This comes last, because other threads read it without the lock and rely on all of the

@@ -251,7 +251,8 @@ end:
 
 /* The two steps of an enqueue that another thread carries out. */
 
-/* reserve(wait_list, queue, strategy, handle): 0, or a refusal. */
+/* reserve(wait_list, queue, strategy, handle): 0, or a refusal. From now on the stream is pinned,
+ * because its owner may close it before the other thread begins. */
 PyObject *Completion_reserve(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
@@ -260,26 +261,30 @@ PyObject *Completion_reserve(PyObject *object, PyObject *args) {
                           to_strategy, &reserving.strategy, to_handle, &stream))
         return NULL;
     if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was reserved before");
-    if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
+    if (!handle_pin(stream)) return PyLong_FromLong(RESULT_CLOSED);
+    self->pinned = Py_NewRef(PyTuple_GetItem(args, 3));
     int status = reserve(&reserving, stream);
-    unpin_here(stream);
+    if (status) completion_unpin(self);
     return PyLong_FromLong(status);
 }
 
-/* run(handle, call): as `enqueue`, with a pinned stream, and with the same answers. */
-PyObject *Completion_run(PyObject *object, PyObject *args) {
-    CompletionObject *self = (CompletionObject *)object;
-    struct handle *stream;
-    PyObject *call;
-    if (!PyArg_ParseTuple(args, "O&O", to_handle, &stream, &call)) return NULL;
-    if (!self->ticket || self->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
+static PyObject *run(CompletionObject *self, struct handle *stream, PyObject *call) {
     int refusal = push_from_python(stream);
     if (refusal) return PyLong_FromLong(refusal);
     bool at_once = false; /* another thread settles the future */
     if (carry_out(self, stream, call, &refusal, &at_once) < 0) return NULL;
     if (refusal) return Py_BuildValue("(i)", refusal);
     Py_RETURN_NONE;
+}
+
+/* run(call): as `enqueue` on the pinned stream, with the same answers. It ends the pin. */
+PyObject *Completion_run(PyObject *object, PyObject *call) {
+    CompletionObject *self = (CompletionObject *)object;
+    if (!self->ticket || !self->pinned || self->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
+    PyObject *answer = run(self, as_handle(self->pinned), call);
+    completion_unpin(self);
+    return answer;
 }
 
 /* fire(status): ends it if there is nothing to record. Any thread. */
@@ -289,6 +294,7 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "i", &status) || refuse_in_child()) return NULL;
     if (!self->wait || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
+    completion_unpin(self);
     self->recorded = true;
     own(self->ticket, object, 0);
     wait_fire_unrecorded(self->wait, status);

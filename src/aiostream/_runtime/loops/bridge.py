@@ -33,18 +33,18 @@ class Bridge:
         # close it. Each pops the number first, and one pop succeeds. Queues are recycled, so a
         # second close would close the queue of the next owner.
         self._unclosed: list[int] = []
+        self.launches = Launches()
         # The queue's number goes into the list inside of the native call, because an interrupt
         # between the call and an assignment would lose the queue. The loop has a reader on the
         # descriptor, which is readable if something has arrived or a wait's timer is due.
         self.descriptor = _native.queue_open(self._unclosed)
-        self.queue = self._unclosed[0]
+        self.queue = self.launches.queue = self._unclosed[0]
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
         # Whether a future may be done when it is made. Not from when these have used up their share
         # of a turn until the next drain, because a task that awaits a done future does not yield.
         self.at_once = True
-        self.launches = Launches(self.queue)
         # The waits of `aiostream.ready`, if there was one: see `_waits/ready.py`.
         self.questions: Any = None
 
