@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list
+from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list, pinned
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -73,15 +73,14 @@ class _ThreadCall(Completion):
         super().cancel()
 
     def prepare(self) -> None:
-        """Takes what `work` needs, and pins the stream. From now on `work` or `cancel` ends it."""
+        """Takes what `work` needs. From now on `work` or `cancel` ends it.
+
+        It makes no driver call. For one it would give up the GIL, which launching threads then
+        take, and each time the loop would wait for it.
+        """
         operand = self.operand
-        # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
-        # and the worker records the event.
-        queue, handle = loops.current_bridge().queue, operand.handle
-        refusal = self.reserve(_wait_list(operand), queue, waiting.BY_WATCHER, handle)
-        captures = refusal <= _native.RESULT_CAPTURING
-        refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
-        driver.raise_for(refusal, refused, operand.name)
+        self.queue = loops.current_bridge().queue
+        self.expect(operand.context._ensure_monitored(), self.queue)
         operand.shared.held.append(self)
 
     # ---------------------------------------------------------------------- in the worker thread
@@ -90,24 +89,35 @@ class _ThreadCall(Completion):
         """Calls the function, and records the event behind what it has enqueued."""
         if self.taken.setdefault("by", "worker") != "worker":  # the task was cancelled before
             return
-        status = _UNKNOWN_ERROR
+        status = 0
         try:
-            answer = super().run(self._call)
-            if isinstance(answer, int):
-                status = 0  # the function was not called
-                driver.raise_for(answer, "cuCtxPushCurrent", self.stream)
-            elif answer is not None:
-                self.refusal = answer[0]
+            with pinned(self.operand):
+                answer = self._launch()
+            if answer is not None:
+                self.refusal, status = answer[0], _UNKNOWN_ERROR
                 # Asked in this thread, which has met it.
                 self.refused = _native.failed_call(self.refusal) or self.refused
         except BaseException as error:
             self.raised = error
-        finally:
-            self._let_go()
-            # Without an event nothing would ever fire the ticket, and the task would hang.
-            if not self.is_recorded:
-                self.refusal = self.refusal or status
-                self.fire(status)
+        # Without an event nothing would ever fire the ticket, and the task would hang.
+        if not self.is_recorded:
+            self.fire(status)
+
+    def _launch(self) -> tuple[int] | None:
+        """Returns why no event is behind the work, in a tuple, or `None`."""
+        operand = self.operand
+        handle, wait_list = operand.handle, _wait_list(operand)
+        # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
+        # and this thread records the event.
+        refusal = self.reserve(wait_list, self.queue, waiting.BY_WATCHER, handle)
+        captures = refusal <= _native.RESULT_CAPTURING
+        refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
+        driver.raise_for(refusal, refused, self.stream)
+        answer = super().run(handle, self._call)
+        if isinstance(answer, int):
+            driver.raise_for(answer, "cuCtxPushCurrent", self.stream)
+            return None
+        return answer
 
     def _call(self) -> Any:
         call: Any = None
@@ -142,6 +152,7 @@ class _ThreadCall(Completion):
         The GPU has passed what the function has enqueued, or the context has failed, or there was
         no event.
         """
+        self._let_go()
         if self.refusal:
             try:
                 driver.raise_for(self.refusal, self.refused, self.stream, waiting.LEFT_CAPTURING)
@@ -165,8 +176,6 @@ class _ThreadCall(Completion):
             with contextlib.suppress(RuntimeError):
                 self.limiter.release_on_behalf_of(self)
             self.limiter = None
-
-    # ---------------------------------------------------------------------- in any thread
 
     def _let_go(self) -> None:
         # It is not there if an interrupt came before the append, or when this is repeated.
@@ -192,7 +201,7 @@ async def _call_by(limiter: Any, call: _ThreadCall) -> None:
 
     if not _take_at_once(limiter, call):
         await limiter.acquire_on_behalf_of(call)
-    call.prepare()  # now, because the task may have waited long for its token
+    call.prepare()
     # It has a limiter of its own, because the user's was asked above. anyio gives a token back when
     # the task is cancelled, although the thread still runs.
     await anyio.to_thread.run_sync(
@@ -287,7 +296,6 @@ class ThreadStream:
             return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
         checks.plain_function(fn, "run_in_thread")
         operand = self._operand
-        waiting.require_ready(operand)
         if limiter is None:
             function = launchers.in_context(fn, *args, **kwargs)
         elif hasattr(limiter, "acquire_on_behalf_of_nowait"):

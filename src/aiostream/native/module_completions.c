@@ -276,14 +276,7 @@ void completion_give_up(CompletionObject *self) {
 
 /* --- the type --- */
 
-void completion_unpin(CompletionObject *self) {
-    PyObject *pinned = take(self, &self->pinned);
-    if (pinned && !is_child()) unpin_from_python(as_handle(pinned));
-    Py_XDECREF(pinned);
-}
-
 void completion_unreserve(CompletionObject *self) {
-    completion_unpin(self);
     uint64_t ticket = self->ticket;
     self->ticket = 0;
     if (!ticket || self->recorded || is_child()) return;
@@ -407,8 +400,9 @@ static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
 
 static PyMethodDef completion_methods[] = {
     {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
+    {"expect", Completion_expect, METH_VARARGS, "Takes a ticket: another thread does the rest."},
     {"reserve", Completion_reserve, METH_VARARGS, "Reserves a wait: 0, or a refusal."},
-    {"run", Completion_run, METH_O, "Calls a function and records an event behind its work."},
+    {"run", Completion_run, METH_VARARGS, "Calls a function and records an event behind its work."},
     {"fire", Completion_fire, METH_VARARGS, "Ends it with a status in place of recording."},
     {"unreserve", Completion_unreserve, METH_NOARGS, "Gives back what was reserved and not used."},
     {"complete", Completion_complete, METH_VARARGS,

@@ -20,7 +20,6 @@ typedef struct completion {
     PyObject *result;                   /* what the future's result will be */
     PyObject *name;                     /* of the stream, in errors */
     PyObject *order;                    /* NULL: it stands in none */
-    PyObject *pinned;                   /* the stream's handle, from `reserve` on; or NULL */
     struct completion *next, *previous; /* in that order, which guards them */
     /* NULL: it ends by a host function, and not by an event */
     struct wait *wait;
@@ -62,9 +61,9 @@ void completion_leak(CompletionObject *);
 void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
 extern PyMethodDef enqueue_functions[], drain_functions[];
+PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_reserve(PyObject *, PyObject *args);
-PyObject *Completion_run(PyObject *, PyObject *call);
-void completion_unpin(CompletionObject *);
+PyObject *Completion_run(PyObject *, PyObject *args);
 PyObject *Completion_fire(PyObject *, PyObject *args);
 
 /* A future that is an owner by itself has this bit in the slot. */

@@ -249,10 +249,21 @@ end:
     return answer;
 }
 
-/* The two steps of an enqueue that another thread carries out. */
+/* The steps of an enqueue that another thread carries out. */
 
-/* reserve(wait_list, queue, strategy, handle): 0, or a refusal. From now on the stream is pinned,
- * because its owner may close it before the other thread begins. */
+/* expect(context, queue): takes a ticket, in the thread of the loop, and makes no driver call. So
+ * the queue is not another loop's when the other thread reserves the wait or fires the ticket. */
+PyObject *Completion_expect(PyObject *object, PyObject *args) {
+    CompletionObject *self = (CompletionObject *)object;
+    struct context *context;
+    if (!PyArg_ParseTuple(args, "O&O&", to_context, &context, to_queue, &self->queue)) return NULL;
+    if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was expected before");
+    self->ticket = point_reserve(self->queue, context, KIND_POLLED);
+    if (!self->ticket) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* reserve(wait_list, queue, strategy, handle): 0, or a refusal. */
 PyObject *Completion_reserve(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
@@ -260,15 +271,24 @@ PyObject *Completion_reserve(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O&O&O&O&", to_wait_list, &reserving.list, to_queue, &self->queue,
                           to_strategy, &reserving.strategy, to_handle, &stream))
         return NULL;
-    if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was reserved before");
-    if (!handle_pin(stream)) return PyLong_FromLong(RESULT_CLOSED);
-    self->pinned = Py_NewRef(PyTuple_GetItem(args, 3));
+    if (self->wait) return PyErr_Format(PyExc_ValueError, "it was reserved before");
+    if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
+    uint64_t expected = self->ticket;
     int status = reserve(&reserving, stream);
-    if (status) completion_unpin(self);
+    if (status) self->ticket = expected;
+    else if (expected) point_unreserve(expected);
+    unpin_here(stream);
     return PyLong_FromLong(status);
 }
 
-static PyObject *run(CompletionObject *self, struct handle *stream, PyObject *call) {
+/* run(handle, call): as `enqueue`, with a pinned stream, and with the same answers. */
+PyObject *Completion_run(PyObject *object, PyObject *args) {
+    CompletionObject *self = (CompletionObject *)object;
+    struct handle *stream;
+    PyObject *call;
+    if (!PyArg_ParseTuple(args, "O&O", to_handle, &stream, &call)) return NULL;
+    if (!self->wait || self->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
     int refusal = push_from_python(stream);
     if (refusal) return PyLong_FromLong(refusal);
     bool at_once = false; /* another thread settles the future */
@@ -277,27 +297,17 @@ static PyObject *run(CompletionObject *self, struct handle *stream, PyObject *ca
     Py_RETURN_NONE;
 }
 
-/* run(call): as `enqueue` on the pinned stream, with the same answers. It ends the pin. */
-PyObject *Completion_run(PyObject *object, PyObject *call) {
-    CompletionObject *self = (CompletionObject *)object;
-    if (!self->ticket || !self->pinned || self->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
-    PyObject *answer = run(self, as_handle(self->pinned), call);
-    completion_unpin(self);
-    return answer;
-}
-
 /* fire(status): ends it if there is nothing to record. Any thread. */
 PyObject *Completion_fire(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     int status;
     if (!PyArg_ParseTuple(args, "i", &status) || refuse_in_child()) return NULL;
-    if (!self->wait || self->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
-    completion_unpin(self);
+    if (!self->ticket || self->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was not expected, or was recorded before");
     self->recorded = true;
     own(self->ticket, object, 0);
-    wait_fire_unrecorded(self->wait, status);
+    if (self->wait) wait_fire_unrecorded(self->wait, status);
+    else point_arm_polled(self->ticket), point_fire(self->ticket, status);
     Py_RETURN_NONE;
 }
 
