@@ -22,7 +22,7 @@ from aiostream._handles import interop
 from aiostream._handles import operand as _operand
 from aiostream._objects import captures, runs
 from aiostream._observers import blocked, trace_files
-from aiostream._runtime import loops, observing, process, stuck
+from aiostream._runtime import launchers, loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
@@ -597,6 +597,17 @@ def report_problem(what: str, finding: str, remedy: str) -> int:
 def other_distribution() -> str | None:
     """Returns where the metadata of PyPI's other aiostream lies, or None."""
     return clash.other_distribution()
+
+
+# ---------------------------------------------------------------------------------------- launches
+
+LAUNCH_PLACES = launchers._PLACES
+"""How many launching threads call functions at the same time."""
+
+
+def limit_launch_patience(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A launching thread may be in a call for so many seconds and keep its place."""
+    patch.setattr(launchers, "_PATIENCE", seconds)
 
 
 # ---------------------------------------------------------------------------------------- benchmark

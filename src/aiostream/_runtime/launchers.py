@@ -41,8 +41,8 @@ _placed: set[int] = set()
 _waiting: set[int] = set()
 _free: set[int] = set()
 _calling: set[int] = set()
-# Since when a thread has been in its call. The thread pops its entry at the end. If the overseer was
-# first, the thread has lost its place. One pop succeeds.
+# Since when a thread has been in its call. The thread pops its entry at the end. If the overseer
+# was first, the thread has lost its place. One pop succeeds.
 _since: dict[int, float] = {}
 # Threads that were made; written under _lock by whoever first calls, then by the overseer. The lock
 # is reentrant, because a signal handler may come here.
