@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any
 
@@ -46,6 +47,18 @@ class Scene:
 
     async def run(self) -> None:
         assert await self.stream.run(self.work, self.stream, 7) == 7
+
+    async def run_in_the_next_turn(self) -> None:
+        """A launch before it has used up the turn."""
+        launch = self.stream.enqueue_async(lambda _: time.sleep(0.0011))
+        assert await self.stream.run(self.work, self.stream, 7) == 7
+        await launch
+
+    async def leave_the_next_turn(self) -> None:
+        launch = self.stream.enqueue_async(lambda _: time.sleep(0.0011))
+        with anyio.move_on_after(0):
+            await self.stream.run(self.work, self.stream, 7)
+        await launch
 
     async def run_what_fails(self) -> None:
         await self.expect_an_error(lambda: self.stream.run(self.fail, self.stream))
@@ -174,6 +187,8 @@ def _with_each(
 
 ON_AUTO_STREAMS: dict[str, Function] = {
     "await stream": lambda scene: scene.stream,
+    "run, in the next turn": Scene.run_in_the_next_turn,
+    "run, next turn, cancelled": Scene.leave_the_next_turn,
     "run, fails": Scene.run_what_fails,
     "run, cancelled": Scene.leave_a_run,
     "run, in halves": Scene.run_in_halves,

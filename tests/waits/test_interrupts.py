@@ -225,7 +225,8 @@ def test_ctrl_c_in_a_step_of_a_call_in_a_thread_reaches_the_main_task(
 
     async def call(stream: Stream) -> None:
         with internals.observer_that_acts(moment, number, interrupt):
-            await stream.enqueue_in_thread(lambda given: release.wait(20))
+            limiter = trio.CapacityLimiter(1)  # without one it does not wait for the thread
+            await stream.enqueue_in_thread(lambda given: release.wait(20), limiter=limiter)
 
     async def release_later() -> None:
         with trio.CancelScope(shield=True):
