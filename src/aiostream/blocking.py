@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from aiostream._base import checks
 from aiostream._observers import blocked
 from aiostream._observers.blocked import BlockingCall, Subscriber
+from aiostream._runtime.launches import LONG
 
 __all__ = [
     "BlockedLoopError",
@@ -79,7 +80,8 @@ def watch(*, threshold: float = 0.0) -> Iterator[list[BlockingCall]]:
 
     A call whose purpose is to wait, such as `cuStreamSynchronize` or `cuMemcpyDtoH`, counts from
     `threshold` on, by default always, so that a test with little work finds it too. All other
-    calls, such as a launch or an allocation, count if they take a millisecond or more.
+    calls, such as a launch or an allocation, count if they take a millisecond or more. A launch of
+    aiostream's, the function of `run` or `enqueue_async`, counts if its Python takes two.
 
     A line with `allow_blocking` in a comment may block, also through what it calls.
 
@@ -103,7 +105,7 @@ def watch(*, threshold: float = 0.0) -> Iterator[list[BlockingCall]]:
     """
     found: list[BlockingCall] = []
     seconds = _seconds(threshold)
-    made = Subscriber(found.append, seconds, max(seconds, _OTHERS))
+    made = Subscriber(found.append, seconds, max(seconds, _OTHERS), max(seconds, LONG))
     blocked.add(made)
     try:
         yield found
@@ -116,10 +118,10 @@ def watch(*, threshold: float = 0.0) -> Iterator[list[BlockingCall]]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The blocking calls of one driver function from one line of the program."""
+    """The blocking calls of one driver function from one line of the program, or the launches."""
 
     call: str
-    """The driver function."""
+    """The driver function, or the method that launches."""
     place: str
     """`file:line` of the program."""
     calls: int
@@ -153,7 +155,7 @@ def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[],
             `raise` warns too, and has a `BlockedLoopError` raised in the line of the call when the
             call has ended, because native callers get no exception of Python. It raises only in a
             task, and only where the line calls a function that releases the GIL. Anywhere else the
-            exception could come in the loop's own code.
+            exception could come in the loop's own code. Of a long launch it only warns.
         threshold: Seconds, as for `watch`. Shorter calls do not count. A call that counts and
             takes less than about 2 ms takes some 0.1 ms longer.
 
@@ -178,7 +180,7 @@ def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[],
     seconds = _seconds(threshold)
     act = _count if action == "count" else _warn
     raises = BlockedLoopError if action == "raise" else None
-    made = Subscriber(act, seconds, max(seconds, _OTHERS), raises)
+    made = Subscriber(act, seconds, max(seconds, _OTHERS), max(seconds, LONG), raises)
     blocked.add(made)
     while _installed:
         blocked.remove(_installed.pop())
@@ -224,7 +226,7 @@ def table(limit: int = 10) -> str:
     """
     worst = places()
     if not worst:
-        return "No driver call has blocked a loop."
+        return "Nothing has blocked a loop."
     lines = [
         f"{'total ms':>9} {'calls':>6} {'mean ms':>8}  driver call, and the line that led to it"
     ]

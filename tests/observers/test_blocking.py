@@ -10,7 +10,9 @@ import json
 import re
 import runpy
 import sys
+import textwrap
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +29,7 @@ from aiostream import Stream, blocking, metrics, simulator, trace
 from aiostream.testing import check, spin
 from compiling import gcc
 from installed import beside
-from support import PLAIN_LOOPS, new_uvloop, run_on
+from support import PLAIN_LOOPS, new_uvloop, run_on, succeed
 
 HERE = Path(__file__).name
 
@@ -501,3 +503,91 @@ def test_each_kind_has_its_advice_on_the_page() -> None:
     page = beside("docs/blocking.md").read_text()
     sections = re.findall(r"^### (\w+)$", page, re.MULTILINE)
     assert sections == list(internals.blocking_kinds()) == list(internals.blocking_advice())
+
+
+# ------------------------------------------------------------------------------------- launches
+
+
+def burn(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.all_loops
+async def test_a_long_launch_is_reported_with_its_line_and_task(loop_kind: str) -> None:
+    async with Stream() as stream:
+        await stream.run(int)
+        with blocking.watch() as found:
+            await stream.run(burn, 0.004)
+            await stream.enqueue_async(lambda _: burn(0.004))
+            await stream.run(burn, 0.0002)
+            await stream.run_in_thread(burn, 0.004)
+    launches = [call for call in found if call.kind == "launches"]
+    assert [call.call for call in launches] == ["Stream.run", "Stream.enqueue_async"]
+    one = launches[0]
+    assert "await stream.run(burn, 0.004)" in str(one)
+    assert "run_in_thread" in one.advice
+    assert "graph" in one.advice
+    assert one.file == __file__
+    assert one.loop == loop_kind.split("-")[0]
+    assert one.task is not None
+    assert one.seconds >= 0.004
+    assert one.stream is None
+
+
+async def test_what_a_launch_calls_is_named_only_if_it_blocks() -> None:
+    async with Stream() as stream:
+
+        def launch() -> None:
+            burn(0.003)
+            spin(stream, 0.001)
+            spin(stream, 0.001)
+            stream.synchronize()
+
+        with blocking.watch() as found:
+            await stream.run(launch)
+    assert sorted(call.kind for call in found if call.kind != "enqueues") == ["launches", "waits"]
+
+
+async def test_a_line_may_launch_for_long_if_it_says_so() -> None:
+    async with Stream() as stream:
+        with blocking.watch() as found, blocking.watch(threshold=0.05) as longer:
+            await stream.run(burn, 0.004)  # allow_blocking: the first one
+            await stream.run(burn, 0.006)
+    assert [call.kind for call in found if call.kind == "launches"] == ["launches"]
+    assert longer == []
+
+
+def test_the_development_mode_warns_once_for_each_line(driver_kind: str) -> None:
+    """Of its second launch, because the first one may load kernels."""
+    script = """
+        import asyncio, time, warnings
+        from aiostream import Stream
+
+        def burn():
+            end = time.thread_time() + 0.005
+            while time.thread_time() < end:
+                pass
+
+        async def main():
+            async with Stream() as stream:
+                await stream.run(burn)
+                for _ in range(4):
+                    await stream.run(burn)
+                for _ in range(4):
+                    await stream.run(int)
+
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            asyncio.run(main())
+        print([(each.lineno, "run_in_thread" in str(each.message)) for each in found])
+    """
+    printed = succeed(driver_kind, script, PYTHONDEVMODE="1")
+    lines = textwrap.dedent(script).splitlines()
+    [line] = [
+        n
+        for n, text in enumerate(lines, 1)
+        if text.startswith("            await stream.run(burn)")
+    ]
+    assert printed == f"[({line}, True)]\n"

@@ -71,7 +71,7 @@ def test_the_command_says_what_is_missing(driver_kind: str, tmp_path: Path) -> N
     (tmp_path / "quiet.py").write_text("import sys\nsys.exit(3)\n")
     done = commands.command(driver_kind, "blocking", "--", str(tmp_path / "quiet.py"))
     assert done.returncode == 3
-    assert "No driver call has blocked a loop." in done.stderr
+    assert "Nothing has blocked a loop." in done.stderr
     (tmp_path / "module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
     done = commands.command(
         *(driver_kind, "blocking", "--", "-m", "module", "a"),

@@ -11,21 +11,24 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dis
+import functools
 import linecache
 import os
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import methodcaller
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 from aiostream import _native
 from aiostream._base import forwarding, turns
-from aiostream._runtime import process
+from aiostream._runtime import launches, process
 
 PAGE = "docs/blocking.md"
 ALLOW = "allow_blocking"  # in a comment on a line that may block
@@ -40,18 +43,26 @@ ADVICE = {
     "enqueues": "Await the stream before you enqueue more, if it was full. If the kernel was loaded"
     " now, run it once at the start",
     "begins": "Do this before you serve, or in a thread: it may wait for the whole device",
+    "launches": "Launch in a thread, `await stream.run_in_thread(fn)`, or capture a graph once and"
+    " launch that",
 }
 """What to do, by the kind of the call. Each has a section of the page with this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockingCall:
-    """A driver call that blocked the thread of a running loop."""
+    """A driver call, or a long launch, that blocked the thread of a running loop."""
 
     call: str
-    """The driver function, such as `cuStreamSynchronize`, without the number of its version."""
+    """The driver function, such as `cuStreamSynchronize`, without the number of its version.
+
+    Of a long launch it is the method of aiostream, such as `Stream.run`.
+    """
     kind: str
-    """What it does: `waits`, `copies`, `stages`, `allocates`, `loads`, `enqueues` or `begins`."""
+    """What it does: `waits`, `copies`, `stages`, `allocates`, `loads`, `enqueues` or `begins`.
+
+    Or it is `launches`: Python that enqueues work, and no driver call.
+    """
     seconds: float
     """How long it blocked."""
     file: str
@@ -106,6 +117,8 @@ class Subscriber:
     """From how long on a call counts that waits by its nature."""
     others: float
     """From how long on each other call counts."""
+    launches: float
+    """From how long on a launch counts."""
     raises: type[BaseException] | None = None
     """What is raised in the blocked thread, where that is safe."""
 
@@ -169,6 +182,8 @@ def _apply() -> None:
     waits = min((each.waits for each in _subscribers), default=-1.0)
     others = min((each.others for each in _subscribers), default=-1.0)
     forwarding.functions().aiostream_forward_limit(int(waits * 1e9), int(others * 1e9))
+    launches.limit = min((e.launches * 1e9 for e in _subscribers), default=launches.USUAL_LIMIT)
+    launches.report = _report_launch if _subscribers else launches.warn
     if not _subscribers:
         _reader = None
     elif _reader is None:
@@ -246,23 +261,36 @@ def _find(
     if running is None:
         return None, False
     outermost, loop, task = running
-    paths = [path for name in _LOOPS for path in getattr(sys.modules.get(name), "__path__", ())]
-    loops = tuple(f"{path}/" for path in paths)
     code, _, frame = frames[0]
     at = None if frame is None else dis.opname[code.co_code[frame.f_lasti]]
-    can_raise = task is not None and at in _CALLS and not code.co_filename.startswith(loops)
+    can_raise = task is not None and at in _CALLS and not code.co_filename.startswith(_of_loops())
     lines = [(code, line) for code, line, _ in frames[:outermost] or frames[:1]]
     del frame, frames[:]  # they would keep the program's variables alive while files are read
+    if (place := _place(lines)) is None:
+        return None, False
+    name, kind = call.name.decode(), forwarding.KINDS[call.kind]
+    where = *place, here[0] or "a thread", loop, task
+    stream = call.stream if call.stream != forwarding.NO_STREAM else None
+    return BlockingCall(name, kind, 0.0, *where, stream, call.began), can_raise
+
+
+def _of_loops() -> tuple[str, ...]:
+    paths = [path for name in _LOOPS for path in getattr(sys.modules.get(name), "__path__", ())]
+    return tuple(f"{path}/" for path in paths)
+
+
+def _place(
+    lines: list[tuple[CodeType, int]],
+) -> tuple[str, int, tuple[tuple[str, int, str], ...]] | None:
+    """The innermost line of the program, and all lines. `None`: one says that it may block."""
+    loops = _of_loops()
     inside = [each for each in lines if not each[0].co_filename.startswith(loops)] or lines[:1]
     if any(ALLOW in linecache.getline(code.co_filename, line) for code, line in inside):
-        return None, False
+        return None
     of_program = (each for each in inside if not each[0].co_filename.startswith(_LIBRARIES))
     own, line = next(of_program, inside[0])
     steps = tuple((code.co_filename, n, code.co_name) for code, n in reversed(inside))
-    name, kind = call.name.decode(), forwarding.KINDS[call.kind]
-    where = own.co_filename, line, steps, here[0] or "a thread", loop, task
-    stream = call.stream if call.stream != forwarding.NO_STREAM else None
-    return BlockingCall(name, kind, 0.0, *where, stream, call.began), can_raise
+    return own.co_filename, line, steps
 
 
 _LOOPS = ("asyncio", "trio", "anyio", "uvloop")
@@ -277,12 +305,46 @@ def _report(call: forwarding.Call, found: BlockingCall, can_raise: bool) -> None
     made = replace(found, seconds=(call.ended - call.began) / 1e9)
     by_nature = call.kind < forwarding.WAITING
     counting = [w for w in _subscribers if made.seconds >= (w.waits if by_nature else w.others)]
+    _report_to(counting, made)
+    raises = next((w.raises for w in counting if w.raises is not None), None)
+    if raises is not None and can_raise and _goes_on(call):
+        raising[call.thread] = made
+        _python.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(raises))
+
+
+def _report_to(counting: list[Subscriber], made: BlockingCall) -> None:
     for report in [*(w.report for w in counting), *(observers if counting else ())]:
         try:
             report(made)
         except Exception as error:
             _native.write_unraisable(error, report)
-    raises = next((w.raises for w in counting if w.raises is not None), None)
-    if raises is not None and can_raise and _goes_on(call):
-        raising[call.thread] = made
-        _python.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(raises))
+
+
+def _report_launch(nanoseconds: int) -> None:
+    """Reports a long launch of this thread, whose method has called this."""
+    frames: turns.Frames = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        frames.append((frame.f_code, frame.f_lineno, None))
+        frame = frame.f_back
+    here = [_answer(*each) for each in turns.QUESTIONS]
+    if (running := turns.loop_in(frames, here)) is None:
+        return
+    outermost, loop, task = running
+    if (place := _place([(code, line) for code, line, _ in frames[:outermost]])) is None:
+        return
+    where = *place, here[0] or "a thread", loop, task
+    began = time.perf_counter_ns() - nanoseconds
+    method = next(code for code, *_ in frames if code.co_name in ("run", "enqueue_async"))
+    name = f"Stream.{method.co_name}"
+    made = BlockingCall(name, "launches", nanoseconds / 1e9, *where, None, began)
+    with _lock:
+        _report_to([w for w in _subscribers if made.seconds >= w.launches], made)
+
+
+def _answer(first: Callable[[], Any], *others: Callable[[Any], Any]) -> Any:
+    """What this thread answers to one of the questions, or `None`."""
+    try:
+        return functools.reduce(lambda value, ask: ask(value), others, first())
+    except Exception:
+        return None

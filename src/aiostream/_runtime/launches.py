@@ -5,23 +5,50 @@ for a millisecond have used up its turn. From then on tasks that want to launch 
 first come, first served. The second drain of the loop's bridge begins the next turn, and wakes as
 many of them as the last launches fitted into a millisecond. Between the two drains the loop does
 everything else, because a task that the first one woke would come before the timers that are due.
+
+A launch that has used two milliseconds of its thread is long, and is reported to who asks for that.
+Its time on the clock says less: while launching threads have the GIL, a short one takes 5 ms.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import sys
+import warnings
+from collections import Counter
 from collections.abc import Callable
+from time import thread_time_ns
 from typing import Any
 
 from aiostream import _native
+from aiostream._base import development
 from aiostream._runtime import completion
 
 _TURN = 1_000_000  # nanoseconds
+LONG = 0.002  # seconds
+_lines: Counter[str] = Counter()  # of long launches in the development mode
 
+
+def warn(nanoseconds: int) -> None:
+    """Warns once for each line. Not of its first launch, which may load kernels."""
+    line, level = development.caller()
+    _lines[line] += 1
+    if _lines[line] == 2:
+        text = (
+            f"a launch has kept the event loop for {nanoseconds / 1e6:.1f} ms: await "
+            "stream.run_in_thread(fn), or capture a graph once and launch that"
+        )
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=level)
+        except RuntimeWarning as error:  # by a filter; the work is on the stream, so it goes on
+            _native.write_unraisable(error, warn)
+
+
+USUAL_LIMIT = LONG * 1e9 if sys.flags.dev_mode else math.inf
 # From how many nanoseconds on a launch is reported, and to what. Any thread, one assignment each.
-limit: float = math.inf
-report: Callable[[int], object] = int
+limit: float = USUAL_LIMIT
+report: Callable[[int], object] = warn
 
 
 class Launches:
@@ -38,6 +65,7 @@ class Launches:
         # readable, so a drain will come.
         self._drains = 0
         self._spent = self._count = 0  # of this turn
+        self._used = 0  # the time of the thread at the last launch or drain, if it is asked for
         self._fitting = 1  # how many launches a turn has time for, by the last ones
         # Futures of tasks that wait, by the order in which the tasks came.
         self.waiting: list[tuple[int, Any]] = []
@@ -49,8 +77,10 @@ class Launches:
         self._spent += nanoseconds
         if self._spent >= _TURN and not self._drains:
             self._end_turn()
-        if nanoseconds >= limit:
-            report(nanoseconds)
+        if limit < math.inf:
+            before, self._used = self._used, thread_time_ns()
+            if min(nanoseconds, self._used - before) >= limit:
+                report(nanoseconds)
 
     def _end_turn(self) -> None:
         # This comes first, because after an interrupt in between no drain would come.
@@ -71,6 +101,8 @@ class Launches:
 
     def drained(self) -> None:
         """A drain of the bridge: begins a turn, and wakes the tasks whose turn it is."""
+        if limit < math.inf:
+            self._used = thread_time_ns()
         if self._drains > 1:
             _native.queue_wake(self.queue)
             self._drains -= 1
