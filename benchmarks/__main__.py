@@ -21,7 +21,7 @@ def main() -> int:
         names = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
         print(f"{names} not installed: pip install --group bench", file=sys.stderr)
         return 2
-    from benchmarks import command, compare, proof, ready
+    from benchmarks import command, compare, launches, proof, ready
 
     if sys.argv[1:2] == ["compare"]:
         return compare.main(sys.argv[2:])
@@ -29,6 +29,8 @@ def main() -> int:
         return proof.main(sys.argv[2:])
     if sys.argv[1:2] == ["ready"]:
         return ready.main(sys.argv[2:])
+    if sys.argv[1:2] == ["launches"]:
+        return launches.main(sys.argv[2:])
     return command.main()
 
 

@@ -86,8 +86,8 @@ def library_of(address: int | None) -> str:
 
 
 def blocking_kinds() -> tuple[str, ...]:
-    """The kinds of calls, as the forwarding library numbers them."""
-    return forwarding.KINDS
+    """The kinds of calls, as the forwarding library numbers them, and that of long launches."""
+    return *forwarding.KINDS, "launches"
 
 
 def blocking_advice() -> dict[str, str]:
