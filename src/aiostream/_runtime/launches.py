@@ -85,7 +85,7 @@ class Launches:
     def _end_turn(self) -> None:
         # This comes first, because after an interrupt in between no drain would come.
         _native.queue_wake(self.queue)
-        self._drains = 1 if self._fitting > 3 else 2
+        self._drains = 1 if self._fitting > 1 else 2
         self.wait = True
 
     def must_wait(self, place: int) -> bool:
