@@ -55,17 +55,19 @@ async def all_busy() -> AsyncIterator[Busy]:
 
 async def test_calls_begin_in_order_and_a_few_at_a_time() -> None:
     order: list[int] = []
-    streams = [Stream() for _ in range(8)]
-    async with all_busy() as busy, anyio.create_task_group() as tasks:
+    others, one = Busy(), Busy()
+    streams = [Stream() for _ in range(PLACES + 8)]
+    async with anyio.create_task_group() as tasks:
         for number, stream in enumerate(streams):
-            tasks.start_soon(stream.run_in_thread, order.append, number)
-            await until(lambda n=number: statistics().futures.pending == PLACES + n + 1)
+            call = [others] if number < PLACES - 1 else [one] if number < PLACES else None
+            tasks.start_soon(stream.run_in_thread, *(call or (order.append, number)))
+            await until(lambda n=number: statistics().futures.pending == n + 1)
+        await until(lambda: len(others.begun) == PLACES - 1 and len(one.begun) == 1)
         assert not order
-        assert len(set(busy.begun)) == PLACES
-        busy.may_end.set()
-        await until(lambda: len(order) == len(streams))
-    # Two threads note two calls at nearly the same time.
-    assert all(abs(place - number) < PLACES for place, number in enumerate(order)), order
+        one.may_end.set()  # one thread makes all the calls
+        await until(lambda: len(order) == 8)
+        others.may_end.set()
+    assert order == list(range(PLACES, PLACES + 8))
     for stream in streams:
         stream.close()
 

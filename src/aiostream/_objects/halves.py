@@ -33,6 +33,7 @@ from typing import Any
 from aiostream import _native, device
 from aiostream._base import driver
 from aiostream._handles.operand import Operand, in_libraries
+from aiostream._runtime import loops
 from aiostream._waits import waiting
 from aiostream.errors import CudaError, StreamClosedError
 
@@ -173,7 +174,11 @@ async def drive(work: _native.Work) -> Any:
     failed: Exception | None = None
     try:
         while True:
-            _advance(work, failed)
+            began = waiting.now()
+            try:
+                _advance(work, failed)
+            finally:
+                loops.current_bridge().launches.note(waiting.now() - began)
             if halves.ended and halves.threw:
                 return halves.value
             failed, work.in_halves = None, not halves.ended
