@@ -35,7 +35,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import anyio
 import torch
 from fastapi import FastAPI, HTTPException
 
@@ -175,7 +174,6 @@ class Eager:
         self._streams = [torch.cuda.Stream() for _ in range(4)]
         self._buffers = {stream.cuda_stream: Buffers(1) for stream in self._streams}
         self.pool = aiostream.StreamPool.borrow(self._streams, max_waiting=WAITING)
-        self._one_thread = anyio.CapacityLimiter(1)  # several share the GIL, and each gets slower
         self._free: asyncio.Queue[Any] = asyncio.Queue()
         for stream in self._streams:
             self._free.put_nowait(stream)
@@ -190,7 +188,7 @@ class Eager:
         """Launches in the thread, and awaits in the loop."""
         async with self.pool.stream() as stream:
             buffers = self._buffers[stream.handle]
-            await stream.run_in_thread(self._launch, buffers, item, limiter=self._one_thread)
+            await stream.run_in_thread(self._launch, buffers, item)
             score: float = buffers.scores.tolist()[0][0]
             return score
 

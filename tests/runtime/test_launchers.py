@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -59,8 +60,9 @@ async def test_calls_begin_in_order_and_a_few_at_a_time() -> None:
     streams = [Stream() for _ in range(PLACES + 8)]
     async with anyio.create_task_group() as tasks:
         for number, stream in enumerate(streams):
-            call = [others] if number < PLACES - 1 else [one] if number < PLACES else None
-            tasks.start_soon(stream.run_in_thread, *(call or (order.append, number)))
+            call: Any = others if number < PLACES - 1 else one
+            given: list[Any] = [call] if number < PLACES else [order.append, number]
+            tasks.start_soon(partial(stream.run_in_thread, *given))
             await until(lambda n=number: statistics().futures.pending == n + 1)
         await until(lambda: len(others.begun) == PLACES - 1 and len(one.begun) == 1)
         assert not order

@@ -201,7 +201,12 @@ class RunMethods:
         `yield`. Nothing that belongs to the thread may stay open over a `yield`, such as a block of
         torch's `inference_mode`: decorate the function in place of that.
 
-        Cancellation: raises at once. The GPU goes on with the work. When the GPU has passed it, a
+        Other tasks may run between this call and `fn`: if launches have kept the loop for about a
+        millisecond, this one waits for its turn, first come, first served. The state of the stream
+        is asked after that.
+
+        Cancellation: raises at once. If `fn` has not begun, it is not called. Otherwise the GPU
+        goes on with the work. When the GPU has passed it, a
         generator is closed in the loop's thread, or in one of the library's if the loop is closed.
         What the close raises goes to `sys.unraisablehook`.
 

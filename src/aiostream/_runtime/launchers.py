@@ -44,8 +44,8 @@ _calling: set[int] = set()
 # Since when a thread has been in its call. The thread pops its entry at the end. If the overseer
 # was first, the thread has lost its place. One pop succeeds.
 _since: dict[int, float] = {}
-# Threads that were made; written under _lock by whoever first calls, then by the overseer. The lock
-# is reentrant, because a signal handler may come here.
+# Threads that were made. The first calls write it, under _lock, and then the overseer. The lock is
+# reentrant, because a signal handler may come here.
 _made = 0
 _lock = threading.RLock()
 

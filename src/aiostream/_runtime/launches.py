@@ -64,7 +64,7 @@ class Launches:
         # How many drains it takes until the next turn. If there are any, the bridge's descriptor is
         # readable, so a drain will come.
         self._drains = 0
-        self._spent = self._count = 0  # of this turn
+        self._spent = self.count = 0  # of this turn
         self._used = 0  # the time of the thread at the last launch or drain, if it is asked for
         self._fitting = 1  # how many launches a turn has time for, by the last ones
         # Futures of tasks that wait, by the order in which the tasks came.
@@ -73,7 +73,7 @@ class Launches:
 
     def note(self, nanoseconds: int) -> None:
         """Notes how long a launch has kept the loop."""
-        self._count += 1
+        self.count += 1
         self._spent += nanoseconds
         if self._spent >= _TURN and not self._drains:
             self._end_turn()
@@ -107,9 +107,9 @@ class Launches:
             _native.queue_wake(self.queue)
             self._drains -= 1
             return
-        if self._count:
-            self._fitting = max(1, _TURN * self._count // max(1, self._spent))
-            self._spent = self._count = 0
+        if self.count:
+            self._fitting = max(1, _TURN * self.count // max(1, self._spent))
+            self._spent = self.count = 0
         if not self._drains:
             return
         is_full = len(self.waiting) >= self._fitting

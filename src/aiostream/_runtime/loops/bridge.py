@@ -60,7 +60,8 @@ class Bridge:
             # own.
             self.asked, self.at_once = False, True
             _native.drain(self.queue, False)
-            self.launches.drained()
+            if self.launches.count or self.launches.wait:
+                self.launches.drained()
             if self.questions is not None:
                 self.questions.ask()
         except BaseException:
