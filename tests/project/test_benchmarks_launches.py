@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import launches
+from benchmarks import launches, launching
 
 QUICK = ["--ms", "0.05", "--streams", "2", "--rounds", "1", "--seconds", "0.05"]
 
@@ -24,7 +24,7 @@ def test_each_way_is_measured(
     more = ["--server", "--connections", "2"] if kind == "server" else []
     assert launches.main([*QUICK, *more, "--json", str(to)]) == 0
     found = json.loads(to.read_text())
-    assert [each["way"] for each in found] == list(launches.WAYS)
+    assert [each["way"] for each in found] == list(launching.WAYS)
     assert all(each["rounds"][0]["per_second"] > 0 for each in found)
     printed = capsys.readouterr().out
     assert ("/ping p99 ms" if kind == "server" else "timer p99 ms") in printed
