@@ -8,20 +8,23 @@ thread, also if the function raises.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, TypeVar
+from types import GeneratorType
+from typing import Any, TypeVar, overload
 
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list, pinned
+from aiostream._objects.halves import Halves
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
 from aiostream._waits import waiting
-from aiostream.errors import CudaError
+from aiostream.errors import CudaError, StreamClosedError
 
 T = TypeVar("T")
 
@@ -45,7 +48,13 @@ class _ThreadCall(Completion):
     into `taken`, and one entry succeeds: so either `work` or `cancel` comes first.
     """
 
-    def __init__(self, operand: Operand, function: Callable[[], Any], limiter: Any) -> None:
+    def __init__(
+        self,
+        operand: Operand,
+        function: Callable[[], Any],
+        limiter: Any,
+        halves: Halves | None = None,
+    ) -> None:
         operand.context._ensure_monitored()
         future = loops.current_bridge().new_future()
         super().__init__(future, operand.name, function)
@@ -54,6 +63,7 @@ class _ThreadCall(Completion):
         self.operand = operand
         self.limiter = limiter
         self.taken: dict[str, str] = {}
+        self.halves = halves  # the generator, from its first half on: the worker's, as the next two
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
         self.raised: BaseException | None = None  # by the function
@@ -123,7 +133,10 @@ class _ThreadCall(Completion):
         call: Any = None
         try:
             call = in_libraries(self.operand, self.keepalive)
-            return call()
+            result = call()
+            if isinstance(result, Halves):
+                self.halves = result
+            return result
         except BaseException as error:
             # The task gets it, and raises it when the GPU has passed what was enqueued before it.
             # It is noted before the event is recorded, because the task may be through after that.
@@ -140,7 +153,7 @@ class _ThreadCall(Completion):
         """
         if self.taken.setdefault("by", "task") == "task":
             self.unreserve()
-            self._let_go()
+            self.leave()
             super().cancel()
             self.give_back()
         else:
@@ -152,7 +165,10 @@ class _ThreadCall(Completion):
         The GPU has passed what the function has enqueued, or the context has failed, or there was
         no event.
         """
-        self._let_go()
+        if orphaned or self.is_cancelled:
+            self.leave()
+        elif self.halves is None:  # otherwise the task goes on with the generator at once
+            self.let_go()
         if self.refusal:
             try:
                 driver.raise_for(self.refusal, self.refused, self.stream, waiting.LEFT_CAPTURING)
@@ -177,10 +193,85 @@ class _ThreadCall(Completion):
                 self.limiter.release_on_behalf_of(self)
             self.limiter = None
 
-    def _let_go(self) -> None:
+    def leave(self) -> None:
+        """The task has gone, the GPU has passed, and no half runs: has the generator closed."""
+        halves, self.halves = self.halves, None
+        self.let_go()
+        if halves is None or not halves.is_open:
+            return
+        self.operand.shared.held.append(self)  # until it is closed
+        closing = _Closing(self, halves)
+        try:
+            _native.arm_alarm(
+                self.queue, self.operand.context._ensure_monitored(), closing, closing.tickets
+            )
+            launchers.call(closing.close)
+        except Exception as error:  # there is no thread, or no memory
+            _native.write_unraisable(error, "the close of a function in two halves")
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Takes the mark away, so that `into_raw` takes the stream."""
         # It is not there if an interrupt came before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
             self.operand.shared.held.remove(self)
+
+
+class _Closing:
+    """The end of a generator whose task has gone: a launching thread closes it.
+
+    Its ticket then has the loop take the mark away, or the janitor if the loop is closed.
+    """
+
+    def __init__(self, call: _ThreadCall, halves: Halves) -> None:
+        self.call, self.halves = call, halves
+        self.tickets: list[int] = []
+
+    def close(self) -> None:
+        """Closes it with the stream current. In a launching thread."""
+        operand, halves = self.call.operand, self.halves
+        try:
+            try:
+                with pinned(operand), operand.context.as_current():
+                    in_libraries(operand, partial(halves.context.run, halves.close))()
+                    list_, kept = _wait_list(operand), _Kept(halves)
+                    _native.watch(operand.handle, list_, process.ORPHANS, waiting.BY_WATCHER, kept)
+            finally:
+                halves.context.run(halves.close)  # if the stream has refused
+        except BaseException as error:
+            _native.write_unraisable(error, "the close of a function in two halves")
+        finally:
+            for ticket in self.tickets:
+                _native.fire_alarm(ticket)
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """It is closed. Or the context has failed meanwhile."""
+        self.call.let_go()
+        let_go = self.call.operand.shared.let_go
+        if orphaned:
+            process.run_in_releaser(let_go)
+        else:
+            let_go()
+
+
+class _Kept:
+    """What lives until the GPU has passed what a close has enqueued."""
+
+    def __init__(self, halves: Halves) -> None:
+        self.halves = halves
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The GPU has passed it."""
+
+
+def _first_half(operand: Operand, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = fn(*args, **kwargs)
+    if not isinstance(result, GeneratorType):
+        return result
+    halves = Halves(operand, result)
+    halves.context = contextvars.copy_context()  # in which it is closed
+    halves.step()
+    return halves
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
@@ -221,19 +312,128 @@ def _wait_list(operand: Operand) -> _native.WaitList:
     return shared.thread_waits
 
 
+async def _drive(
+    operand: Operand,
+    run: Callable[..., Any],
+    halves: Halves,
+    limiter: Any,
+    failed: CudaError | StreamClosedError | None,
+) -> Any:
+    """Runs the later halves in threads, and waits for the GPU after each. `failed`: the first."""
+    mark = object()
+    # While no half is under way. The mark of a call follows this one, or comes before it.
+    operand.shared.held.append(mark)
+    try:
+        while not halves.ended:
+            if failed is not None:
+                halves.take()
+            step = partial(run, halves.step, failed)
+            try:
+                _, failed = await _in_thread(operand, step, limiter, halves)
+            except (CudaError, StreamClosedError) as error:
+                if not halves.is_open:
+                    raise
+                if failed is None:
+                    failed = error
+                else:  # the stream refuses this half too, so it runs without it
+                    run(halves.step, failed)
+                    failed = None
+        if failed is not None:
+            raise failed
+        return halves.value
+    finally:
+        failed = None  # its traceback refers to this frame
+        operand.shared.held.remove(mark)
+
+
+async def _in_thread(
+    operand: Operand, function: Callable[[], Any], limiter: Any, halves: Halves | None = None
+) -> tuple[Any, CudaError | None]:
+    """Makes one call in a thread, and waits until its work is done.
+
+    Returns:
+        The result, or what drives the generator, and the error with which the work has failed. It
+        is raised if there is no generator.
+    """
+    call = _ThreadCall(operand, function, limiter, halves)
+    del function  # this frame would keep what it holds
+    future: Any = call.future
+    try:
+        expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
+        call.begin()
+        if limiter is None:
+            call.prepare()
+            launchers.call(call.work)
+        else:
+            await _call_by(limiter, call)
+        failed: CudaError | None = None
+        try:
+            result: Any = await future
+        except CudaError as error:
+            if call.raised is None:
+                if call.halves is None:
+                    raise
+                result, failed = call.halves, error
+    except BaseException as problem:
+        is_over = not call.is_pending  # it may be cancelled nevertheless, before its task goes on
+        try:
+            call.cancel()
+        except BaseException:
+            call.cancel()
+            raise
+        if is_over:
+            (call.let_go if isinstance(problem, Exception) else call.leave)()
+        # The work may have failed before, while the task still waited for the thread. The task
+        # gets another error, and asyncio would report that no task has read that one.
+        if future.done() and not future.cancelled():
+            future.exception()
+        raise
+    if call.halves is not None:
+        call.let_go()
+    if call.raised is not None:
+        raised, call.raised = call.raised, None
+        checks.explain_call(raised, "run_in_thread")
+        if limiter is None and any(words in str(raised) for words in _NEEDS_LIMITER):
+            raised.add_note(_WITH_LIMITER)
+        try:
+            raise raised
+        finally:
+            # The traceback refers to this frame. If the frame referred to the error, they would
+            # keep each other alive, and all that the frames hold.
+            del raised, call, future
+            result = None
+    try:
+        return result, failed
+    finally:
+        failed = None  # its traceback refers to this frame
+
+
 class ThreadStream:
     """The part of `Stream` that uses worker threads."""
 
     _operand: Operand  # set by `Stream`
 
+    @overload
     async def run_in_thread(
         self,
-        fn: Callable[..., T],  # a lambda has no inferred type if its first parameter is given
+        fn: Callable[..., Generator[None, None, T]],
         /,
         *args: Any,
         limiter: Any = None,
         **kwargs: Any,
-    ) -> T:
+    ) -> T: ...
+    @overload
+    async def run_in_thread(
+        self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any
+    ) -> T: ...
+    async def run_in_thread(
+        self,
+        fn: Callable[..., Any],  # a lambda has no inferred type if its first parameter is given
+        /,
+        *args: Any,
+        limiter: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Calls `fn(*args, **kwargs)` in a worker thread, and waits until its work is done.
 
         Use it for a function whose Python takes milliseconds, such as the forward of an eager
@@ -250,6 +450,10 @@ class ThreadStream:
         they know it (see `torch()`). Make other settings of a thread in `fn`, such as torch's
         `inference_mode` and `autocast`. The function, its arguments and its result stay alive until
         the GPU has finished what `fn` enqueued.
+
+        `fn` may be a function in two halves, as for `run`. Each half runs in a thread, perhaps in
+        another one than the half before, and in the same context variables. If the task has gone, a
+        thread closes the generator when the GPU has passed the work.
 
         Cancellation: raises at once. If `fn` has not begun, it is not called. If it has begun, it
         continues without your task. Until its work is done, the arguments stay alive, a limiter's
@@ -274,8 +478,8 @@ class ThreadStream:
             What `fn` returned.
 
         Raises:
-            TypeError: `fn` is not callable, or is a coroutine or generator function. Or `limiter`
-                is not a limiter.
+            TypeError: `fn` is not callable, or is a coroutine function, or has yielded something.
+                Or `limiter` is not a limiter.
             RuntimeError: No loop runs here.
             StreamClosedError: You have closed the stream.
             StreamCaptureError: The stream is capturing, or `fn` has left it capturing.
@@ -294,53 +498,16 @@ class ThreadStream:
         if observers and not is_observed():
             name, method = "Stream.run_in_thread", ThreadStream.run_in_thread
             return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
-        checks.plain_function(fn, "run_in_thread")
-        operand = self._operand
-        if limiter is None:
-            function = launchers.in_context(fn, *args, **kwargs)
-        elif hasattr(limiter, "acquire_on_behalf_of_nowait"):
-            function = partial(fn, *args, **kwargs)  # anyio gives it the context
-        else:
+        checks.plain_function(fn, "run_in_thread", halves=True)
+        if limiter is not None and not hasattr(limiter, "acquire_on_behalf_of_nowait"):
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        call = _ThreadCall(operand, function, limiter)
-        del function  # this frame would keep what it holds
-        future: Any = call.future
-        try:
-            expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
-            call.begin()
-            if limiter is None:
-                call.prepare()
-                launchers.call(call.work)
-            else:
-                await _call_by(limiter, call)
-            try:
-                result: T = await future
-            except CudaError:
-                if call.raised is None:
-                    raise
-        except BaseException:
-            try:
-                call.cancel()
-            except BaseException:
-                call.cancel()
-                raise
-            # The work may have failed before, while the task still waited for the thread. The task
-            # gets another error, and asyncio would report that no task has read that one.
-            if future.done() and not future.cancelled():
-                future.exception()
-            raise
-        if call.raised is not None:
-            raised, call.raised = call.raised, None
-            checks.explain_call(raised, "run_in_thread")
-            if limiter is None and any(words in str(raised) for words in _NEEDS_LIMITER):
-                raised.add_note(_WITH_LIMITER)
-            try:
-                raise raised
-            finally:
-                # The traceback refers to this frame. If the frame referred to the error, they would
-                # keep each other alive, and all that the frames hold.
-                del raised, call, future
-                result = None  # type: ignore[assignment]
+        operand = self._operand
+        run = launchers.new_context().run
+        first = partial(run, _first_half, operand, fn, *args, **kwargs)
+        result, failed = await _in_thread(operand, first, limiter)
+        if isinstance(result, Halves):
+            del first  # this frame would keep what it holds
+            result = await _drive(operand, run, result, limiter, failed)
         return result
 
     async def enqueue_in_thread(

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from aiostream import _native
@@ -71,13 +70,13 @@ def call(function: Callable[[], object]) -> None:
     _look()
 
 
-def in_context(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
-    """Returns a call of `fn` in a copy of the present context, for a thread without a loop."""
+def new_context() -> contextvars.Context:
+    """Returns a copy of the present context, for a thread without a loop."""
     context = contextvars.copy_context()
     sniffio: Any = sys.modules.get("sniffio")
     if sniffio is not None:  # by which anyio knows whether a loop runs
         context.run(sniffio.current_async_library_cvar.set, None)
-    return partial(context.run, fn, *args, **kwargs)
+    return context
 
 
 def _add_thread() -> None:
