@@ -116,6 +116,14 @@ class Scene:
     async def enqueue_in_thread(self) -> None:
         assert await self.stream.enqueue_in_thread(self.work, 7) == 7
 
+    async def run_halves_in_threads(self) -> None:
+        def halves(kept: bytearray) -> Generator[None, None, int]:
+            spin(self.stream, 0.0001)
+            yield
+            return len(kept)
+
+        assert await self.stream.run_in_thread(halves, bytearray(7)) == 7
+
     async def wait_for_all(self) -> None:
         done, _ = await aiostream.wait(
             [self.stream.completion_future(), self.stream.enqueue_async(lambda given: None)]
@@ -203,6 +211,7 @@ ON_AUTO_STREAMS: dict[str, Function] = {
     "enqueue several": Scene.enqueue_several,
     "enqueue, fails": Scene.enqueue_what_fails,
     "enqueue in thread": Scene.enqueue_in_thread,
+    "run in thread, halves": Scene.run_halves_in_threads,
     "aiostream.wait": Scene.wait_for_all,
     "drain": Scene.drain,
     "aclose": lambda scene: scene.stream.aclose(),

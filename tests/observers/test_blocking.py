@@ -580,7 +580,7 @@ def test_the_development_mode_warns_once_for_each_line(driver_kind: str) -> None
 
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            asyncio.run(main())
+            asyncio.run(main(), debug=False)
         print([(each.lineno, "run_in_thread" in str(each.message)) for each in found])
     """
     printed = succeed(driver_kind, script, PYTHONDEVMODE="1")

@@ -21,7 +21,7 @@ def test_each_way_is_measured(
         pytest.importorskip("uvicorn")
     monkeypatch.setenv("AIOSTREAM_SIMULATOR", "1")
     to = tmp_path / "rounds.json"
-    more = ["--server", "--connections", "2"] if kind == "server" else []
+    more = ["--server", "--connections", "2", "--seconds", "0.3"] if kind == "server" else []
     assert launches.main([*QUICK, *more, "--json", str(to)]) == 0
     found = json.loads(to.read_text())
     assert [each["way"] for each in found] == list(launching.WAYS)

@@ -64,7 +64,7 @@ class BlockingCall:
     Or it is `launches`: Python that enqueues work, and no driver call.
     """
     seconds: float
-    """How long it blocked."""
+    """How long it blocked. Of a launch only the time in which its thread had a core."""
     file: str
     """The file of `line`."""
     line: int

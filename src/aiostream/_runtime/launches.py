@@ -36,7 +36,7 @@ def warn(nanoseconds: int) -> None:
     _lines[line] += 1
     if _lines[line] == 2:
         text = (
-            f"a launch has kept the event loop for {nanoseconds / 1e6:.1f} ms: await "
+            f"a launch has kept the event loop for {nanoseconds / 1e6:.1f} ms of CPU: await "
             "stream.run_in_thread(fn), or capture a graph once and launch that"
         )
         try:
@@ -79,8 +79,9 @@ class Launches:
             self._end_turn()
         if limit < math.inf:
             before, self._used = self._used, thread_time_ns()
-            if min(nanoseconds, self._used - before) >= limit:
-                report(nanoseconds)
+            used = min(nanoseconds, self._used - before)
+            if used >= limit:
+                report(used)
 
     def _end_turn(self) -> None:
         # This comes first, because after an interrupt in between no drain would come.

@@ -254,24 +254,6 @@ async def launch_turn(launches: Launches) -> None:
             raise
 
 
-async def launch_turn(launches: Launches) -> None:
-    """Waits until this loop has time for another launch: see `_runtime/launches.py`.
-
-    Call it if `launches.wait` is true, and ask afterwards what may have changed meanwhile.
-
-    Cancellation: raises at once.
-    """
-    place = 0
-    while launches.must_wait(place):
-        future = _current_bridge().new_future()
-        place = launches.enter(place, future)
-        try:
-            await future
-        except BaseException:
-            future.cancel()
-            raise
-
-
 def require_ready(operand: Operand, recent: bool = False) -> None:
     """Raises, before work is enqueued, what would refuse a wait behind that work.
 
