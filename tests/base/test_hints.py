@@ -50,7 +50,7 @@ def test_what_is_advised_exists_and_what_exists_has_no_hint(owners: dict[str, An
         assert len(names) == len(set(names))
         for advice in table.values():
             for written in re.findall(r"\b(aiostream|stream|pool|event|Stream)\.(\w+)", advice):
-                assert hasattr(owners[written[0]], written[1]), advice
+                assert written[1] in dir(owners[written[0]]), advice  # `own` may be unset
 
 
 def test_other_names_get_the_usual_error(owners: dict[str, Any]) -> None:

@@ -457,7 +457,8 @@ class _Return:
         # in the pool. The next loop that uses the pool looks at the stream itself.
         if pool is None:
             stream._loan.pop(self.number, None)
-        elif not orphaned and pool._ends(stream, self.number):
+        # One that is being closed waits for its streams itself, and raises what it meets.
+        elif not orphaned and not pool._closed and pool._ends(stream, self.number):
             pool._look(stream, pool._bridge())
 
 
@@ -465,7 +466,8 @@ def _look_again_for(
     reference: weakref.ref[PoolCore], bridge: Callable[[], loops.Bridge | None]
 ) -> None:
     pool = reference()
-    if pool is None or pool._bridge is not bridge:  # another loop may use the pool by now
+    # Another loop may use the pool by now. What a close meets is not raised in the loop.
+    if pool is None or pool._closed or pool._bridge is not bridge:
         return
     pool._due = 0.0
     if pool._queue or pool._asks:
