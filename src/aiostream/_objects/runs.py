@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from types import GeneratorType
-from typing import Any, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from aiostream import _native
 from aiostream._base import checks, driver
@@ -48,6 +48,8 @@ def _leave(work: _native.Work, here: bool = False) -> None:
         _end(work, _UNKNOWN_ERROR, not here)
     elif not work.in_halves:
         work.let_go()
+    elif work not in operand.shared.held:
+        operand.shared.held.append(work)  # until the close, a pool does not use the stream
 
 
 # The defaults bind what is called, because at the interpreter's end the module's names may be gone.
@@ -85,6 +87,8 @@ def _close(work: _native.Work, code: int) -> None:
     work.is_left = work.in_halves = False
     shared = work._operand.shared
     _leave(work)
+    with contextlib.suppress(ValueError):
+        shared.held.remove(work)
     shared.let_go()
 
 
@@ -250,43 +254,41 @@ class RunMethods:
             pool, stream = stream, stream._at_once() or await stream._in_turn()
             loan = stream._number
             if pool._has_own:
-                args = cast("Any", (stream._own, *args))
+                args = (stream._own, *args)
         operand = stream._operand
-        launches = loops.current_bridge().launches
-        if launches.wait:
-            try:
-                await waiting.launch_turn(launches)
-            except BaseException as problem:
-                if pool is not None:
-                    pool._give(stream, loan, problem)
-                raise
-        call: Callable[[], Any] = partial(fn, *args, **kwargs)
-        # The way into torch and cupy holds the result too.
-        if operand.shared.currents:
-            call = in_libraries(operand, call)
-        # Only this frame refers to it: see its type.
-        work = _native.Work(operand, stream._mode, call, _end)
+        work: _native.Work | None = None
+        asks = False  # whether the driver has to say that the stream is idle
         try:
+            launches = loops.current_bridge().launches
+            if launches.wait:
+                await waiting.launch_turn(launches)
+            call: Callable[[], Any] = partial(fn, *args, **kwargs)
+            # The way into torch and cupy holds the result too.
+            if operand.shared.currents:
+                call = in_libraries(operand, call)
+            # Only this frame refers to it: see its type.
+            work = _native.Work(operand, stream._mode, call, _end)
             wait_list = operand.wait_list or wait_list_of(operand)
             began = waiting.now()
             try:
                 refusal = work.begin(operand.handle, wait_list, operand.shared.held)
             finally:
                 launches.note(waiting.now() - began)
-            if refusal:
-                if isinstance(refusal, GeneratorType):
-                    result = await halves.drive(work)
-                    _leave(work)
-                    if pool is not None:
-                        pool._give(stream, loan)
-                    return result
-                captures = refusal <= _native.RESULT_CAPTURING
-                refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
-                driver.raise_for(refusal, refused, operand.name)
-            await waiting.synchronize_async(work)
+            if isinstance(refusal, GeneratorType):
+                asks = True
+                result = await halves.drive(work)
+                _leave(work)
+            else:
+                if refusal:
+                    captures = refusal <= _native.RESULT_CAPTURING
+                    refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
+                    driver.raise_for(refusal, refused, operand.name)
+                await waiting.synchronize_async(work)
+                result = work.end()
         except BaseException as problem:
             # A coroutine may be closed in any thread, also by the collector.
-            _leave(work, not isinstance(problem, GeneratorExit))
+            if work is not None:
+                _leave(work, not isinstance(problem, GeneratorExit))
             if pool is not None:
                 pool._give(stream, loan, problem)
             if pool is not None and pool._has_own:
@@ -294,7 +296,8 @@ class RunMethods:
             else:
                 checks.explain_call(problem, "run")
             raise
-        result = work.end()
-        if pool is not None and stream._loan.pop(loan, pool) is not pool:
+        if asks and pool is not None:
+            pool._give(stream, loan)
+        elif pool is not None and stream._loan.pop(loan, pool) is not pool:
             pool._put_back(stream)
         return result
