@@ -69,9 +69,9 @@ class Kit:
         """Raw streams of all ways that learn nothing from waits. One way at a time uses them."""
         return self.free_list()
 
-    def pool(self) -> Any:
+    def pool(self, **options: Any) -> Any:
         """A `StreamPool`."""
-        pool = self._library.StreamPool(self.streams)
+        pool = self._library.StreamPool(self.streams, **options)
         self._opened.append(pool)
         return pool
 
@@ -143,17 +143,24 @@ def _pool_enqueue_async(kit: Kit) -> Wait:
     return way
 
 
-def _pool_run(kit: Kit) -> Wait:
-    pool, known = kit.pool(), dict[int, Lane]()
-
-    def launch(stream: Any, length: int) -> None:
-        handle = stream.handle
-        lane = known.get(handle) or known.setdefault(handle, kit.lane(stream))
-        lane.spin(length)
+def _run(kit: Kit) -> Wait:
+    free = kit.free_list()
 
     async def way(length: int) -> None:
-        async with pool.stream() as stream:
-            await stream.run(launch, stream, length)
+        lane = free.pop()
+        try:
+            await lane.stream.run(lane.spin, length)
+        finally:
+            free.append(lane)
+
+    return way
+
+
+def _pool_run(kit: Kit) -> Wait:
+    pool = kit.pool(each=kit.lane)
+
+    async def way(length: int) -> None:
+        await pool.run(Lane.spin, length)
 
     return way
 
@@ -231,10 +238,11 @@ def _blocking(kit: Kit) -> Wait:
 
 WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
     "aiostream auto": ("synchronize_async of raw streams", _ours("auto")),
+    "run": ("run of raw streams", _run),
     "enqueue_async": ("enqueue_async of raw streams", _enqueue_async),
     "pool": ("StreamPool and synchronize_async", _pool),
     "pool enqueue_async": ("StreamPool and enqueue_async", _pool_enqueue_async),
-    "pool run": ("StreamPool and run", _pool_run),
+    "pool run": ("StreamPool(each=...) and its run", _pool_run),
     "aiostream event": ('Stream(wait="event")', _ours("event")),
     "aiostream hostfunc": ('Stream(wait="hostfunc")', _ours("hostfunc")),
     "polling": ("cuStreamQuery and sleep(0)", _polling(0)),
