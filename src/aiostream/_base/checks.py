@@ -245,7 +245,7 @@ def plain_function(
         function = getattr(type(fn), "__call__", None)  # noqa: B004
     if type(function) is FunctionType and not (
         function.__code__.co_flags & (_NOT_HALVES if halves else _NOT_PLAIN)
-        or function.__dict__
+        or _MARK in function.__dict__
         or _MARK in getattr(fn, "__dict__", ())
     ):
         return

@@ -46,23 +46,37 @@ def _put_inference_mode(torch: Any, was: bool) -> None:
     _put_back[-1].__enter__()
 
 
-def _settings(operand: Operand) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """What belongs to this thread: how each is read, and how it is put back."""
-    blocks = device._blocks.entered
-    # A block takes its context off the stack by itself, when the error comes to it.
-    found: dict[str, Any] = {"current context": (lambda: len(blocks), lambda _: None)}
+_NAMES = ("current context", "inference mode", "grad mode", "autocast", "current stream")
+
+
+def _settings(operand: Operand) -> list[Any]:
+    """Reads what belongs to this thread, by `_NAMES`. Each half does so twice."""
+    found: list[Any] = [len(device._blocks.entered)]
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "is_inference_mode_enabled"):
-        return found
-    put_inference_mode = partial(_put_inference_mode, torch)
-    found["inference mode"] = torch.is_inference_mode_enabled, put_inference_mode
-    found["grad mode"] = torch.is_grad_enabled, torch.set_grad_enabled
-    found["autocast"] = torch.is_autocast_enabled, torch.set_autocast_enabled
-    if torch.cuda.is_initialized():  # otherwise to ask for the stream would begin to use the GPU
-        library = getattr(torch, "accelerator", torch.cuda)
-        ordinal = operand.context._device_ordinal()
-        found["current stream"] = partial(library.current_stream, ordinal), library.set_stream
+    if torch is not None and hasattr(torch, "is_inference_mode_enabled"):
+        found.append(torch.is_inference_mode_enabled())
+        found.append(torch.is_grad_enabled())
+        found.append(torch.is_autocast_enabled())
+        if torch.cuda.is_initialized():  # otherwise to ask would begin to use the GPU
+            found.append(_torch_streams(torch).current_stream(operand.context._device_ordinal()))
     return found
+
+
+def _torch_streams(torch: Any) -> Any:
+    return getattr(torch, "accelerator", torch.cuda)
+
+
+def _put_settings(before: list[Any], now: list[Any]) -> None:
+    """Puts back what differs."""
+    torch = sys.modules["torch"] if len(now) > 1 else None
+    # A block takes its context off the stack by itself, when the error comes to it.
+    put: list[Callable[[Any], object]] = [lambda _: None]
+    if torch is not None:
+        put += [partial(_put_inference_mode, torch), torch.set_grad_enabled]
+        put += [torch.set_autocast_enabled, _torch_streams(torch).set_stream]
+    for was, changed, put_back in zip(before, now, put, strict=False):
+        if was != changed:
+            put_back(was)
 
 
 class Halves:
@@ -94,23 +108,23 @@ class Halves:
             RuntimeError: It has left open what belongs to the thread.
             BaseException: What the generator raised.
         """
-        generator, settings = self.generator, _settings(self.operand)
-        before = {name: read() for name, (read, _) in settings.items()}
+        generator, before = self.generator, _settings(self.operand)
         self.threw = error is not None
         try:
             yielded = generator.send(None) if error is None else generator.throw(error)
-            differs = [name for name, (read, _) in settings.items() if read() != before[name]]
-            if yielded is None and not differs:
+            now = _settings(self.operand)
+            if yielded is None and now == before:
                 return
             self.take()
+            # torch may have been imported in this half.
+            differs = [n for n, a, b in zip(_NAMES, before, now, strict=False) if a != b]
+            if yielded is None and not differs:
+                return
             error, self.threw = _misuse(generator.__qualname__, yielded, differs), True
             try:
                 generator.throw(error)
             finally:
-                for name in differs:
-                    read, put = settings[name]
-                    if read() != before[name]:
-                        put(before[name])
+                _put_settings(before, _settings(self.operand))
             raise error  # it has yielded once more
         except StopIteration as end:
             self.value, self.ended = end.value, True
