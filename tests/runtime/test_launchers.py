@@ -116,6 +116,61 @@ async def test_threads_that_come_back_do_not_add_up(
         each.close()
 
 
+SLOW = """
+    import asyncio, threading
+    import pytest
+    import internals
+    from aiostream import Stream
+    from waiters import until
+
+    begun, may_end, refused = [], threading.Event(), []
+    start = threading.Thread.start
+
+    def refuse_once(thread):
+        if thread.name == "aiostream-launch-{third}" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def call(number):
+        begun.append(number)
+        may_end.wait(20)
+
+    async def main():
+        with pytest.MonkeyPatch.context() as patch:
+            internals.limit_launch_patience(patch, {patience})
+            if {refuses}:
+                patch.setattr(threading.Thread, "start", refuse_once)
+            streams = [Stream() for _ in range({calls})]
+            loop = asyncio.get_running_loop()
+            tasks = [loop.create_task(s.run_in_thread(call, n)) for n, s in enumerate(streams)]
+            await until(lambda: len(begun) > {places})
+            await asyncio.sleep({patience} / 2)
+            print(len(begun), len(refused))
+            may_end.set()
+            await asyncio.gather(*tasks)
+            for stream in streams:
+                stream.close()
+
+    asyncio.run(main())
+"""
+
+
+def test_each_slow_call_gives_its_place_away(driver_kind: str) -> None:
+    script = SLOW.format(
+        third=PLACES + 1, places=PLACES, calls=2 * PLACES, patience=0.5, refuses=False
+    )
+    assert succeed(driver_kind, script) == f"{2 * PLACES} 0\n"
+
+
+def test_a_thread_that_cannot_start_is_tried_again(driver_kind: str) -> None:
+    script = SLOW.format(
+        third=PLACES + 1, places=PLACES, calls=PLACES + 1, patience=0.1, refuses=True
+    )
+    done = run_script(driver_kind, script)
+    assert done.stdout == f"{PLACES + 1} 1\n", done.stderr
+
+
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
 async def test_a_call_may_wait_for_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
     internals.limit_launch_patience(monkeypatch, 0.05)

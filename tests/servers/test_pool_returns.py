@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from typing import Any
@@ -24,6 +25,7 @@ from aiostream import (
     statistics,
 )
 from captures import in_anothers_capture
+from interrupts import at_line
 from support import PLAIN_LOOPS, Gate, recover, settle, spin
 from waiters import until, use_once, waited_for
 
@@ -96,6 +98,41 @@ async def test_cancelled_call_in_a_thread_keeps_its_stream_to_its_end(is_waited_
             await until(lambda: (pool.idle, pool.busy) == (1, 0))
             assert served == [True] * is_waited_for
             assert await drain(10)
+
+
+async def come_back_and_ask(line: int) -> int:
+    """Cancels a call in a thread. At a line of the pool, a handler asks for a stream then.
+
+    Returns:
+        How many lines there were.
+    """
+    began, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        may_end.wait(30)
+
+    def ask() -> None:
+        with contextlib.suppress(PoolFullError):
+            pool.release(pool.acquire_nowait())
+
+    async with StreamPool(1) as pool:
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.run_in_thread, hold)
+            await until(began.is_set)
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True), at_line(line, ask, "pool_core.py") as lines:
+                await until(lambda: pool.busy == 1)
+        may_end.set()
+        with anyio.fail_after(5):
+            await pool.run(int)
+    return len(lines)
+
+
+async def test_handler_that_asks_for_a_stream_while_one_comes_back() -> None:
+    line = 1
+    while line <= await come_back_and_ask(line):
+        line += 1
 
 
 async def test_pool_is_collected_while_a_stream_is_busy() -> None:

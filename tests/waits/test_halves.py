@@ -44,6 +44,10 @@ Halves = Generator[None, None, Any]
 each_way = pytest.mark.parametrize("way", ["run", "run_in_thread"])
 
 
+class Mine(BaseException):
+    """An error that no `except Exception` catches, such as that of `pytest.fail`."""
+
+
 class Call:
     """A generator of several halves, behind gates, that notes what becomes of it."""
 
@@ -308,26 +312,32 @@ async def test_what_the_close_enqueues_lives_too(stream: Stream) -> None:
 
 
 @each_way
-@pytest.mark.parametrize("end", ["raises", "yields"])
+@pytest.mark.parametrize("end", [KeyError, StreamClosedError, Mine, None])
 async def test_errors_of_the_close_are_reported(
-    stream: Stream, unraisable: list[Any], end: str, way: str
+    stream: Stream, unraisable: list[Any], end: type[BaseException] | None, way: str
 ) -> None:
+    """Whatever they are, the stream is free afterwards."""
     with Gate() as gate:
 
         def launch() -> Halves:
             try:
                 gate.hold(stream)
+                begun.append(True)
                 yield
             finally:
-                if end == "raises":
-                    raise KeyError("mine")
+                if end is not None:
+                    raise end("mine")
                 yield
 
-        with anyio.move_on_after(0.01):
-            await getattr(stream, way)(launch)
+        begun: list[bool] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(getattr(stream, way), launch)
+            await until(lambda: bool(begun))
+            await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
         gate.open()
         await until(lambda: not is_held(stream))
-    assert unraisable[0][0] is (KeyError if end == "raises" else RuntimeError)
+    assert [each[0] for each in unraisable] == [end or RuntimeError]
     await stream
 
 

@@ -234,5 +234,7 @@ def close(work: _native.Work, code: int) -> None:
     try:
         if work.again(partial(halves.context.run, in_libraries(operand, halves.close))):
             halves.context.run(halves.close)  # without its own context, which is gone
-    except Exception as error:
+    except KeyboardInterrupt:  # this is the thread of the loop, which has to end
+        raise
+    except BaseException as error:
         _native.write_unraisable(error, "the close of a function in two halves")

@@ -84,11 +84,12 @@ def _end(
 
 def _close(work: _native.Work, code: int) -> None:
     halves.close(work, code)
-    work.is_left = work.in_halves = False
     shared = work._operand.shared
-    _leave(work)
+    # Before the flag, because after an interrupt the end comes again, and comes here by the flag.
     with contextlib.suppress(ValueError):
         shared.held.remove(work)
+    work.is_left = work.in_halves = False
+    _leave(work)
     shared.let_go()
 
 

@@ -225,13 +225,15 @@ def _close(halves: Halves, code: int) -> None:
     operand = halves.operand
     if code:
         halves.take()
+    close: Callable[[], Any] = halves.close
     try:
-        try:
-            with pinned(operand, "cuCtxPushCurrent"), operand.context._pushed():
-                in_libraries(operand, halves.close)()
-        except (CudaError, StreamClosedError):
-            halves.close()  # without the stream, which is gone, or again
-    except Exception as error:
+        with contextlib.ExitStack() as block:
+            with contextlib.suppress(CudaError, StreamClosedError):  # the stream may be gone
+                block.enter_context(pinned(operand, "cuCtxPushCurrent"))
+                block.enter_context(operand.context._pushed())
+                close = in_libraries(operand, close)
+            close()
+    except BaseException as error:
         _native.write_unraisable(error, "the close of a function in two halves")
     _end(halves)
 

@@ -124,18 +124,22 @@ def _look() -> None:
 def _oversee() -> None:
     global _oversees
     _requests.get()
-    while not _calls.empty():
-        now = time.monotonic()
-        oldest = min(list(_since.values()), default=now)
-        time.sleep(min(max(oldest + _PATIENCE - now, 0.01), _PATIENCE))
-        for thread, since in list(_since.items()):
-            is_slow = time.monotonic() - since >= _PATIENCE
-            if is_slow and (_waiting or _made < _MOST) and _since.pop(thread, None) is not None:
-                if not _waiting:
-                    _add_thread()
-                _places.put(None)
-    _oversees = False
-    _look()  # again, because a call may have come before the flag was cleared
+    try:
+        while not _calls.empty():
+            now = time.monotonic()
+            oldest = min(list(_since.values()), default=now)
+            time.sleep(min(max(oldest + _PATIENCE - now, 0.01), _PATIENCE))
+            for thread, since in list(_since.items()):
+                waits = len(_waiting) > _places.qsize()  # a thread for which there is no place yet
+                is_slow = time.monotonic() - since >= _PATIENCE
+                if is_slow and (waits or _made < _MOST):
+                    if not waits:
+                        _add_thread()  # first, because the process may have no thread left
+                    if _since.pop(thread, None) is not None:
+                        _places.put(None)
+    finally:
+        _oversees = False
+        _look()  # again, because a call may have come before the flag was cleared
 
 
 def _end() -> None:

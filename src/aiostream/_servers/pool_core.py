@@ -301,9 +301,12 @@ class PoolCore:
             self._wake(len(self._recent))
 
     def _ask_later(self, stream: Stream) -> None:
-        self._asks = True
         stream._number += 1
+        # Before, because an interrupt may come next. And after, because a signal handler may have
+        # looked at the busy streams in between.
+        self._asks = True
         stream._loan[-stream._number] = None
+        self._asks = True
 
     def _look(self, stream: Stream, bridge: loops.Bridge | None) -> None:
         """Decides whether a stream that came back is free, or when the pool learns that."""
