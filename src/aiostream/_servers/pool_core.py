@@ -272,7 +272,13 @@ class PoolCore:
 
     def _wake(self, most: int | None, answer: Callable[[], object] = _nothing) -> None:
         """Wakes the first tasks that wait. With an error for an answer, it is raised there."""
-        for future in [*islice(self._queue.copy().values(), most)]:
+        if most == 0 or not self._queue:
+            return
+        try:
+            first = [*islice(self._queue.values(), most)]
+        except RuntimeError:  # a finalizer or a signal handler has used the pool in between
+            first = [*islice(self._queue.copy().values(), most)]
+        for future in first:
             if not (future.done() or loops.is_dead(future)):
                 set_result(future, answer())
 
