@@ -12,11 +12,11 @@
    leaked.
 4. calls `close()` if its task has gone and `is_open`, after the GPU has passed, when no half runs.
 
-The stream stays held from the call of the function until after the last half or the close: it is
-pinned, and a mark lies in `shared.held`, so that `into_raw` refuses. A pool does not use the stream
-again while a mark is there. When a generator that its task has left was closed and the mark is
-gone, `shared.let_go` calls what lies in `shared.when_let_go`: in the thread of the loop, or in the
-releaser if the loop is closed. Then the stream may still be busy with what the close has enqueued.
+The stream stays in use from the call of the function until after the last half or the close: it is
+pinned, or a mark lies in `shared.held`. A pool does not use the stream again while a mark is there.
+When a generator that its task has left was closed and the mark is gone, `shared.let_go` calls what
+lies in `shared.when_let_go`: in the thread of the loop, or in the releaser if the loop is closed.
+Then the stream may still be busy with what the close has enqueued.
 
 `drive` and `close` do all this for a `Work` (`runs.py`), whose result the `Halves` then is.
 """

@@ -271,7 +271,7 @@ class RunMethods:
             wait_list = operand.wait_list or wait_list_of(operand)
             began = waiting.now()
             try:
-                refusal = work.begin(operand.handle, wait_list, operand.shared.held)
+                refusal = work.begin(operand.handle, wait_list)
             finally:
                 launches.note(waiting.now() - began)
             if isinstance(refusal, GeneratorType):

@@ -15,7 +15,7 @@ from functools import partial
 from types import GeneratorType
 from typing import Any, TypeVar, cast, overload
 
-from aiostream import _native
+from aiostream import _native, errors
 from aiostream._base import checks, driver
 from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list, pinned
 from aiostream._objects.halves import Halves
@@ -65,6 +65,7 @@ class _ThreadCall(Completion):
         self.halves = halves  # of the function, if it is one
         self.bare = bare  # the function is called without the stream
         self.taken: dict[str, str] = {}
+        self.pins: list[bool] = []  # it has pinned the stream
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
         self.raised: BaseException | None = None  # by the function
@@ -106,8 +107,7 @@ class _ThreadCall(Completion):
             if self.bare:
                 self._call()
             else:
-                with pinned(self.operand):
-                    answer = self._launch()
+                answer = self._launch()
             if answer is not None:
                 self.refusal, status = answer[0], _UNKNOWN_ERROR
                 # Asked in this thread, which has met it.
@@ -120,8 +120,12 @@ class _ThreadCall(Completion):
 
     def _launch(self) -> tuple[int] | None:
         """Returns why no event is behind the work, in a tuple, or `None`."""
-        operand = self.operand
-        handle, wait_list = operand.handle, _wait_list(operand)
+        operand, handle = self.operand, self.operand.handle
+        # Until the loop learns of the end, because the task may give the stream away then, and this
+        # thread may not have returned yet.
+        if not handle.pin(self.pins):
+            raise errors.closed(self.stream)
+        wait_list = _wait_list(operand)
         # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
         # and this thread records the event.
         refusal = self.reserve(wait_list, self.queue, waiting.BY_WATCHER, handle)
@@ -204,9 +208,12 @@ class _ThreadCall(Completion):
             self.limiter = None
 
     def _let_go(self) -> None:
-        # It is not there if an interrupt came before the append, or when this is repeated.
+        # Neither is there if an interrupt came before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
             self.operand.shared.held.remove(self)
+        with contextlib.suppress(IndexError):
+            self.pins.pop()
+            self.operand.handle.unpin()
 
 
 def _begin(halves: Halves, call: Callable[[], Any]) -> Any:

@@ -197,7 +197,6 @@ static bool make_names(void) {
         {&names.set_exception, "set_exception"},
         {&names.own_set_exception, "_set_exception"},
         {&names.point, "point"},
-        {&names.remove, "remove"},
     };
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (!*made[i].place && !(*made[i].place = PyUnicode_InternFromString(made[i].name)))

@@ -216,7 +216,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     PyObject *answer = NULL;
     /* Until the point is behind the work, because `call` or another thread may close the stream,
      * and the work would then have no completion. */
-    if (!pin_here(stream)) {
+    if (!handle_pin(stream)) {
         answer = PyLong_FromLong(RESULT_CLOSED);
         goto end;
     }
@@ -245,7 +245,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     }
 unpin:
     if (!is_child()) call_end(reserving.under_way);
-    unpin_here(stream);
+    unpin_from_python(stream);
 end:
     Py_DECREF(object);
     return answer;
@@ -274,13 +274,13 @@ PyObject *Completion_reserve(PyObject *object, PyObject *args) {
                           to_strategy, &reserving.strategy, to_handle, &stream))
         return NULL;
     if (self->wait) return PyErr_Format(PyExc_ValueError, "it was reserved before");
-    if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
+    if (!handle_pin(stream)) return PyLong_FromLong(RESULT_CLOSED);
     uint64_t expected = self->ticket;
     int status = reserve(&reserving, stream);
     call_end(reserving.under_way); /* the function of a thread may take long */
     if (status) self->ticket = expected;
     else if (expected) point_unreserve(expected);
-    unpin_here(stream);
+    unpin_from_python(stream);
     return PyLong_FromLong(status);
 }
 
