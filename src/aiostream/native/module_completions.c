@@ -476,7 +476,7 @@ int add_completion_types(PyObject *module) {
     enum { BASE = Py_TPFLAGS_BASETYPE };
     if (ADD_TYPE(module, completion, Completion, BASE | Py_TPFLAGS_HAVE_GC) < 0 ||
         ADD_TYPE(module, order, Order, 0) < 0 ||
-        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 || add_arrivals_type(module) < 0 ||
+        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 || add_queue_type(module) < 0 ||
         PyModule_AddFunctions(module, completion_functions) < 0 ||
         PyModule_AddFunctions(module, enqueue_functions) < 0)
         return -1;

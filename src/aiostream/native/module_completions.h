@@ -61,7 +61,7 @@ void completion_leak(CompletionObject *);
 void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
 extern PyMethodDef enqueue_functions[], drain_functions[];
-int add_arrivals_type(PyObject *module);
+int add_queue_type(PyObject *module);
 PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_reserve(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
