@@ -125,17 +125,12 @@ class _ThreadCall(Completion):
         # thread may not have returned yet.
         if not handle.pin(self.pins):
             raise errors.closed(self.stream)
-        wait_list = _wait_list(operand)
         # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
         # and this thread records the event.
-        refusal = self.reserve(wait_list, self.queue, waiting.BY_WATCHER, handle)
-        captures = refusal <= _native.RESULT_CAPTURING
-        refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
-        driver.raise_for(refusal, refused, self.stream)
-        answer = super().run(handle, self._call)
+        mode = waiting.BY_WATCHER
+        answer = super().run(_wait_list(operand), self.queue, mode, handle, self._call)
         if isinstance(answer, int):
-            driver.raise_for(answer, "cuCtxPushCurrent", self.stream)
-            return None
+            waiting.refuse(answer, operand, "cuEventCreate")
         return answer
 
     def _call(self) -> Any:

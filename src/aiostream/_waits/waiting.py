@@ -319,7 +319,7 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
         if answer is True:
             bridge.at_once = not bridge.must_yield()
         elif answer is not None:
-            _refuse(answer, operand, "cuEventCreate", "cuEventRecord")
+            refuse(answer, operand, "cuEventCreate", "cuEventRecord")
         return future
     finally:
         # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its
@@ -368,12 +368,12 @@ def complete(
         del bridge  # as in `enqueue`
     if not isinstance(answer, Completion):
         name = "cuLaunchHostFunc" if kind == _HOST_FUNCTION else "cuStreamAddCallback"
-        _refuse(answer, operand, name, name, call is not None)
+        refuse(answer, operand, name, name, call is not None)
     return answer
 
 
-def _refuse(
-    answer: Any, operand: Operand, before: str, after: str, has_call: bool = True
+def refuse(
+    answer: Any, operand: Operand, before: str, after: str = "", has_call: bool = True
 ) -> NoReturn:
     """Raises why work was not enqueued, or its completion: see `_native.enqueue`."""
     if isinstance(answer, int):

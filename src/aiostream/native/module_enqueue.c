@@ -8,8 +8,7 @@
  *
  * If the driver refuses after the function has run, the objects are leaked and counted, because
  * nothing would prove that the GPU is done with them. The GIL is given up for the driver's calls
- * and never for the function. Completion.reserve and run are the two halves of this for a worker
- * thread.
+ * and never for the function. Completion.run does the same in a worker thread.
  */
 #include "module_completions.h"
 
@@ -173,8 +172,8 @@ static PyObject *native_call_with(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* leak(keepalive): nothing will prove that the GPU does not use it. */
 static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
-    CompletionObject leaking = {.keepalive = Py_NewRef(keepalive)};
-    completion_leak(&leaking);
+    Py_INCREF(keepalive);
+    count_leak();
     Py_RETURN_NONE;
 }
 
@@ -265,34 +264,21 @@ PyObject *Completion_expect(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* reserve(wait_list, queue, strategy, handle): 0, or a refusal. */
-PyObject *Completion_reserve(PyObject *object, PyObject *args) {
-    CompletionObject *self = (CompletionObject *)object;
-    struct handle *stream;
-    struct reserving reserving = {.completion = self, .asks = true};
-    if (!PyArg_ParseTuple(args, "O&O&O&O&", to_waits, &reserving.waits, to_queue, &self->queue,
-                          to_strategy, &reserving.strategy, to_handle, &stream))
-        return NULL;
-    if (self->wait) return PyErr_Format(PyExc_ValueError, "it was reserved before");
-    if (!handle_pin(stream)) return PyLong_FromLong(RESULT_CLOSED);
-    uint64_t expected = self->ticket;
-    int status = reserve(&reserving, stream);
-    call_end(reserving.under_way); /* the function of a thread may take long */
-    if (status) self->ticket = expected;
-    else if (expected) point_unreserve(expected);
-    unpin_from_python(stream);
-    return PyLong_FromLong(status);
-}
-
-/* run(handle, call): as `enqueue`, with a pinned stream, and with the same answers. */
+/* run(wait_list, queue, strategy, handle, call): as `enqueue`, with a stream that is pinned. A
+ * number: it was refused before `call` ran. A tuple with a number: after that. None: done. */
 PyObject *Completion_run(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
+    struct reserving reserving = {.completion = self, .asks = true, .enters = true};
     PyObject *call;
-    if (!PyArg_ParseTuple(args, "O&O", to_handle, &stream, &call)) return NULL;
-    if (!self->wait || self->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
-    int refusal = push_from_python(stream);
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_waits, &reserving.waits, to_queue, &self->queue,
+                          to_strategy, &reserving.strategy, to_handle, &stream, &call))
+        return NULL;
+    if (self->wait) return PyErr_Format(PyExc_ValueError, "it was run before");
+    uint64_t expected = self->ticket;
+    int refusal = reserve(&reserving, stream);
+    call_end(reserving.under_way); /* the function of a thread may take long */
+    if (expected && self->ticket != expected) point_unreserve(expected);
     if (refusal) return PyLong_FromLong(refusal);
     bool at_once = false; /* another thread settles the future */
     if (carry_out(self, stream, call, &refusal, &at_once) < 0) return NULL;

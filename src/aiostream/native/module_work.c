@@ -75,9 +75,8 @@ static void give_away(WorkObject *self) {
         Py_DECREF(object);
     } else { /* no memory, or no janitor any more */
         PyErr_Clear();
-        CompletionObject leaking = {.keepalive = self->call, .result = self->result};
-        completion_leak(&leaking);
-        self->call = self->result = NULL;
+        count_leak();
+        self->call = self->result = NULL; /* which nothing releases any more */
         let_go(self);
     }
     PyErr_Restore(kind, value, traceback);
