@@ -312,19 +312,23 @@ async def test_what_the_close_enqueues_lives_too(stream: Stream) -> None:
 async def test_errors_of_the_close_are_reported(
     stream: Stream, unraisable: list[Any], end: str, way: str
 ) -> None:
+    begun = list[bool]()
     with Gate() as gate:
 
         def launch() -> Halves:
             try:
                 gate.hold(stream)
+                begun.append(True)
                 yield
             finally:
                 if end == "raises":
                     raise KeyError("mine")
                 yield
 
-        with anyio.move_on_after(0.01):
-            await getattr(stream, way)(launch)
+        async with anyio.create_task_group() as group:
+            group.start_soon(getattr(stream, way), launch)
+            await until(lambda: bool(begun))
+            group.cancel_scope.cancel()
         gate.open()
         await until(lambda: not is_held(stream))
     assert unraisable[0][0] is (KeyError if end == "raises" else RuntimeError)

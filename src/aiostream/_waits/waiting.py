@@ -243,15 +243,14 @@ async def launch_turn(launches: Launches) -> None:
 
     Cancellation: raises at once.
     """
-    place = 0
-    while launches.must_wait(place):
-        future = _current_bridge().new_future()
-        place = launches.enter(place, future)
-        try:
+    ticket, must_wait = launches.next_ticket(), launches.wait
+    try:
+        while must_wait:
+            launches.waiting[ticket] = future = _current_bridge().new_future()
             await future
-        except BaseException:
-            future.cancel()
-            raise
+            must_wait = launches.is_over
+    finally:
+        launches.waiting.pop(ticket, None)
 
 
 def require_ready(operand: Operand, recent: bool = False) -> None:

@@ -70,7 +70,7 @@ class Bridge:
         Threads: any, any number of times.
         """
         # They refer to tasks, which may refer to the loop.
-        self.questions, self.launches.waiting = None, []
+        self.questions, self.launches.waiting = None, {}
         self.arrivals.close()
 
     def must_yield(self) -> bool:
