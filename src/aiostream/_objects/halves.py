@@ -18,7 +18,7 @@ When a generator that its task has left was closed and the mark is gone, `shared
 lies in `shared.when_let_go`: in the thread of the loop, or in the releaser if the loop is closed.
 Then the stream may still be busy with what the close has enqueued.
 
-`drive` and `close` do all this for a `Work` (`runs.py`), whose result the `Halves` then is.
+`drive` does all this but the close for a `Work` (`runs.py`), whose result the `Halves` then is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 from aiostream import _native, device
 from aiostream._base import driver
-from aiostream._handles.operand import Operand, in_libraries
+from aiostream._handles.operand import Operand, in_libraries, wait_list_of
 from aiostream._runtime import loops
 from aiostream._waits import waiting
 from aiostream.errors import CudaError, StreamClosedError
@@ -161,7 +161,8 @@ def _advance(work: _native.Work, error: Exception | None) -> None:
                 error = refused
         if error is not None:
             halves.take()
-        refusal = work.again(in_libraries(operand, partial(halves.step, error)))
+        call = in_libraries(operand, partial(halves.step, error))
+        refusal = _native.call_on(operand.handle, wait_list_of(operand), call)
         if refusal:
             halves.take()
             halves.step(error or driver.error(refusal, "cuCtxPushCurrent", operand.name))
@@ -205,20 +206,20 @@ async def drive(work: _native.Work) -> Any:
         halves.context = contextvars.copy_context()
 
 
-def close(work: _native.Work, code: int) -> None:
-    """Closes the generator of a work whose task has gone, with the stream current.
+def close(halves: Halves, code: int, waits: _native.WaitList | None) -> None:
+    """Closes a generator whose task has gone, with the stream current if it is pinned.
 
     Args:
-        work: A work in halves.
+        halves: Of the generator.
         code: 0 if the GPU has passed, or else an error.
+        waits: A wait list of the stream, which is pinned; or `None`.
     """
-    halves: Halves = work.result
-    operand = halves.operand
-
+    operand, run = halves.operand, halves.context.run
     if code:
         halves.take()
+    call = partial(run, in_libraries(operand, halves.close))
     try:
-        if work.again(partial(halves.context.run, in_libraries(operand, halves.close))):
-            halves.context.run(halves.close)  # without its own context, which is gone
+        if waits is None or _native.call_on(operand.handle, waits, call):
+            run(halves.close)  # without its stream, which is gone
     except Exception as error:
         _native.write_unraisable(error, "the close of a function in two halves")

@@ -83,7 +83,7 @@ def _end(
 
 
 def _close(work: _native.Work, code: int) -> None:
-    halves.close(work, code)
+    halves.close(work.result, code, wait_list_of(work._operand))
     work.is_left = work.in_halves = False
     shared = work._operand.shared
     _leave(work)

@@ -17,8 +17,8 @@ from typing import Any, TypeVar, cast, overload
 
 from aiostream import _native, errors
 from aiostream._base import checks, driver
-from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list, pinned
-from aiostream._objects.halves import Halves
+from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list
+from aiostream._objects.halves import Halves, close
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -189,7 +189,7 @@ class _ThreadCall(Completion):
         # No half runs, and the GPU has passed the last one, or `code` says why that is not known.
         halves = self.halves
         if halves.is_open:
-            launchers.call(partial(halves.context.run, _close, halves, code))
+            launchers.call(partial(_close, halves, code))
         else:
             _end(halves)
 
@@ -224,17 +224,11 @@ def _begin(halves: Halves, call: Callable[[], Any]) -> Any:
 
 def _close(halves: Halves, code: int) -> None:
     """Closes a generator in a launching thread, because its task has gone."""
-    operand = halves.operand
-    if code:
-        halves.take()
-    try:
-        try:
-            with pinned(operand, "cuCtxPushCurrent"), operand.context._pushed():
-                in_libraries(operand, halves.close)()
-        except (CudaError, StreamClosedError):
-            halves.close()  # without the stream, which is gone, or again
-    except Exception as error:
-        _native.write_unraisable(error, "the close of a function in two halves")
+    operand, pins = halves.operand, list[bool]()
+    operand.handle.pin(pins)
+    close(halves, code, _wait_list(operand) if pins else None)
+    if pins:
+        operand.handle.unpin()
     _end(halves)
 
 

@@ -22,7 +22,7 @@ typedef struct {
     PyObject *operand, *mode; /* what a wait needs of a stream */
     PyObject *keeper;
     PyObject *call, *result;
-    PyObject *handle, *wait_list; /* of the stream, which is pinned from begin to end */
+    PyObject *handle; /* of the stream, which is pinned from begin to end */
     unsigned long thread;
     _Atomic bool pinned;
     char left, in_halves; /* for `runs.py` */
@@ -68,7 +68,6 @@ static void give_away(WorkObject *self) {
         heir->tries++;
         Py_INCREF(heir->keeper);
         self->operand = self->mode = self->call = self->result = self->handle = NULL;
-        self->wait_list = NULL;
         PyObject *answer = PyObject_CallFunctionObjArgs(self->keeper, object, NULL);
         if (!answer) PyErr_WriteUnraisable(self->keeper);
         Py_XDECREF(answer);
@@ -97,8 +96,8 @@ static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
     PyObject_GC_UnTrack(object);
     if (is_used(self) && !is_child()) give_away(self);
-    PyObject *fields[] = {self->operand, self->mode,   self->keeper,   self->call,
-                          self->result,  self->handle, self->wait_list};
+    PyObject *fields[] = {self->operand, self->mode,   self->keeper,
+                          self->call,    self->result, self->handle};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
     free_object(object);
 }
@@ -137,7 +136,6 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     self->handle = Py_NewRef(args[0]);
-    self->wait_list = Py_NewRef(args[1]);
     self->thread = PyThread_get_thread_ident();
     self->pinned = true;
     self->result = PyObject_CallNoArgs(self->call);
@@ -148,15 +146,17 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
-/* again(call): makes another call, of which nothing is kept. 0, or why it was not made. */
-static PyObject *Work_again(PyObject *object, PyObject *call) {
-    WorkObject *self = (WorkObject *)object;
-    if (!self->pinned) return PyErr_Format(PyExc_TypeError, "again(call), between begin and end");
-    int status = push_from_python(as_handle(self->handle));
-    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
+/* call_on(handle, wait_list, call): makes another call in the context of a stream that is pinned,
+ * of which nothing is kept. 0, or why it was not made. */
+static PyObject *native_call_on(PyObject *Py_UNUSED(module), PyObject *args) {
+    struct handle *handle;
     const struct waits *waits;
+    PyObject *call;
+    if (!PyArg_ParseTuple(args, "O&O&O", to_handle, &handle, to_waits, &waits, &call)) return NULL;
+    int status = push_from_python(handle);
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     struct wait *under_way = NULL;
-    if (to_waits(self->wait_list, &waits) && atomic_load(&waits->limit)) {
+    if (atomic_load(&waits->limit)) {
         Py_BEGIN_ALLOW_THREADS
         under_way = call_begin(waits);
         Py_END_ALLOW_THREADS
@@ -211,7 +211,6 @@ static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
 
 static PyMethodDef work_methods[] = {
     {"begin", FAST(Work_begin), "Makes the call in the context of a stream: 0, or a refusal."},
-    {"again", Work_again, METH_O, "Makes another call, between begin and end: 0, or why not."},
     {"end", Work_end, METH_NOARGS, "Lets go of everything: what the call has returned."},
     {"let_go", Work_let_go, METH_NOARGS, "Lets go of the stream, and not of the objects."},
     {"complete", Work_complete, METH_VARARGS, "The GPU has passed the event that owns it."},
@@ -242,9 +241,16 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
+static PyMethodDef work_functions[] = {
+    {"call_on", native_call_on, METH_VARARGS,
+     "Makes a call in the context of a pinned stream: 0, or why not."},
+    {NULL, NULL, 0, NULL},
+};
+
 int add_work_type(PyObject *module) {
     PyObject *types = PyImport_ImportModule("types");
     generator_type = types ? PyObject_GetAttrString(types, "GeneratorType") : NULL;
     Py_XDECREF(types);
-    return generator_type ? ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC) : -1;
+    if (!generator_type || ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC) < 0) return -1;
+    return PyModule_AddFunctions(module, work_functions);
 }
