@@ -337,13 +337,14 @@ def reserve_wait(stream: Stream, strategy: int) -> Any:
     """Reserves a wait with the strategy of that number, until what it returns is dropped."""
     reference, queue = stream._operand, current_bridge().queue
     reserved = _native.Completion(None, reference.name)
+    reserved.expect(reference.context._ensure_monitored(), queue)
     wait_list = _operand.wait_list_of(reference)
 
     def refuse() -> None:  # so nothing is recorded
         raise LookupError
 
     with contextlib.suppress(LookupError):
-        reserved.run(wait_list, queue, strategy, reference.handle, refuse)
+        reserved.run(wait_list, strategy, reference.handle, refuse)
     return reserved
 
 

@@ -162,7 +162,7 @@ def _advance(work: _native.Work, error: Exception | None) -> None:
         if error is not None:
             halves.take()
         call = in_libraries(operand, partial(halves.step, error))
-        refusal = _native.call_on(operand.handle, wait_list_of(operand), call)
+        refusal = _native.call_in_context(operand.handle, wait_list_of(operand), call)
         if refusal:
             halves.take()
             halves.step(error or driver.error(refusal, "cuCtxPushCurrent", operand.name))
@@ -219,7 +219,7 @@ def close(halves: Halves, code: int, waits: _native.WaitList | None) -> None:
         halves.take()
     call = partial(run, in_libraries(operand, halves.close))
     try:
-        if waits is None or _native.call_on(operand.handle, waits, call):
+        if waits is None or _native.call_in_context(operand.handle, waits, call):
             run(halves.close)  # without its stream, which is gone
     except Exception as error:
         _native.write_unraisable(error, "the close of a function in two halves")

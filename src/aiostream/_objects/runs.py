@@ -280,9 +280,7 @@ class RunMethods:
                 _leave(work)
             else:
                 if refusal:
-                    captures = refusal <= _native.RESULT_CAPTURING
-                    refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
-                    driver.raise_for(refusal, refused, operand.name)
+                    waiting.refuse(refusal, operand, "cuCtxPushCurrent")
                 await waiting.synchronize_async(work)
                 result = work.end()
         except BaseException as problem:

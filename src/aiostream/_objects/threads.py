@@ -91,8 +91,7 @@ class _ThreadCall(Completion):
         take, and each time the loop would wait for it.
         """
         operand = self.operand
-        self.queue = loops.current_bridge().queue
-        self.expect(operand.context._ensure_monitored(), self.queue)
+        self.expect(operand.context._ensure_monitored(), loops.current_bridge().queue)
         operand.shared.held.append(self)
 
     # ---------------------------------------------------------------------- in the worker thread
@@ -127,8 +126,7 @@ class _ThreadCall(Completion):
             raise errors.closed(self.stream)
         # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
         # and this thread records the event.
-        mode = waiting.BY_WATCHER
-        answer = super().run(_wait_list(operand), self.queue, mode, handle, self._call)
+        answer = super().run(_wait_list(operand), waiting.BY_WATCHER, handle, self._call)
         if isinstance(answer, int):
             waiting.refuse(answer, operand, "cuEventCreate")
         return answer

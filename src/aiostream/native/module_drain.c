@@ -153,6 +153,7 @@ typedef struct {
     PyObject_HEAD
     _Atomic(struct queue *) queue; /* NULL: it is closed, and may be another loop's */
     int number, descriptor;        /* constant */
+    char is_open;
 } QueueObject;
 
 static PyTypeObject *queue_type;
@@ -168,6 +169,7 @@ static PyObject *Queue_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
         Py_DECREF(self);
         return NULL;
     }
+    self->is_open = true;
     self->number = queue_index(queue);
     self->descriptor = queue_descriptor(queue);
     return (PyObject *)self;
@@ -177,6 +179,7 @@ static PyObject *Queue_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
  * another thread of which may have held a lock at the fork. */
 static void close_queue(PyObject *self) {
     struct queue *queue = atomic_exchange(&((QueueObject *)self)->queue, NULL);
+    ((QueueObject *)self)->is_open = false;
     if (!queue || is_child()) return;
     waits_leave_loop(queue);
     queue_close(queue);
@@ -216,10 +219,6 @@ static PyObject *Queue_arrived(PyObject *self, PyObject *Py_UNUSED(unused)) {
     return list;
 }
 
-static PyObject *Queue_is_open(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(((QueueObject *)self)->queue != NULL);
-}
-
 static void Queue_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     close_queue(self);
@@ -236,17 +235,13 @@ static PyMemberDef queue_members[] = {
     {"number", T_INT, offsetof(QueueObject, number), READONLY, "What native calls take."},
     {"descriptor", T_INT, offsetof(QueueObject, descriptor), READONLY,
      "Readable if something has arrived, or a wait's timer is due."},
+    {"is_open", T_BOOL, offsetof(QueueObject, is_open), READONLY, "Whether it was not closed."},
     {NULL, 0, 0, 0, NULL},
-};
-static PyGetSetDef queue_properties[] = {
-    {"is_open", Queue_is_open, NULL, "Whether it was not closed.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot queue_slots[] = {
     {Py_tp_new, Queue_new},
     {Py_tp_methods, queue_methods},
     {Py_tp_members, queue_members},
-    {Py_tp_getset, queue_properties},
     {Py_tp_dealloc, Queue_dealloc},
     {Py_tp_finalize, close_queue},
     {Py_tp_traverse, Queue_traverse},

@@ -146,28 +146,6 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
-/* call_on(handle, wait_list, call): makes another call in the context of a stream that is pinned,
- * of which nothing is kept. 0, or why it was not made. */
-static PyObject *native_call_on(PyObject *Py_UNUSED(module), PyObject *args) {
-    struct handle *handle;
-    const struct waits *waits;
-    PyObject *call;
-    if (!PyArg_ParseTuple(args, "O&O&O", to_handle, &handle, to_waits, &waits, &call)) return NULL;
-    int status = push_from_python(handle);
-    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
-    struct wait *under_way = NULL;
-    if (atomic_load(&waits->limit)) {
-        Py_BEGIN_ALLOW_THREADS
-        under_way = call_begin(waits);
-        Py_END_ALLOW_THREADS
-    }
-    PyObject *answer = PyObject_CallNoArgs(call);
-    pop_from_python();
-    if (!is_child()) call_end(under_way);
-    Py_XDECREF(answer);
-    return answer ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
-}
-
 /* end(): the GPU has passed the work, or something else keeps the objects. What the call has
  * returned. */
 static PyObject *Work_end(PyObject *object, PyObject *Py_UNUSED(unused)) {
@@ -241,16 +219,9 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
-static PyMethodDef work_functions[] = {
-    {"call_on", native_call_on, METH_VARARGS,
-     "Makes a call in the context of a pinned stream: 0, or why not."},
-    {NULL, NULL, 0, NULL},
-};
-
 int add_work_type(PyObject *module) {
     PyObject *types = PyImport_ImportModule("types");
     generator_type = types ? PyObject_GetAttrString(types, "GeneratorType") : NULL;
     Py_XDECREF(types);
-    if (!generator_type || ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC) < 0) return -1;
-    return PyModule_AddFunctions(module, work_functions);
+    return generator_type ? ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC) : -1;
 }
