@@ -335,11 +335,16 @@ def begin_wait(stream: Stream, strategy: int) -> Any:
 
 def reserve_wait(stream: Stream, strategy: int) -> Any:
     """Reserves a wait with the strategy of that number, until what it returns is dropped."""
-    reference = stream._operand
+    reference, queue = stream._operand, current_bridge().queue
     reserved = _native.Completion(None, reference.name)
+    reserved.expect(reference.context._ensure_monitored(), queue)
     wait_list = _operand.wait_list_of(reference)
-    refusal = reserved.reserve(wait_list, current_bridge().queue, strategy, reference.handle)
-    driver.raise_for(refusal, "cuEventCreate", reference.name)
+
+    def refuse() -> None:  # so nothing is recorded
+        raise LookupError
+
+    with contextlib.suppress(LookupError):
+        reserved.run(wait_list, strategy, reference.handle, refuse)
     return reserved
 
 
@@ -499,8 +504,7 @@ def pending_completion(future: Any) -> _native.Completion:
 def arrive(completion: _native.Completion) -> None:
     """Has the point of such a completion arrive at the loop that runs here."""
     used = operand_of(Stream.legacy())
-    waits, queue = _operand.wait_list_of(used), loops.current_bridge().queue
-    assert not completion.reserve(waits, queue, waiting.BY_WATCHER, used.handle)
+    completion.expect(used.context._ensure_monitored(), loops.current_bridge().queue)
     completion.fire(0)
 
 

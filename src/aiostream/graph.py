@@ -250,7 +250,7 @@ class Graph(_AnyGraph):
         Raises:
             StreamClosedError: It was closed before.
             ValueError: It is borrowed, so it is not yours to give. Or a stream captures into it.
-            RuntimeError: This thread itself is in a call on it.
+            RuntimeError: It is in use, in this thread or another one.
         """
         if self._captured_into:
             raise ValueError(

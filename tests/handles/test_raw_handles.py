@@ -294,20 +294,3 @@ def test_shared_stream_that_was_given_away_and_taken_back_is_retired(loaded: Non
     taken.close()
     assert ends() == (retired + 2, destroyed)  # with the one in between
     assert not is_used_again(handle)
-
-
-def test_close_while_the_handle_is_given_away_retires_nothing(loaded: None) -> None:
-    """It is the receiver's, and no later `Stream` may use it."""
-    given: list[int] = []
-    stream = Stream(0)
-    handle = stream.handle
-    with internals.pinned(stream):  # so `into_raw` waits
-        giver = threading.Thread(target=lambda: given.append(stream.into_raw()))
-        giver.start()
-        assert settle(lambda: stream.closed), "new uses are refused at once"
-        stream.close()
-        assert not given
-    giver.join()
-    assert given == [handle]
-    assert not is_used_again(handle)
-    Stream.from_raw(handle).close()

@@ -265,7 +265,7 @@ static void use(void) {
 static void close_it(void) { handle_close(handle); }
 static void share(void) { handle_share(handle); }
 static void release_it(void) {
-    if (!handle_release(handle)) return;
+    if (!handle_release(handle, false)) return;
     note_use(&users, 0, REOPENS, __builtin_return_address(0));
     HOLDS(users == 0 && !destroyed, "given away under a user");
     released++;

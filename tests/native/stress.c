@@ -347,7 +347,7 @@ static void *handle_user(void *argument) {
         pthread_barrier_wait(&barrier);
         int uses = (int)chance(12), end = (int)chance(8);
         while (uses--) use(chance(2) ? the_handle : the_child);
-        if (end == 0 && handle_release(the_handle)) {
+        if (end == 0 && handle_release(the_handle, false)) {
             REQUIRE(atomic_load(&the_thing.users) == 0, "given away under a user");
             atomic_fetch_add(&released_by, 1);
         } else if (end < 4) {

@@ -34,12 +34,6 @@ static inline const struct strategy *strategy_named(const char *name) {
     broken("there is no strategy %s", name);
     return NULL;
 }
-static inline bool handle_release(struct handle *handle) { /* all of its steps; blocks */
-    if (!handle_release_begin(handle)) return false;
-    while (!handle_release_await(handle)) continue;
-    handle_release_end(handle);
-    return true;
-}
 
 #define WAIT_AUTO strategy_named("auto")
 #define WAIT_EVENT strategy_named("event")

@@ -113,9 +113,9 @@ MISTAKES = {
         *("points", "FIRED | DISARMED, 0, FIRED | OWED", "FIRED | DISARMED, 0, FIRED"),
         *("fired and failed", "did not come back"),
     ),
-    "nobody wakes who awaits a handle": (
-        *("handles", "NOT_OPEN, RELEASED | AWAITED", "NOT_OPEN, RELEASED"),
-        *("given away", "nothing wakes them"),
+    "a handle is given away in use": (
+        *("handles", "NOT_OPEN : NOT_OPEN | USES, RELEASED", "NOT_OPEN : NOT_OPEN, RELEASED"),
+        *("given away", "given away under a user"),
     ),
     "arming wakes nobody": (
         *("waker", "if (atomic_load(&parked)) waker_wake();", "(void)parked;"),

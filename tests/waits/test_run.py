@@ -242,7 +242,7 @@ async def test_close_while_it_waits_leaves_the_wait_and_its_objects() -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(stream.run, id, argument)
                 await anyio.sleep(0.01)
-                with pytest.raises(RuntimeError, match="in a call of run"):
+                with pytest.raises(RuntimeError, match="is in use"):
                     stream.into_raw()
                 stream.close()
                 del argument

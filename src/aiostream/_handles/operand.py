@@ -42,9 +42,9 @@ class SharedByBorrowers:
     # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
     # the library has not made the stream, or its attributes were changed, or it waits in that list.
     make: list[tuple[int, int]] = field(default_factory=list)
-    # One item for each use that only its own thread can end: a block of `as_current`, a call of
-    # `run` or `run_in_thread`. While there is one, `into_raw` refuses, because it would wait for
-    # that use.
+    # One item for each use of which the driver does not know, and that may go on without its task:
+    # a block of `as_current`, a call of `run_in_thread`, a generator that is to be closed. While
+    # there is one, `into_raw` refuses, and a pool does not use the stream.
     held: list[object] = field(default_factory=list)
     # What is called, once, when a use has ended whose task has gone: see `let_go`.
     when_let_go: list[Callable[[], object]] = field(default_factory=list)

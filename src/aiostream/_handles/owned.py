@@ -114,24 +114,25 @@ class Transferable(Owned):
     def into_raw(self) -> int:
         """Gives the handle away. From then on you have to destroy it, or to pass it to `from_raw`.
 
-        It waits until no other thread is in a call on the object. Ctrl-C ends this waiting, and the
-        object stays yours.
-
         Returns:
             The driver's handle, as an int.
 
         Raises:
             StreamClosedError: It was closed before.
             ValueError: It is borrowed, so it is not yours to give.
-            RuntimeError: This thread itself is in a call on the object.
+            RuntimeError: It is in use, in this thread or another one.
         """
         if not self._owned:
             raise ValueError(
                 f"{self._name} is borrowed, and its owner destroys it: read the handle with .handle"
             )
         if not self._handle.release():
-            raise errors.closed(self._name)
+            self._require_open()
+            raise self._in_use()
         return self._handle.value
+
+    def _in_use(self) -> RuntimeError:
+        return RuntimeError(f"{self._name} is in use: give it away when the calls on it have ended")
 
 
 class WithBlock(Owned):

@@ -62,7 +62,7 @@ class _Noted:
         ):
             self.graph._handle.mark_destroyed()
         self.graph._captured_into = False
-        self.graph._handle.let_go()
+        self.graph._handle.unpin()
 
 
 def _exists(graph: Graph) -> bool:
@@ -232,9 +232,9 @@ def begin_into(
     captured = True
     noted = _Noted(None, _origin_of(stream), graph, recapture)
     try:
-        # `hold` and not `pin`, because another thread may end the capture, and lets go then.
-        # Without it, a `close` would free the graph under the capture.
-        if not graph._handle.hold(held):
+        # Another thread may end the capture, and unpins then. Without this, a `close` would free
+        # the graph under the capture.
+        if not graph._handle.pin(held):
             raise errors.closed(graph._name)
         forget_ended_elsewhere(stream)
         captured = _still_captures(stream)
@@ -257,7 +257,7 @@ def begin_into(
             with contextlib.suppress(CudaError, StreamClosedError):
                 end(stream)
         elif held:
-            graph._handle.let_go()
+            graph._handle.unpin()
         raise
 
 

@@ -12,17 +12,18 @@
    leaked.
 4. calls `close()` if its task has gone and `is_open`, after the GPU has passed, when no half runs.
 
-The stream stays held from the call of the function until after the last half or the close: it is
-pinned, and a mark lies in `shared.held`, so that `into_raw` refuses. A pool does not use the stream
-again while a mark is there. When a generator that its task has left was closed and the mark is
-gone, `shared.let_go` calls what lies in `shared.when_let_go`: in the thread of the loop, or in the
-releaser if the loop is closed. Then the stream may still be busy with what the close has enqueued.
+The stream stays in use from the call of the function until after the last half or the close: it is
+pinned, or a mark lies in `shared.held`. A pool does not use the stream again while a mark is there.
+When a generator that its task has left was closed and the mark is gone, `shared.let_go` calls what
+lies in `shared.when_let_go`: in the thread of the loop, or in the releaser if the loop is closed.
+Then the stream may still be busy with what the close has enqueued.
 
-`drive` and `close` do all this for a `Work` (`runs.py`), whose result the `Halves` then is.
+`drive` does all this but the close for a `Work` (`runs.py`), whose result the `Halves` then is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import sys
 from collections.abc import Callable, Generator
@@ -32,7 +33,7 @@ from typing import Any
 
 from aiostream import _native, device
 from aiostream._base import driver
-from aiostream._handles.operand import Operand, in_libraries
+from aiostream._handles.operand import Operand, in_libraries, wait_list_of
 from aiostream._runtime import loops
 from aiostream._waits import waiting
 from aiostream.errors import CudaError, StreamClosedError
@@ -93,6 +94,9 @@ class Halves:
         self.ended = self.threw = False  # `threw`: an error was thrown in last
         self.value: Any = None
         self.taken: list[object] = []
+        # What lies in `shared.held`. Not this object, which may refer to a loop: the loop of a task
+        # that is lost would never be garbage, and the generator never closed.
+        self.mark = object()
         self.context = context  # in which it is closed
 
     @property
@@ -175,7 +179,8 @@ def _advance(work: _native.Work, error: Exception | None) -> None:
                 error = refused
         if error is not None:
             halves.take()
-        refusal = work.again(in_libraries(operand, partial(halves.step, error)))
+        call = in_libraries(operand, partial(halves.step, error))
+        refusal = _native.call_in_context(operand.handle, wait_list_of(operand), call)
         if refusal:
             halves.take()
             halves.step(error or driver.error(refusal, "cuCtxPushCurrent", operand.name))
@@ -190,10 +195,11 @@ async def drive(work: _native.Work) -> Any:
     was thrown in last, the work has not ended, and the caller leaves it.
     """
     work.result = halves = Halves(work._operand, work.result, contextvars.copy_context())
+    held, launches = halves.operand.shared.held, loops.current_bridge().launches
+    held.append(halves.mark)  # until the generator has ended or was closed
     failed: Exception | None = None
     try:
         while True:
-            launches = loops.current_bridge().launches
             if launches.wait:
                 await waiting.launch_turn(launches)
             began = waiting.now()
@@ -216,24 +222,28 @@ async def drive(work: _native.Work) -> Any:
     finally:
         failed = None  # its traceback refers to this frame
         work.in_halves = halves.is_open
-        halves.context = contextvars.copy_context()
+        if work.in_halves:
+            halves.context = contextvars.copy_context()
+        else:
+            with contextlib.suppress(ValueError):  # it was closed before this frame died
+                held.remove(halves.mark)
 
 
-def close(work: _native.Work, code: int) -> None:
-    """Closes the generator of a work whose task has gone, with the stream current.
+def close(halves: Halves, code: int, waits: _native.WaitList | None) -> None:
+    """Closes a generator whose task has gone, with the stream current if it is pinned.
 
     Args:
-        work: A work in halves.
+        halves: Of the generator.
         code: 0 if the GPU has passed, or else an error.
+        waits: A wait list of the stream, which is pinned; or `None`.
     """
-    halves: Halves = work.result
-    operand = halves.operand
-
+    operand, run = halves.operand, halves.context.run
     if code:
         halves.take()
+    call = partial(run, in_libraries(operand, halves.close))
     try:
-        if work.again(partial(halves.context.run, in_libraries(operand, halves.close))):
-            halves.context.run(halves.close)  # without its own context, which is gone
+        if waits is None or _native.call_in_context(operand.handle, waits, call):
+            run(halves.close)  # without its stream, which is gone
     except KeyboardInterrupt:  # this is the thread of the loop, which has to end
         raise
     except BaseException as error:

@@ -48,8 +48,6 @@ def _leave(work: _native.Work, here: bool = False) -> None:
         _end(work, _UNKNOWN_ERROR, not here)
     elif not work.in_halves:
         work.let_go()
-    elif work not in operand.shared.held:
-        operand.shared.held.append(work)  # until the close, a pool does not use the stream
 
 
 # The defaults bind what is called, because at the interpreter's end the module's names may be gone.
@@ -83,11 +81,11 @@ def _end(
 
 
 def _close(work: _native.Work, code: int) -> None:
-    halves.close(work, code)
+    halves.close(work.result, code, wait_list_of(work._operand))
     shared = work._operand.shared
     # Before the flag, because after an interrupt the end comes again, and comes here by the flag.
     with contextlib.suppress(ValueError):
-        shared.held.remove(work)
+        shared.held.remove(work.result.mark)
     work.is_left = work.in_halves = False
     _leave(work)
     shared.let_go()
@@ -272,7 +270,7 @@ class RunMethods:
             wait_list = operand.wait_list or wait_list_of(operand)
             began = waiting.now()
             try:
-                refusal = work.begin(operand.handle, wait_list, operand.shared.held)
+                refusal = work.begin(operand.handle, wait_list)
             finally:
                 launches.note(waiting.now() - began)
             if isinstance(refusal, GeneratorType):
@@ -281,9 +279,7 @@ class RunMethods:
                 _leave(work)
             else:
                 if refusal:
-                    captures = refusal <= _native.RESULT_CAPTURING
-                    refused = "cuStreamIsCapturing" if captures else "cuCtxPushCurrent"
-                    driver.raise_for(refusal, refused, operand.name)
+                    waiting.refuse(refusal, operand, "cuCtxPushCurrent")
                 await waiting.synchronize_async(work)
                 result = work.end()
         except BaseException as problem:

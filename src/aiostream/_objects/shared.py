@@ -72,9 +72,7 @@ class SharingMethods(Transferable):
     def into_raw(self) -> int:
         """Gives the handle away, and returns it.
 
-        From then on you have to destroy the stream, or to pass the handle to `from_raw`. It waits
-        until no other thread is in a call on the stream. Ctrl-C ends this waiting, and the stream
-        stays yours.
+        From then on you have to destroy the stream, or to pass the handle to `from_raw`.
 
         If another library may know the stream (`torch()` and its like, `handle`), do not destroy it
         yourself, because that library may use the handle for as long as it likes. Pass it to
@@ -87,18 +85,14 @@ class SharingMethods(Transferable):
         Raises:
             StreamClosedError: It was closed before.
             ValueError: It is borrowed, so it is not yours to give.
-            RuntimeError: A block of `as_current`, or a call of `run` or `run_in_thread`, uses it.
-                Or this thread itself is in a call on it: the function that `enqueue_async` calls
-                has called this. Or it is a stream of a pool.
+            RuntimeError: It is in use: in a call in any thread, also one that a function of
+                `enqueue_async` makes, in a block of `as_current`, or until a call of `run` or
+                `run_in_thread` has ended. Or it is a stream of a pool.
         """
         self._require_own("into_raw")
-        # Refused and not awaited, because this thread may be in the block. It would then wait
-        # for itself. A block that begins after this check pins the handle, and is awaited.
+        # A call of `run_in_thread` that no thread has begun does not use the handle yet.
         if self._owned and self._operand.shared.held:
-            raise RuntimeError(
-                f"{self._name} is in use, in a block of as_current(), or in a call of run or "
-                "run_in_thread: give it away after that"
-            )
+            raise self._in_use()
         if self._owned and self._handle.is_shared:
             self._operand.context._given_away.add(self._handle.value)
         return super().into_raw()
@@ -216,9 +210,7 @@ class SharingMethods(Transferable):
         held, mark = operand.shared.held, object()
         with pinned(operand), operand.context.as_current(), current_in_libraries(operand):
             try:
-                # `into_raw` refuses while this is there. It must not wait for the end of the block,
-                # because it may be called in it.
-                held.append(mark)
+                held.append(mark)  # a pool does not use the stream while this is there
                 yield self
             finally:
                 with contextlib.suppress(ValueError):  # an interrupt came before the append

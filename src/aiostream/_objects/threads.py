@@ -15,10 +15,10 @@ from functools import partial
 from types import GeneratorType
 from typing import Any, TypeVar, cast, overload
 
-from aiostream import _native
+from aiostream import _native, errors
 from aiostream._base import checks, driver
-from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list, pinned
-from aiostream._objects.halves import Halves
+from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list
+from aiostream._objects.halves import Halves, close
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
@@ -34,6 +34,10 @@ _WITH_LIMITER = (
     "run_in_thread calls fn in a thread of aiostream. With `limiter=anyio.CapacityLimiter(n)` it is"
     " one of anyio's, and `from_thread` works"
 )
+
+
+# The marks of generators that a launching thread is to close. Any thread, single list operations.
+closing: list[object] = []
 
 
 class _ThreadCall(Completion):
@@ -65,6 +69,8 @@ class _ThreadCall(Completion):
         self.halves = halves  # of the function, if it is one
         self.bare = bare  # the function is called without the stream
         self.taken: dict[str, str] = {}
+        self.pins: list[bool] = []  # it has pinned the stream
+        self.mark = object()  # in `shared.held`: see `Halves`
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
         self.raised: BaseException | None = None  # by the function
@@ -90,9 +96,8 @@ class _ThreadCall(Completion):
         take, and each time the loop would wait for it.
         """
         operand = self.operand
-        self.queue = loops.current_bridge().queue
-        self.expect(operand.context._ensure_monitored(), self.queue)
-        operand.shared.held.append(self)
+        self.expect(operand.context._ensure_monitored(), loops.current_bridge().queue)
+        operand.shared.held.append(self.mark)
 
     # ---------------------------------------------------------------------- in the worker thread
 
@@ -106,8 +111,7 @@ class _ThreadCall(Completion):
             if self.bare:
                 self._call()
             else:
-                with pinned(self.operand):
-                    answer = self._launch()
+                answer = self._launch()
             if answer is not None:
                 self.refusal, status = answer[0], _UNKNOWN_ERROR
                 # Asked in this thread, which has met it.
@@ -120,18 +124,16 @@ class _ThreadCall(Completion):
 
     def _launch(self) -> tuple[int] | None:
         """Returns why no event is behind the work, in a tuple, or `None`."""
-        operand = self.operand
-        handle, wait_list = operand.handle, _wait_list(operand)
+        operand, handle = self.operand, self.operand.handle
+        # Until the loop learns of the end, because the task may give the stream away then, and this
+        # thread may not have returned yet.
+        if not handle.pin(self.pins):
+            raise errors.closed(self.stream)
         # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
         # and this thread records the event.
-        refusal = self.reserve(wait_list, self.queue, waiting.BY_WATCHER, handle)
-        captures = refusal <= _native.RESULT_CAPTURING
-        refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
-        driver.raise_for(refusal, refused, self.stream)
-        answer = super().run(handle, self._call)
+        answer = super().run(_wait_list(operand), waiting.BY_WATCHER, handle, self._call)
         if isinstance(answer, int):
-            driver.raise_for(answer, "cuCtxPushCurrent", self.stream)
-            return None
+            waiting.refuse(answer, operand, "cuEventCreate")
         return answer
 
     def _call(self) -> Any:
@@ -190,7 +192,8 @@ class _ThreadCall(Completion):
         # No half runs, and the GPU has passed the last one, or `code` says why that is not known.
         halves = self.halves
         if halves.is_open:
-            launchers.call(partial(halves.context.run, _close, halves, code))
+            closing.append(halves.mark)
+            launchers.call(partial(_close, halves, code))
         else:
             _end(halves)
 
@@ -204,9 +207,12 @@ class _ThreadCall(Completion):
             self.limiter = None
 
     def _let_go(self) -> None:
-        # It is not there if an interrupt came before the append, or when this is repeated.
+        # Neither is there if an interrupt came before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
-            self.operand.shared.held.remove(self)
+            self.operand.shared.held.remove(self.mark)
+        with contextlib.suppress(IndexError):
+            self.pins.pop()
+            self.operand.handle.unpin()
 
 
 def _begin(halves: Halves, call: Callable[[], Any]) -> Any:
@@ -215,34 +221,29 @@ def _begin(halves: Halves, call: Callable[[], Any]) -> Any:
     if isinstance(result, GeneratorType):
         halves.generator = result
         halves.taken.append(call)  # as long as the generator
-        halves.operand.shared.held.append(halves)
+        halves.operand.shared.held.append(halves.mark)
         halves.step()
     return result
 
 
 def _close(halves: Halves, code: int) -> None:
     """Closes a generator in a launching thread, because its task has gone."""
-    operand = halves.operand
-    if code:
-        halves.take()
-    close: Callable[[], Any] = halves.close
+    operand, pins = halves.operand, list[bool]()
+    operand.handle.pin(pins)
     try:
-        with contextlib.ExitStack() as block:
-            with contextlib.suppress(CudaError, StreamClosedError):  # the stream may be gone
-                block.enter_context(pinned(operand, "cuCtxPushCurrent"))
-                block.enter_context(operand.context._pushed())
-                close = in_libraries(operand, close)
-            close()
-    except BaseException as error:
-        _native.write_unraisable(error, "the close of a function in two halves")
-    _end(halves)
+        close(halves, code, _wait_list(operand) if pins else None)
+    finally:
+        if pins:
+            operand.handle.unpin()
+        _end(halves)
 
 
 def _end(halves: Halves) -> None:
     """The generator has ended, or there was none."""
     shared = halves.operand.shared
-    with contextlib.suppress(ValueError):
-        shared.held.remove(halves)
+    for marks in (shared.held, closing):
+        with contextlib.suppress(ValueError):
+            marks.remove(halves.mark)
     shared.let_go()
 
 

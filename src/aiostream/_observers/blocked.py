@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dis
-import functools
 import linecache
 import os
 import sys
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import methodcaller
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from aiostream import _native
@@ -322,29 +321,16 @@ def _report_to(counting: list[Subscriber], made: BlockingCall) -> None:
 
 def _report_launch(nanoseconds: int) -> None:
     """Reports a long launch of this thread, whose method has called this."""
-    frames: turns.Frames = []
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        frames.append((frame.f_code, frame.f_lineno, None))
-        frame = frame.f_back
-    here = [_answer(*each) for each in turns.QUESTIONS]
-    if (running := turns.loop_in(frames, here)) is None:
+    *frames, name, kind, task, trio_task = _native.frames_here()[2:]  # without its own and `note`
+    if (running := turns.loop_in(frames, [name, kind, task, trio_task])) is None:
         return
     outermost, loop, task = running
     if (place := _place([(code, line) for code, line, _ in frames[:outermost]])) is None:
         return
-    where = *place, here[0] or "a thread", loop, task
+    where = *place, name or "a thread", loop, task
     began = time.perf_counter_ns() - nanoseconds
     method = next(code for code, *_ in frames if code.co_name in ("run", "enqueue_async"))
-    name = f"Stream.{method.co_name}"
-    made = BlockingCall(name, "launches", nanoseconds / 1e9, *where, None, began)
+    call = f"Stream.{method.co_name}"
+    made = BlockingCall(call, "launches", nanoseconds / 1e9, *where, None, began)
     with _lock:
         _report_to([w for w in _subscribers if made.seconds >= w.launches], made)
-
-
-def _answer(first: Callable[[], Any], *others: Callable[[Any], Any]) -> Any:
-    """What this thread answers to one of the questions, or `None`."""
-    try:
-        return functools.reduce(lambda value, ask: ask(value), others, first())
-    except Exception:
-        return None

@@ -30,13 +30,12 @@ _EXIT_PATIENCE = 2.0
 
 # SimpleQueues, because signal handlers may put, and their `put` takes no lock of Python's.
 _calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-_places: queue.SimpleQueue[None] = queue.SimpleQueue()  # those without a thread
+_places: queue.SimpleQueue[None] = queue.SimpleQueue()  # those for threads that have lost theirs
 # What wakes the overseer, and whether it looks at the threads already. Any thread.
 _requests: queue.SimpleQueue[None] = queue.SimpleQueue()
 _oversees = False
-# Threads that have a place, that wait for one, that wait for a call, and that are in one. Only the
-# thread itself enters itself and leaves.
-_placed: set[int] = set()
+# Threads that wait for a place, that wait for a call, and that are in one. Only the thread itself
+# enters itself and leaves.
 _waiting: set[int] = set()
 _free: set[int] = set()
 _calling: set[int] = set()
@@ -65,7 +64,6 @@ def call(function: Callable[[], object]) -> None:
             process.start_serving("launch-overseer", _oversee)
             while _made < _PLACES:
                 _add_thread()
-                _places.put(None)
     _calls.put(function)
     _look()
 
@@ -88,11 +86,6 @@ def _add_thread() -> None:
 def _serve() -> None:
     """Makes one call."""
     me = threading.get_ident()
-    if me not in _placed:
-        _waiting.add(me)
-        _places.get()
-        _waiting.discard(me)
-        _placed.add(me)
     _free.add(me)
     function = _calls.get()
     _free.discard(me)
@@ -106,7 +99,9 @@ def _serve() -> None:
         del function
         _calling.discard(me)
         if _since.pop(me, None) is None:
-            _placed.discard(me)
+            _waiting.add(me)
+            _places.get()
+            _waiting.discard(me)
 
 
 # ------------------------------------------------------------------------ the overseer
@@ -132,14 +127,22 @@ def _oversee() -> None:
             for thread, since in list(_since.items()):
                 waits = len(_waiting) > _places.qsize()  # a thread for which there is no place yet
                 is_slow = time.monotonic() - since >= _PATIENCE
-                if is_slow and (waits or _made < _MOST):
-                    if not waits:
-                        _add_thread()  # first, because the process may have no thread left
-                    if _since.pop(thread, None) is not None:
-                        _places.put(None)
+                if is_slow and (waits or _made < _MOST) and _since.pop(thread, None) is not None:
+                    _give_place(waits)
     finally:
         _oversees = False
         _look()  # again, because a call may have come before the flag was cleared
+
+
+def _give_place(waits: bool) -> None:
+    made = False
+    try:
+        if not waits:
+            _add_thread()  # which has a place
+            made = True
+    finally:
+        if not made:  # the process may have no thread left, and then the slow one has it again
+            _places.put(None)
 
 
 def _end() -> None:

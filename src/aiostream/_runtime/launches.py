@@ -12,12 +12,12 @@ Its time on the clock says less: while launching threads have the GIL, a short o
 
 from __future__ import annotations
 
-import heapq
 import math
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import count, islice
 from time import thread_time_ns
 from typing import Any
 
@@ -67,9 +67,9 @@ class Launches:
         self._spent = self.count = 0  # of this turn
         self._used = 0  # the time of the thread at the last launch or drain, if it is asked for
         self._fitting = 1  # how many launches a turn has time for, by the last ones
-        # Futures of tasks that wait, by the order in which the tasks came.
-        self.waiting: list[tuple[int, Any]] = []
-        self._latest = 0
+        # Futures of tasks that wait, by ticket, in the order in which the tasks came.
+        self.waiting: dict[int, Any] = {}
+        self.next_ticket = count(1).__next__
 
     def note(self, nanoseconds: int) -> None:
         """Notes how long a launch has kept the loop."""
@@ -89,16 +89,10 @@ class Launches:
         self._drains = 1 if self._fitting > 1 else 2
         self.wait = True
 
-    def must_wait(self, place: int) -> bool:
-        """Whether a task has to wait: a new one, or one that was woken in its turn."""
-        return self._spent >= _TURN if place else self.wait
-
-    def enter(self, place: int, future: Any) -> int:
-        """Has a task wait, and returns its place, which it keeps. 0: it has none yet."""
-        if not place:
-            self._latest = place = self._latest + 1
-        heapq.heappush(self.waiting, (place, future))
-        return place
+    @property
+    def is_over(self) -> bool:
+        """Whether the turn is over, for a task that was woken in it."""
+        return self._spent >= _TURN
 
     def drained(self) -> None:
         """A drain of the bridge: begins a turn, and wakes the tasks whose turn it is."""
@@ -116,13 +110,8 @@ class Launches:
         is_full = len(self.waiting) >= self._fitting
         if is_full:
             self._end_turn()
-        for _ in range(self._fitting):
-            while self.waiting and self.waiting[0][1].done():  # its task was cancelled
-                heapq.heappop(self.waiting)
-            if not self.waiting:
-                break
-            # It leaves the queue afterwards, because an interrupt may come in between.
-            completion.set_result(self.waiting[0][1], None)
-            heapq.heappop(self.waiting)
+        for future in [*islice(self.waiting.copy().values(), self._fitting)]:
+            if not future.done():  # else its task has yet to run
+                completion.set_result(future, None)
         if not is_full:
             self.wait, self._drains = False, 0

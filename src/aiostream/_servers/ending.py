@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from aiostream import _native
 from aiostream._base import checks, driver
+from aiostream._objects import threads
 from aiostream._runtime import loops, process, statistics
 from aiostream._runtime.completion import Completion
 from aiostream._waits import waiting
@@ -72,10 +73,11 @@ def anything_pending() -> bool:
     """Whether `drain` would wait."""
     now = statistics.statistics()
     # The host functions in graphs are armed as long as their graph is there, so they do not count.
-    return (
+    return bool(
         now.points.pending > now.points.captured
         or now.futures.pending > _left_behind(now.futures.pending)
         or now.waits.pending > 0
+        or threads.closing
         or any(isinstance(each, _native.Work) for each in _native.owners())  # to be closed
     )
 

@@ -246,6 +246,7 @@ class PoolCore:
         self._look_again()
         most = self._max_waiting if is_limited else None
         if most is not None and len(self._queue) - len(self._recent) >= most:
+            await loops.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         ticket = self._next_ticket()
         try:
@@ -321,9 +322,8 @@ class PoolCore:
             return
         operand = stream._operand
         # What goes on without its task, and enqueues more or still reads the stream's buffers, has
-        # an item of its own here until it is over: a thread of `run_in_thread`, for example. `run`
-        # has a None while it waits for the GPU, which does not count: the driver knows of it.
-        is_used = {*operand.shared.held} - {None}
+        # an item of its own here until it is over: a thread of `run_in_thread`, for example.
+        is_used = bool(operand.shared.held)
         code = _NOT_READY if is_used else _native.stream_query(operand.handle)
         if code <= _native.RESULT_CAPTURING:
             captures.end_left(operand)  # one that this library began

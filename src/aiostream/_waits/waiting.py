@@ -243,15 +243,16 @@ async def launch_turn(launches: Launches) -> None:
 
     Cancellation: raises at once.
     """
-    place = 0
-    while launches.must_wait(place):
-        future = _current_bridge().new_future()
-        place = launches.enter(place, future)
-        try:
+    ticket, turns = launches.next_ticket(), 0
+    try:
+        # Others may launch before a task that was woken. It waits once more then, and not for good,
+        # because calls of `enqueue_async` do not wait.
+        while turns < 2 and (launches.is_over if turns else launches.wait):
+            launches.waiting[ticket] = future = _current_bridge().new_future()
             await future
-        except BaseException:
-            future.cancel()
-            raise
+            turns += 1
+    finally:
+        launches.waiting.pop(ticket, None)
 
 
 def require_ready(operand: Operand, recent: bool = False) -> None:
@@ -319,7 +320,7 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
         if answer is True:
             bridge.at_once = not bridge.must_yield()
         elif answer is not None:
-            _refuse(answer, operand, "cuEventCreate", "cuEventRecord")
+            refuse(answer, operand, "cuEventCreate", "cuEventRecord")
         return future
     finally:
         # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its
@@ -368,12 +369,12 @@ def complete(
         del bridge  # as in `enqueue`
     if not isinstance(answer, Completion):
         name = "cuLaunchHostFunc" if kind == _HOST_FUNCTION else "cuStreamAddCallback"
-        _refuse(answer, operand, name, name, call is not None)
+        refuse(answer, operand, name, name, call is not None)
     return answer
 
 
-def _refuse(
-    answer: Any, operand: Operand, before: str, after: str, has_call: bool = True
+def refuse(
+    answer: Any, operand: Operand, before: str, after: str = "", has_call: bool = True
 ) -> NoReturn:
     """Raises why work was not enqueued, or its completion: see `_native.enqueue`."""
     if isinstance(answer, int):

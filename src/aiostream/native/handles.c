@@ -2,10 +2,9 @@
  *
  * Each call pins the handle for as long as the driver may use it, in any thread. A wait for a
  * user's event pins it too. close() refuses new uses, and the last user destroys the driver's
- * object, in its own thread. release() (into_raw) refuses new uses and waits for the last one. A
- * handle that another library has too is retired and not destroyed. A finalizer never calls the
- * driver: it leaves the handle to the janitor (handle_abandon), and so does the last wait for a
- * closed event.
+ * object, in its own thread. release() (into_raw) is refused while there is a use. A handle that
+ * another library has too is retired and not destroyed. A finalizer never calls the driver: it
+ * leaves the handle to the janitor (handle_abandon), and so does the last wait for a closed event.
  *
  * One word holds the number of uses and all of these states, because a KeyboardInterrupt must not
  * come between the count and the call. No lock is held across a driver call. module_handles.c is
@@ -13,16 +12,14 @@
  */
 #include "handles.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "failures.h"
 
 static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33;
 static const uint64_t DESTROYED = 1ull << 34, NOT_OPEN = 7ull << 32; /* any of the three */
-/* AWAITED: release() waits for the last use. SHARED: another library has the handle too, so the
- * library never destroys the object. */
-static const uint64_t AWAITED = 1ull << 35, SHARED = 1ull << 36;
+/* Another library has the handle too, so the library never destroys the object. */
+static const uint64_t SHARED = 1ull << 35;
 
 struct handle {
     _Atomic uint64_t word; /* the number of uses, and the bits above; any thread */
@@ -43,9 +40,6 @@ struct handle {
     bool hidden;                /* in no count; written before another thread has it */
     struct handle *next_let_go; /* see event_wait_let_go; written once, by the last user */
 };
-
-static pthread_mutex_t release_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t unused = PTHREAD_COND_INITIALIZER;
 
 struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned) {
     struct handle *handle = calloc(1, sizeof *handle);
@@ -194,11 +188,6 @@ static bool pin_own(struct handle *handle) { return change(handle, NOT_OPEN, 0, 
 static void unpin_own(struct handle *handle) {
     uint64_t word = atomic_fetch_sub(&handle->word, 1) - 1;
     if ((word & USES) == 0 && word & CLOSING) note_refusal(handle, destroy_if_last(handle));
-    if ((word & USES) == 0 && word & AWAITED) {
-        pthread_mutex_lock(&release_lock);
-        pthread_cond_broadcast(&unused);
-        pthread_mutex_unlock(&release_lock);
-    }
 }
 
 bool handle_pin(struct handle *handle) {
@@ -216,7 +205,7 @@ void handle_unpin(struct handle *handle) {
 static bool unpin_own_at_once(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
     do
-        if ((word & USES) == 1 && word & (CLOSING | AWAITED)) return false;
+        if ((word & USES) == 1 && word & CLOSING) return false;
     while (!atomic_compare_exchange_weak(&handle->word, &word, word - 1));
     return true;
 }
@@ -237,25 +226,10 @@ void handle_mark_destroyed(struct handle *handle) {
     if (change(handle, RELEASED | DESTROYED, DESTROYED, 0)) count_end(handle, HANDLES_DESTROYED);
 }
 
-bool handle_release_begin(struct handle *handle) {
-    return change(handle, NOT_OPEN, RELEASED | AWAITED, 0);
-}
-
-bool handle_release_await(struct handle *handle) {
-    pthread_mutex_lock(&release_lock);
-    if (handle_is_used(handle)) wait_briefly(&unused, &release_lock);
-    bool used = handle_is_used(handle);
-    pthread_mutex_unlock(&release_lock);
-    return !used;
-}
-
-void handle_release_end(struct handle *handle) {
-    atomic_fetch_and(&handle->word, ~SHARED); /* because it is not retired: it is the receiver's */
+bool handle_release(struct handle *handle, bool while_used) {
+    if (!change(handle, while_used ? NOT_OPEN : NOT_OPEN | USES, RELEASED, 0)) return false;
     count_end(handle, HANDLES_RELEASED);
-}
-
-void handle_release_cancel(struct handle *handle) {
-    atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED));
+    return true;
 }
 
 bool handle_is_owned(const struct handle *handle) { return handle->owned; }
@@ -275,11 +249,6 @@ void handles_drop_abandoned(void) {
         handle_unref(handle);
         handle = next;
     }
-}
-
-bool handle_is_part_of(const struct handle *pinned, const struct handle *handle) {
-    while (pinned && pinned != handle) pinned = pinned->parent;
-    return pinned != NULL;
 }
 
 /* --- events --- */

@@ -32,15 +32,9 @@ bool handle_is_shared(const struct handle *); /* also once it was retired */
 bool handle_is_used(const struct handle *);
 /* the driver has destroyed the object, so the library does not */
 void handle_mark_destroyed(struct handle *);
-/* Gives the object away. begin refuses new uses (false: it was closed before). await waits a little
- * for the last use and says whether it is over. end makes the object the receiver's. cancel lets
- * the handle be used again. */
-bool handle_release_begin(struct handle *);
-bool handle_release_await(struct handle *);
-void handle_release_end(struct handle *);
-void handle_release_cancel(struct handle *);
-/* Whether to pin `pinned` also pins `handle`: it is that handle, or was borrowed from it. */
-bool handle_is_part_of(const struct handle *pinned, const struct handle *handle);
+/* Gives the object away: from now on it is the receiver's, and new uses are refused. False: it was
+ * closed before, or is in use and must not be. */
+bool handle_release(struct handle *, bool while_used);
 /* The code and call of a destruction that the driver has refused, where no caller got the error. 0:
  * none. The listener of failures.h is called when there is one. */
 int handle_take_refusal(const char **call);

@@ -34,31 +34,6 @@ int to_context(PyObject *number, void *context) {
     return is_found(found, "context", number);
 }
 
-/* queue_open(owner): appends the number to a list and returns the descriptor. It is one step,
- * because a KeyboardInterrupt before the caller has stored the number would leave the queue without
- * an owner. */
-static PyObject *native_queue_open(PyObject *Py_UNUSED(self), PyObject *owner) {
-    if (refuse_in_child()) return NULL;
-    if (!PyList_Check(owner))
-        return PyErr_Format(PyExc_TypeError, "a list is needed, which will own the queue");
-    struct queue *queue = queue_open();
-    if (!queue) return PyErr_SetFromErrno(PyExc_OSError);
-    if (append_new(owner, PyLong_FromLong(queue_index(queue))))
-        return PyLong_FromLong(queue_descriptor(queue));
-    queue_close(queue);
-    return NULL;
-}
-
-static PyObject *native_queue_close(PyObject *Py_UNUSED(self), PyObject *number) {
-    struct queue *queue;
-    if (!to_queue(number, &queue)) return NULL;
-    /* another thread of the parent may have held a lock at the fork */
-    if (is_child()) Py_RETURN_NONE;
-    waits_leave_loop(queue);
-    queue_close(queue);
-    Py_RETURN_NONE;
-}
-
 static PyObject *native_queue_wake(PyObject *Py_UNUSED(self), PyObject *number) {
     struct queue *queue;
     if (!to_queue(number, &queue)) return NULL;
@@ -120,10 +95,6 @@ static PyObject *native_store_word(PyObject *Py_UNUSED(self), PyObject *args) {
 }
 
 static PyMethodDef functions[] = {
-    {"queue_open", native_queue_open, METH_O,
-     "A completion queue: appends its number to the list that owns it; its descriptor."},
-    {"queue_close", native_queue_close, METH_O,
-     "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_O, "Makes the queue's descriptor readable."},
     {"context_register", native_context_register, METH_VARARGS,
      "Its number. The list is emptied if the watcher took the idle stream, which it does once."},
@@ -197,7 +168,6 @@ static bool make_names(void) {
         {&names.set_exception, "set_exception"},
         {&names.own_set_exception, "_set_exception"},
         {&names.point, "point"},
-        {&names.remove, "remove"},
     };
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (!*made[i].place && !(*made[i].place = PyUnicode_InternFromString(made[i].name)))

@@ -30,7 +30,7 @@
 /* The names of the methods and attributes that native code uses often, made once. */
 extern struct names {
     PyObject *done, *cancelled, *set_result, *own_set_result, *set_exception, *own_set_exception,
-        *point, *remove;
+        *point;
 } names;
 
 bool is_child(void);        /* of a fork, in which the driver may not be called */
@@ -71,9 +71,6 @@ void unpin_from_python(struct handle *);
 /* Makes a stream's context current for a call of Python: 0, or a driver code. */
 int push_from_python(struct handle *);
 void pop_from_python(void);
-/* Pins a handle in this thread, for the length of one step. */
-bool pin_here(struct handle *);
-void unpin_here(struct handle *);
 struct wait;
 /* A Wait that its task polls. NULL: no memory, and the wait is still the caller's. */
 PyObject *new_wait(struct wait *, struct queue *);

@@ -183,8 +183,7 @@ static int settle(CompletionObject *self, int code, bool orphaned) {
 
 void completion_leak(CompletionObject *self) {
     if (self->keepalive) {
-        atomic_fetch_add(&counters[POINTS_ARMED], 1);
-        atomic_fetch_add(&counters[POINTS_LEAKED], 1);
+        count_leak();
         take(self, &self->keepalive);
         self->result = NULL;
     }
@@ -409,7 +408,6 @@ static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
 static PyMethodDef completion_methods[] = {
     {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
     {"expect", Completion_expect, METH_VARARGS, "Takes a ticket: another thread does the rest."},
-    {"reserve", Completion_reserve, METH_VARARGS, "Reserves a wait: 0, or a refusal."},
     {"run", Completion_run, METH_VARARGS, "Calls a function and records an event behind its work."},
     {"fire", Completion_fire, METH_VARARGS, "Ends it with a status in place of recording."},
     {"unreserve", Completion_unreserve, METH_NOARGS, "Gives back what was reserved and not used."},
@@ -476,7 +474,7 @@ int add_completion_types(PyObject *module) {
     enum { BASE = Py_TPFLAGS_BASETYPE };
     if (ADD_TYPE(module, completion, Completion, BASE | Py_TPFLAGS_HAVE_GC) < 0 ||
         ADD_TYPE(module, order, Order, 0) < 0 ||
-        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 || add_arrivals_type(module) < 0 ||
+        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 || add_queue_type(module) < 0 ||
         PyModule_AddFunctions(module, completion_functions) < 0 ||
         PyModule_AddFunctions(module, enqueue_functions) < 0)
         return -1;

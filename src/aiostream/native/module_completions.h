@@ -55,15 +55,18 @@ int completion_complete(CompletionObject *, int code, bool orphaned);
 /* The context has failed, so the GPU may still use the objects. They stay. */
 int completion_abandon(CompletionObject *, int code, bool orphaned);
 /* Nothing proves that the GPU has passed the work: what it may use is never released. */
+static inline void count_leak(void) {
+    atomic_fetch_add(&counters[POINTS_ARMED], 1);
+    atomic_fetch_add(&counters[POINTS_LEAKED], 1);
+}
 void completion_leak(CompletionObject *);
 /* No task waits any more. The watcher and the janitor see to the end of its event, because its loop
  * may not run for long. In the loop's thread. */
 void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
 extern PyMethodDef enqueue_functions[], drain_functions[];
-int add_arrivals_type(PyObject *module);
+int add_queue_type(PyObject *module);
 PyObject *Completion_expect(PyObject *, PyObject *args);
-PyObject *Completion_reserve(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
 PyObject *Completion_fire(PyObject *, PyObject *args);
 

@@ -143,31 +143,51 @@ static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *only_slow
     return list;
 }
 
-/* --- a loop that is dropped and not closed --- */
+/* --- a loop's queue --- */
 
-/* What has arrived for a loop, to the eyes of the collector. The bridge of the loop refers to it.
- * So if only futures that the GPU has passed refer to the loop, it is garbage: the collector
- * finalizes the bridge, which closes the queue, and the janitor releases what they keep. */
+/* The queue of a loop, whose bridge has it. It shows to the collector what has arrived there. So if
+ * only futures that the GPU has passed refer to a loop, the loop is garbage, although it was not
+ * closed: the collector finalizes this, which closes the queue, and the janitor releases what they
+ * keep. */
 typedef struct {
     PyObject_HEAD
-    struct queue *queue;
-    uint64_t identity;
-} ArrivalsObject;
+    _Atomic(struct queue *) queue; /* NULL: it is closed, and may be another loop's */
+    int number, descriptor;        /* constant */
+    char is_open;
+} QueueObject;
 
-static PyTypeObject *arrivals_type;
+static PyTypeObject *queue_type;
 
-static PyObject *Arrivals_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    struct queue *queue;
-    if (!PyArg_ParseTuple(args, "O&", to_queue, &queue)) return NULL;
-    ArrivalsObject *self = (ArrivalsObject *)PyType_GenericAlloc(type, 0);
+static PyObject *Queue_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
+                           PyObject *Py_UNUSED(kwargs)) {
+    if (refuse_in_child()) return NULL;
+    QueueObject *self = (QueueObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
-    self->queue = queue;
-    self->identity = queue_identity(queue);
+    struct queue *queue = self->queue = queue_open();
+    if (!queue) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->is_open = true;
+    self->number = queue_index(queue);
+    self->descriptor = queue_descriptor(queue);
     return (PyObject *)self;
 }
 
-static bool is_open(const ArrivalsObject *self) {
-    return !queue_is_closed(self->queue) && queue_identity(self->queue) == self->identity;
+/* Once, by the janitor or a finalizer. A child leaves it to the parent, whose descriptor it is, and
+ * another thread of which may have held a lock at the fork. */
+static void close_queue(PyObject *self) {
+    struct queue *queue = atomic_exchange(&((QueueObject *)self)->queue, NULL);
+    ((QueueObject *)self)->is_open = false;
+    if (!queue || is_child()) return;
+    waits_leave_loop(queue);
+    queue_close(queue);
+}
+
+static PyObject *Queue_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
+    close_queue(self);
+    Py_RETURN_NONE;
 }
 
 struct visiting {
@@ -181,46 +201,55 @@ static int visit_owner(void *owner, void *argument) {
 }
 
 /* The thread is attached to Python, so none takes what has arrived, and none closes the queue. */
-static int Arrivals_traverse(PyObject *object, visitproc visit, void *arg) {
-    ArrivalsObject *self = (ArrivalsObject *)object;
-    Py_VISIT(Py_TYPE(object));
+static int Queue_traverse(PyObject *self, visitproc visit, void *arg) {
+    struct queue *queue = ((QueueObject *)self)->queue;
     struct visiting visiting = {visit, arg};
-    return is_open(self) ? points_visit_arrived(self->queue, visit_owner, &visiting) : 0;
+    Py_VISIT(Py_TYPE(self));
+    return queue ? points_visit_arrived(queue, visit_owner, &visiting) : 0;
 }
 
 static int append_arrived(void *owner, void *list) { return PyList_Append(list, object_of(owner)); }
 
 /* arrived(): what those points stand for. No collection comes in the loop, which could take them.
  */
-static PyObject *Arrivals_arrived(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    ArrivalsObject *self = (ArrivalsObject *)object;
+static PyObject *Queue_arrived(PyObject *self, PyObject *Py_UNUSED(unused)) {
+    struct queue *queue = ((QueueObject *)self)->queue;
     PyObject *list = PyList_New(0);
-    if (list && is_open(self) && points_visit_arrived(self->queue, append_arrived, list) < 0)
-        Py_CLEAR(list);
+    if (list && queue && points_visit_arrived(queue, append_arrived, list) < 0) Py_CLEAR(list);
     return list;
 }
 
-static void Arrivals_dealloc(PyObject *object) {
-    PyObject_GC_UnTrack(object);
-    free_object(object);
+static void Queue_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    close_queue(self);
+    free_object(self);
 }
 
-static PyMethodDef arrivals_methods[] = {
-    {"arrived", Arrivals_arrived, METH_NOARGS, "What has arrived and was not taken."},
+static PyMethodDef queue_methods[] = {
+    {"close", Queue_close, METH_NOARGS,
+     "What is on it and what still comes goes to the orphans' queue."},
+    {"arrived", Queue_arrived, METH_NOARGS, "What has arrived and was not taken."},
     {NULL, NULL, 0, NULL},
 };
-static PyType_Slot arrivals_slots[] = {
-    {Py_tp_new, Arrivals_new},
-    {Py_tp_methods, arrivals_methods},
-    {Py_tp_dealloc, Arrivals_dealloc},
-    {Py_tp_traverse, Arrivals_traverse},
-    {Py_tp_doc, "What has arrived for a loop, to the eyes of the collector."},
+static PyMemberDef queue_members[] = {
+    {"number", T_INT, offsetof(QueueObject, number), READONLY, "What native calls take."},
+    {"descriptor", T_INT, offsetof(QueueObject, descriptor), READONLY,
+     "Readable if something has arrived, or a wait's timer is due."},
+    {"is_open", T_BOOL, offsetof(QueueObject, is_open), READONLY, "Whether it was not closed."},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot queue_slots[] = {
+    {Py_tp_new, Queue_new},
+    {Py_tp_methods, queue_methods},
+    {Py_tp_members, queue_members},
+    {Py_tp_dealloc, Queue_dealloc},
+    {Py_tp_finalize, close_queue},
+    {Py_tp_traverse, Queue_traverse},
+    {Py_tp_doc, "The queue of a loop. When it dies it is closed."},
     {0, NULL},
 };
 
-int add_arrivals_type(PyObject *module) {
-    return ADD_TYPE(module, arrivals, Arrivals, Py_TPFLAGS_HAVE_GC);
-}
+int add_queue_type(PyObject *module) { return ADD_TYPE(module, queue, Queue, Py_TPFLAGS_HAVE_GC); }
 
 /* --- what a drain does --- */
 

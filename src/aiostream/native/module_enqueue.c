@@ -8,8 +8,7 @@
  *
  * If the driver refuses after the function has run, the objects are leaked and counted, because
  * nothing would prove that the GPU is done with them. The GIL is given up for the driver's calls
- * and never for the function. Completion.reserve and run are the two halves of this for a worker
- * thread.
+ * and never for the function. Completion.run does the same in a worker thread.
  */
 #include "module_completions.h"
 
@@ -171,10 +170,32 @@ static PyObject *native_call_with(PyObject *Py_UNUSED(module), PyObject *args) {
     return call_inside(currents, 0, call, held);
 }
 
+/* call_in_context(handle, wait_list, call): makes another call in the context of a stream that is
+ * pinned, of which nothing is kept. 0, or why it was not made. */
+static PyObject *native_call_in_context(PyObject *Py_UNUSED(module), PyObject *args) {
+    struct handle *handle;
+    const struct waits *waits;
+    PyObject *call;
+    if (!PyArg_ParseTuple(args, "O&O&O", to_handle, &handle, to_waits, &waits, &call)) return NULL;
+    int status = push_from_python(handle);
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
+    struct wait *under_way = NULL;
+    if (atomic_load(&waits->limit)) {
+        Py_BEGIN_ALLOW_THREADS
+        under_way = call_begin(waits);
+        Py_END_ALLOW_THREADS
+    }
+    PyObject *answer = PyObject_CallNoArgs(call);
+    pop_from_python();
+    if (!is_child()) call_end(under_way);
+    Py_XDECREF(answer);
+    return answer ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
+}
+
 /* leak(keepalive): nothing will prove that the GPU does not use it. */
 static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
-    CompletionObject leaking = {.keepalive = Py_NewRef(keepalive)};
-    completion_leak(&leaking);
+    Py_INCREF(keepalive);
+    count_leak();
     Py_RETURN_NONE;
 }
 
@@ -216,7 +237,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     PyObject *answer = NULL;
     /* Until the point is behind the work, because `call` or another thread may close the stream,
      * and the work would then have no completion. */
-    if (!pin_here(stream)) {
+    if (!handle_pin(stream)) {
         answer = PyLong_FromLong(RESULT_CLOSED);
         goto end;
     }
@@ -245,7 +266,7 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     }
 unpin:
     if (!is_child()) call_end(reserving.under_way);
-    unpin_here(stream);
+    unpin_from_python(stream);
 end:
     Py_DECREF(object);
     return answer;
@@ -265,34 +286,24 @@ PyObject *Completion_expect(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* reserve(wait_list, queue, strategy, handle): 0, or a refusal. */
-PyObject *Completion_reserve(PyObject *object, PyObject *args) {
-    CompletionObject *self = (CompletionObject *)object;
-    struct handle *stream;
-    struct reserving reserving = {.completion = self, .asks = true};
-    if (!PyArg_ParseTuple(args, "O&O&O&O&", to_waits, &reserving.waits, to_queue, &self->queue,
-                          to_strategy, &reserving.strategy, to_handle, &stream))
-        return NULL;
-    if (self->wait) return PyErr_Format(PyExc_ValueError, "it was reserved before");
-    if (!pin_here(stream)) return PyLong_FromLong(RESULT_CLOSED);
-    uint64_t expected = self->ticket;
-    int status = reserve(&reserving, stream);
-    call_end(reserving.under_way); /* the function of a thread may take long */
-    if (status) self->ticket = expected;
-    else if (expected) point_unreserve(expected);
-    unpin_here(stream);
-    return PyLong_FromLong(status);
-}
-
-/* run(handle, call): as `enqueue`, with a pinned stream, and with the same answers. */
+/* run(wait_list, strategy, handle, call): as `enqueue`, once it was expected, with a stream that is
+ * pinned. A number: it was refused before `call` ran. A tuple with a number: after that. None:
+ * done.
+ */
 PyObject *Completion_run(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
+    struct reserving reserving = {.completion = self, .asks = true, .enters = true};
     PyObject *call;
-    if (!PyArg_ParseTuple(args, "O&O", to_handle, &stream, &call)) return NULL;
-    if (!self->wait || self->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was not reserved, or was recorded before");
-    int refusal = push_from_python(stream);
+    if (!PyArg_ParseTuple(args, "O&O&O&O", to_waits, &reserving.waits, to_strategy,
+                          &reserving.strategy, to_handle, &stream, &call))
+        return NULL;
+    if (!self->ticket || self->wait)
+        return PyErr_Format(PyExc_ValueError, "it was not expected, or was run before");
+    uint64_t expected = self->ticket;
+    int refusal = reserve(&reserving, stream);
+    call_end(reserving.under_way); /* the function of a thread may take long */
+    if (self->ticket != expected) point_unreserve(expected);
     if (refusal) return PyLong_FromLong(refusal);
     bool at_once = false; /* another thread settles the future */
     if (carry_out(self, stream, call, &refusal, &at_once) < 0) return NULL;
@@ -318,6 +329,8 @@ PyMethodDef enqueue_functions[] = {
     {"enqueue", FAST(native_enqueue),
      "Enqueues work and a point behind it, at which a future settles."},
     {"call_with", native_call_with, METH_VARARGS, "Calls with a stream current in torch or cupy."},
+    {"call_in_context", native_call_in_context, METH_VARARGS,
+     "Makes a call in the context of a pinned stream: 0, or why not."},
     {"leak", native_leak, METH_O, "Keeps an object for the life of the process: counted."},
     {NULL, NULL, 0, NULL},
 };

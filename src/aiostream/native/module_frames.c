@@ -78,7 +78,13 @@ static void *frames_here(void) {
     return list;
 }
 
+static PyObject *native_frames_here(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    PyObject *list = frames_here();
+    return list || PyErr_Occurred() ? list : PyErr_NoMemory();
+}
+
 static PyMethodDef frame_functions[] = {
+    {"frames_here", native_frames_here, METH_NOARGS, "What FRAMES_HERE answers in this thread."},
     {"set_questions", native_set_questions, METH_O, "What FRAMES_HERE asks, besides the frames."},
     {NULL, NULL, 0, NULL},
 };

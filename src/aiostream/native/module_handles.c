@@ -77,8 +77,8 @@ static void Handle_dealloc(PyObject *object) {
         if (self->made_here) {
             handle_abandon(handle);
             handle = NULL;
-        } else if (handle_release_begin(handle)) { /* it stays theirs who passed it to from_raw */
-            handle_release_end(handle);
+        } else { /* it stays theirs who passed it to from_raw */
+            handle_release(handle, true);
         }
     }
     if (handle) handle_unref(handle);
@@ -86,37 +86,10 @@ static void Handle_dealloc(PyObject *object) {
     free_object(object);
 }
 
-/* What this thread has pinned and not yet unpinned, which is last first. If it waited for the end
- * of one of these, it would wait for itself. While there are more than fit, each may be one of
- * them. */
-enum { MOST_PINS = 32 };
-static _Thread_local struct {
-    const struct handle *handles[MOST_PINS];
-    int noted, count; /* in the array, and all */
-} own_pins;
-
-static bool is_pinned_here(const struct handle *handle) {
-    for (int i = 0; i < own_pins.noted; i++)
-        if (handle_is_part_of(own_pins.handles[i], handle)) return true;
-    return own_pins.count > own_pins.noted;
-}
-
-static void note_pinned(const struct handle *handle) {
-    if (own_pins.count++ < MOST_PINS) own_pins.handles[own_pins.noted++] = handle;
-}
-
-static void note_unpinned(const struct handle *handle) {
-    if (own_pins.count-- > own_pins.noted) return; /* the latest is the first to go */
-    int i = own_pins.noted - 1;
-    while (i >= 0 && own_pins.handles[i] != handle) i--;
-    if (i >= 0) own_pins.handles[i] = own_pins.handles[--own_pins.noted];
-    if (own_pins.count == 0) own_pins.noted = 0;
-}
-
 /* Python may raise a KeyboardInterrupt as soon as a method has returned. So a pin is noted in a
  * list before that, and the caller's `finally` knows of it. A pin that is lost would keep the
- * handle for the life of the process, and block release(). */
-static PyObject *pin_noted(PyObject *self, PyObject *held, bool here) {
+ * handle for the life of the process, and refuse release(). */
+static PyObject *Handle_pin(PyObject *self, PyObject *held) {
     struct handle *handle = ((HandleObject *)self)->handle;
     if (refuse_in_child()) return NULL;
     if (!handle_pin(handle)) Py_RETURN_FALSE;
@@ -124,18 +97,14 @@ static PyObject *pin_noted(PyObject *self, PyObject *held, bool here) {
         handle_unpin(handle);
         return NULL;
     }
-    if (here) note_pinned(handle);
     Py_RETURN_TRUE;
-}
-
-static PyObject *Handle_pin(PyObject *self, PyObject *held) { return pin_noted(self, held, true); }
-static PyObject *Handle_hold(PyObject *self, PyObject *held) {
-    return pin_noted(self, held, false);
 }
 
 /* Keeps the GIL unless this destroys the object. While another thread computes in Python, each time
  * that a thread gives up the GIL may cost it 5 ms. */
 void unpin_from_python(struct handle *handle) {
+    /* forked since the pin: the last user would destroy the parent's object */
+    if (is_child()) return;
     handle = handle_unpin_at_once(handle);
     if (!handle) return;
     Py_BEGIN_ALLOW_THREADS
@@ -143,26 +112,7 @@ void unpin_from_python(struct handle *handle) {
     Py_END_ALLOW_THREADS
 }
 
-bool pin_here(struct handle *handle) {
-    if (!handle_pin(handle)) return false;
-    note_pinned(handle);
-    return true;
-}
-
-void unpin_here(struct handle *handle) {
-    /* forked since the pin: the last user would destroy the parent's object */
-    if (is_child()) return;
-    note_unpinned(handle);
-    unpin_from_python(handle);
-}
-
 static PyObject *Handle_unpin(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    unpin_here(((HandleObject *)self)->handle);
-    Py_RETURN_NONE;
-}
-
-static PyObject *Handle_let_go(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    if (is_child()) Py_RETURN_NONE;
     unpin_from_python(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
 }
@@ -200,26 +150,8 @@ static PyObject *Handle_hide(PyObject *self, PyObject *Py_UNUSED(unused)) {
 }
 
 static PyObject *Handle_release(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    struct handle *handle = ((HandleObject *)self)->handle;
     if (refuse_in_child()) return NULL;
-    if (is_pinned_here(handle)) {
-        PyErr_SetString(PyExc_RuntimeError, "this thread itself is using the handle, as in the "
-                                            "function that enqueue_async calls: give it "
-                                            "away after that call");
-        return NULL;
-    }
-    if (!handle_release_begin(handle)) Py_RETURN_FALSE;
-    for (bool over = false; !over;) {
-        Py_BEGIN_ALLOW_THREADS
-        over = handle_release_await(handle);
-        Py_END_ALLOW_THREADS
-        if (!over && PyErr_CheckSignals() < 0) {
-            handle_release_cancel(handle); /* Ctrl-C: the handle is the caller's as before */
-            return NULL;
-        }
-    }
-    handle_release_end(handle);
-    Py_RETURN_TRUE;
+    return PyBool_FromLong(handle_release(((HandleObject *)self)->handle, false));
 }
 
 static PyObject *Handle_value(PyObject *self, void *Py_UNUSED(unused)) {
@@ -238,9 +170,7 @@ static PyMethodDef handle_methods[] = {
     {"pin", Handle_pin, METH_O,
      "True, noted in a list, and the handle stays valid until unpin(); False if it was closed."},
     {"unpin", Handle_unpin, METH_NOARGS,
-     "Ends one pin, in its thread; the last user of a closed handle destroys it."},
-    {"hold", Handle_hold, METH_O, "As pin(), until let_go() in any thread."},
-    {"let_go", Handle_let_go, METH_NOARGS, "As unpin(), for hold()."},
+     "Ends one pin, in any thread; the last user of a closed handle destroys it."},
     {"close", Handle_close, METH_NOARGS,
      "Refuses new uses; the driver's code of the destruction, if it happened here."},
     {"drop", Handle_drop, METH_NOARGS,
@@ -251,7 +181,7 @@ static PyMethodDef handle_methods[] = {
      "The driver destroyed it by itself; new uses are refused."},
     {"hide", Handle_hide, METH_NOARGS, "It is the library's own, and no longer counted. Once."},
     {"release", Handle_release, METH_NOARGS,
-     "Refuses new uses and waits for the last; interruptible. False if it was closed before."},
+     "Refuses new uses, unless there is one. False: there is, or it was closed before."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef handle_properties[] = {

@@ -22,9 +22,7 @@ typedef struct {
     PyObject *operand, *mode; /* what a wait needs of a stream */
     PyObject *keeper;
     PyObject *call, *result;
-    PyObject *handle, *wait_list; /* of the stream, which is pinned from begin to end */
-    /* A None lies here meanwhile. `into_raw` refuses then, because it would wait for this task. */
-    PyObject *held;
+    PyObject *handle; /* of the stream, which is pinned from begin to end */
     unsigned long thread;
     _Atomic bool pinned;
     char left, in_halves; /* for `runs.py` */
@@ -48,19 +46,9 @@ static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     return (PyObject *)self;
 }
 
-/* The marks of all Works are equal, and those of other users are not. A mark that is alone is this
- * one, as nearly always, and to look for it would take longer. */
-static void unmark(PyObject *held) {
-    if (PyList_Size(held) == 1 && PyList_SetSlice(held, 0, 1, NULL) == 0) return;
-    PyObject *answer = PyObject_CallMethodObjArgs(held, names.remove, Py_None, NULL);
-    if (answer) Py_DECREF(answer);
-    else PyErr_WriteUnraisable(held);
-}
-
 static void let_go(WorkObject *self) {
-    if (!atomic_exchange(&self->pinned, false)) return;
-    unmark(self->held);
-    if (!is_child()) unpin_from_python(as_handle(self->handle));
+    if (atomic_exchange(&self->pinned, false) && !is_child())
+        unpin_from_python(as_handle(self->handle));
 }
 
 /* Whether the GPU may use its objects. */
@@ -79,17 +67,15 @@ static void give_away(WorkObject *self) {
         heir->left = false;
         heir->tries++;
         Py_INCREF(heir->keeper);
-        self->operand = self->mode = self->call = self->result = self->handle = self->held = NULL;
-        self->wait_list = NULL;
+        self->operand = self->mode = self->call = self->result = self->handle = NULL;
         PyObject *answer = PyObject_CallFunctionObjArgs(self->keeper, object, NULL);
         if (!answer) PyErr_WriteUnraisable(self->keeper);
         Py_XDECREF(answer);
         Py_DECREF(object);
     } else { /* no memory, or no janitor any more */
         PyErr_Clear();
-        CompletionObject leaking = {.keepalive = self->call, .result = self->result};
-        completion_leak(&leaking);
-        self->call = self->result = NULL;
+        count_leak();
+        self->call = self->result = NULL; /* which nothing releases any more */
         let_go(self);
     }
     PyErr_Restore(kind, value, traceback);
@@ -110,8 +96,8 @@ static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
     PyObject_GC_UnTrack(object);
     if (is_used(self) && !is_child()) give_away(self);
-    PyObject *fields[] = {self->operand, self->mode,   self->keeper, self->call,
-                          self->result,  self->handle, self->held,   self->wait_list};
+    PyObject *fields[] = {self->operand, self->mode,   self->keeper,
+                          self->call,    self->result, self->handle};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
     free_object(object);
 }
@@ -128,7 +114,7 @@ static int enter(struct handle *handle, const struct wait_list *list) {
     return status;
 }
 
-/* begin(handle, wait_list, held): makes the call in the stream's context. 0, or a refusal, or the
+/* begin(handle, wait_list): makes the call in the stream's context. 0, or a refusal, or the
  * generator that the call has returned. If the call raises, it has begun too. It is one step,
  * because a KeyboardInterrupt between two steps of Python could leave the context current, or free
  * the result while the GPU uses it. */
@@ -136,11 +122,9 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     WorkObject *self = (WorkObject *)object;
     struct handle *handle;
     const struct waits *waits;
-    if (count != 3 || self->handle)
-        return PyErr_Format(PyExc_TypeError, "begin(handle, wait_list, held), once");
-    if (!to_handle(args[0], &handle) || !to_waits(args[1], &waits) ||
-        PyList_Append(args[2], Py_None) < 0)
-        return NULL;
+    if (count != 2 || self->handle)
+        return PyErr_Format(PyExc_TypeError, "begin(handle, wait_list), once");
+    if (!to_handle(args[0], &handle) || !to_waits(args[1], &waits)) return NULL;
     int status;
     /* The GIL is given up, because a driver may hold a lock while a host function runs. If that is
      * a Python function, it waits for the GIL, and the two threads would wait for each other. */
@@ -150,13 +134,8 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     status = enter(handle, waits->list);
     if (status) call_end(under_way);
     Py_END_ALLOW_THREADS
-    if (status != CUDA_SUCCESS) {
-        unmark(args[2]);
-        return PyLong_FromLong(status);
-    }
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     self->handle = Py_NewRef(args[0]);
-    self->wait_list = Py_NewRef(args[1]);
-    self->held = Py_NewRef(args[2]);
     self->thread = PyThread_get_thread_ident();
     self->pinned = true;
     self->result = PyObject_CallNoArgs(self->call);
@@ -165,26 +144,6 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     if (self->result && (PyObject *)Py_TYPE(self->result) == generator_type)
         return Py_NewRef(self->result);
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
-}
-
-/* again(call): makes another call, of which nothing is kept. 0, or why it was not made. */
-static PyObject *Work_again(PyObject *object, PyObject *call) {
-    WorkObject *self = (WorkObject *)object;
-    if (!self->pinned) return PyErr_Format(PyExc_TypeError, "again(call), between begin and end");
-    int status = push_from_python(as_handle(self->handle));
-    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
-    const struct waits *waits;
-    struct wait *under_way = NULL;
-    if (to_waits(self->wait_list, &waits) && atomic_load(&waits->limit)) {
-        Py_BEGIN_ALLOW_THREADS
-        under_way = call_begin(waits);
-        Py_END_ALLOW_THREADS
-    }
-    PyObject *answer = PyObject_CallNoArgs(call);
-    pop_from_python();
-    if (!is_child()) call_end(under_way);
-    Py_XDECREF(answer);
-    return answer ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
 /* end(): the GPU has passed the work, or something else keeps the objects. What the call has
@@ -230,7 +189,6 @@ static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
 
 static PyMethodDef work_methods[] = {
     {"begin", FAST(Work_begin), "Makes the call in the context of a stream: 0, or a refusal."},
-    {"again", Work_again, METH_O, "Makes another call, between begin and end: 0, or why not."},
     {"end", Work_end, METH_NOARGS, "Lets go of everything: what the call has returned."},
     {"let_go", Work_let_go, METH_NOARGS, "Lets go of the stream, and not of the objects."},
     {"complete", Work_complete, METH_VARARGS, "The GPU has passed the event that owns it."},

@@ -7,12 +7,11 @@ One wake-up delivers everything that has arrived.
 
 Nothing here holds a loop.
 The loop holds its bridge: asyncio in its selector, trio in its run variables.
-So a loop that dies takes its bridge along, and the bridge's finalizer closes the queue.
+So a loop that dies takes its bridge along, and the native queue closes when it dies with that.
 What arrives on a closed queue goes to the janitor, as an orphan.
 
-The loop's thread alone uses its bridge, with two exceptions.
-The janitor asks loops without readers for a drain.
-A finalizer may close a bridge in any thread, so that takes no lock of Python's.
+The loop's thread alone uses its bridge.
+But the janitor asks loops without readers for a drain, and closes the bridges of loops that ended.
 
 Each kind of loop is one file: a subclass of `Bridge`, and the functions of a `LoopKind`.
 To support another kind of loop, add its file here and its name to `_KINDS`.

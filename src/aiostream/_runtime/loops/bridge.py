@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -30,19 +29,11 @@ class Bridge:
     current_task: Callable[[], Any]
 
     def __init__(self) -> None:
-        # The queue's number, until the queue is closed. The janitor and the finalizer may both
-        # close it. Each pops the number first, and one pop succeeds. Queues are recycled, so a
-        # second close would close the queue of the next owner.
-        self._unclosed: list[int] = []
+        # When it dies with this bridge, it is closed. The loop has a reader on its descriptor.
+        self.arrivals = _native.Queue()
+        self.descriptor = self.arrivals.descriptor
         self.launches = Launches()
-        # The queue's number goes into the list inside of the native call, because an interrupt
-        # between the call and an assignment would lose the queue. The loop has a reader on the
-        # descriptor, which is readable if something has arrived or a wait's timer is due.
-        self.descriptor = _native.queue_open(self._unclosed)
-        self.queue = self.launches.queue = self._unclosed[0]
-        # So that the collector finds a loop that was dropped, and to which only what the GPU has
-        # passed refers.
-        self.arrivals = _native.Arrivals(self.queue)
+        self.queue = self.launches.queue = self.arrivals.number
         # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
@@ -55,7 +46,7 @@ class Bridge:
     @property
     def is_open(self) -> bool:
         """Whether what arrives is still delivered to the loop."""
-        return bool(self._unclosed)
+        return self.arrivals.is_open
 
     def drain(self) -> None:
         """Settles everything that has arrived. The loop calls it."""
@@ -76,18 +67,11 @@ class Bridge:
     def close(self) -> None:
         """Closes the queue, because the loop is gone. What still arrives goes to the janitor.
 
-        Threads: any, any number of times, also in a finalizer.
+        Threads: any, any number of times.
         """
-        # A finalizer runs wherever Python does, also in a thread that holds a lock of Python's. So
-        # nothing here takes such a lock, or that thread could deadlock. `queue_close` takes native
-        # leaf locks: no code under them runs Python or calls the driver.
-        try:
-            queue = self._unclosed.pop()
-        except IndexError:  # it was closed before
-            return
         # They refer to tasks, which may refer to the loop.
-        self.questions, self.launches.waiting = None, []
-        _native.queue_close(queue)
+        self.questions, self.launches.waiting = None, {}
+        self.arrivals.close()
 
     def must_yield(self) -> bool:
         """Whether a task whose wait was over at once has to give the loop a turn.
@@ -137,11 +121,3 @@ class Bridge:
         Threads: the janitor's.
         """
         raise NotImplementedError
-
-    # The default argument binds the name here, because at the interpreter's end the names of the
-    # module may be gone, and the finalizer would raise a NameError.
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # A forked child leaves the queue alone, because the descriptor is the parent's. And a
-        # constructor that has failed leaves an object without `_unclosed`.
-        if not is_finalizing() and hasattr(self, "_unclosed") and not _native.is_forked():
-            self.close()

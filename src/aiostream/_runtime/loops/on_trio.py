@@ -131,10 +131,6 @@ class TrioBridge(Bridge):
         if not drains:
             super().close()
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        self._drains = 0  # an interrupt may have left it, and no drain runs in a finalizer
-        super().__del__(is_finalizing)
-
     def new_future(self) -> TrioFuture:
         """Makes a `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
