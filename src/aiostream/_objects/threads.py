@@ -65,6 +65,9 @@ class _ThreadCall(Completion):
         self.halves = halves  # of the function, if it is one
         self.bare = bare  # the function is called without the stream
         self.taken: dict[str, str] = {}
+        # It lies in `shared.held`. Not this object, because the stream would keep a loop alive that
+        # was dropped.
+        self.mark = object()
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
         self.raised: BaseException | None = None  # by the function
@@ -92,7 +95,7 @@ class _ThreadCall(Completion):
         operand = self.operand
         self.queue = loops.current_bridge().queue
         self.expect(operand.context._ensure_monitored(), self.queue)
-        operand.shared.held.append(self)
+        operand.shared.held.append(self.mark)
 
     # ---------------------------------------------------------------------- in the worker thread
 
@@ -206,7 +209,7 @@ class _ThreadCall(Completion):
     def _let_go(self) -> None:
         # It is not there if an interrupt came before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
-            self.operand.shared.held.remove(self)
+            self.operand.shared.held.remove(self.mark)
 
 
 def _begin(halves: Halves, call: Callable[[], Any]) -> Any:
