@@ -113,12 +113,18 @@ class Owner:
 
 def begin_in(loop: asyncio.AbstractEventLoop, way: str, stream: Stream, kept: Owner) -> None:
     """Leaves something behind in a loop that then does not run any more."""
+    called: list[Owner] = []
 
     async def main() -> None:
         if way == "completion_future":
             stream.completion_future()
         elif way == "enqueue_async":
             stream.enqueue_async(lambda stream, kept: None, kept)
+        elif way == "run_in_thread":
+            loop.create_task(stream.run_in_thread(called.append, kept))
+            while not called:
+                await asyncio.sleep(0.001)
+            called.clear()
         else:
             loop.create_task(stream.run(lambda kept: None, kept))
         await asyncio.sleep(0.005)
@@ -129,7 +135,7 @@ def begin_in(loop: asyncio.AbstractEventLoop, way: str, stream: Stream, kept: Ow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of asyncio
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("over", ["before", "after"])
-@pytest.mark.parametrize("way", ["enqueue_async", "completion_future", "run"])
+@pytest.mark.parametrize("way", ["enqueue_async", "completion_future", "run", "run_in_thread"])
 def test_a_loop_that_is_dropped_and_not_closed(way: str, over: str) -> None:
     """Once the GPU is done, its futures are not pending, and what they keep is freed. Descriptors
     do not grow with each such loop.

@@ -17,6 +17,7 @@ import anyio
 import pytest
 
 import aiostream
+from aiostream.testing import Gate
 from internals import HISTORIES, code_of_query, native_counters
 from interrupts import run_interrupted, sample
 from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Blind, Kept, run_on, settle
@@ -179,6 +180,24 @@ async def test_query_may_cancel_its_own_task_and_begin_others(loop_kind: str) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await begun[0] == "done"
+
+
+async def test_loop_that_was_blocked_asks_again() -> None:
+    is_over = False
+
+    async def wait() -> None:
+        with anyio.fail_after(10):
+            assert await aiostream.ready(lambda: is_over)
+
+    async with aiostream.Stream() as stream, anyio.create_task_group() as watched:
+        with Gate() as gate:
+            gate.hold(stream)
+            watched.start_soon(stream.synchronize_async)  # so that the watcher runs
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+                await turns()
+                time.sleep(0.3)  # it blocks the loop
+                is_over = True
 
 
 async def test_queries_leave_half_of_the_time_to_others() -> None:

@@ -371,7 +371,9 @@ static const int64_t LATE_NS = 100000000;
 
 void waits_leave_late(int64_t now) {
     struct queue *queue;
-    for (int i = 1; (queue = queue_at(i)); i++)
-        if (timer_is_due(queue_timer(queue), now - LATE_NS))
-            leave_all(queue, timer_take_due(queue_timer(queue), now - LATE_NS, 0));
+    for (int i = 1; (queue = queue_at(i)); i++) {
+        if (!timer_is_due(queue_timer(queue), now - LATE_NS)) continue;
+        leave_all(queue, timer_take_due(queue_timer(queue), now - LATE_NS, 0));
+        timer_wake_by(queue_timer(queue), now); /* the loop may have other reasons to drain */
+    }
 }
