@@ -264,11 +264,11 @@ def take_stalls() -> None:
     Threads: the janitor's and the releaser's, because one of them may be blocked.
     """
     while (news := _native.stall_take()) is not None:
-        stall, ends, loop, is_fresh = news
+        stall, ends, loop, is_question = news
         if loop:
-            # If it runs, it may have begun to run just now, so native code looks once more. If
-            # Python could not take the news, the loop could not run, and may have come back since.
-            runs, again = loop_runs(loop), ends or is_fresh
+            # If Python could not take a question before the limit, the loop could not run either,
+            # and may have come back since. Then the process is not ended.
+            runs, again = loop_runs(loop), ends or is_question
             _native.loop_seen(loop, runs, again)
             if again or not runs:
                 continue

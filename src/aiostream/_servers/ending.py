@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 from aiostream import _native
@@ -16,6 +17,7 @@ __all__ = ["drain"]
 
 _SHORTEST_NAP = 0.0005
 _LONGEST_NAP = 0.02
+_COLLECTS_EACH = 10  # naps
 
 
 async def drain(timeout: float | None = None) -> bool:
@@ -57,7 +59,7 @@ async def drain(timeout: float | None = None) -> bool:
 
     # It polls, because any thread may begin and end work. If each of them had to notify those that
     # drain, every completion would pay for it.
-    nap = _SHORTEST_NAP
+    nap, naps = _SHORTEST_NAP, 0
     saved: Callable[[], bool] | None = None  # once nothing is pending: a signal may come next
     seconds = checks.timeout(timeout)
     driver.refuse_forked()  # the counts are the parent's there, and never change
@@ -66,6 +68,9 @@ async def drain(timeout: float | None = None) -> bool:
         while anything_pending() or not (saved := saved or process.save_soon())():
             await anyio.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
+            naps += 1
+            if naps % _COLLECTS_EACH == 0 and loops.left_behind():
+                gc.collect()  # such a loop may be garbage, with tasks that wait in it
     return not anything_pending()
 
 

@@ -252,7 +252,9 @@ class PoolCore:
         try:
             while True:
                 # If the stream is gone when it wakes, it waits again, in the same place.
-                self._queue[ticket] = future = loops.current_bridge().new_future()
+                future = loops.current_bridge().new_future()
+                # Weak, because the future refers to its loop, which may be dropped.
+                self._queue[ticket] = weakref.ref(future)
                 self._wake(len(self._recent))
                 self._look_again_soon(self._bridge())
                 error = await future
@@ -279,8 +281,9 @@ class PoolCore:
             first = [*islice(self._queue.values(), most)]
         except RuntimeError:  # a finalizer or a signal handler has used the pool in between
             first = [*islice(self._queue.copy().values(), most)]
-        for future in first:
-            if not (future.done() or loops.is_dead(future)):
+        for reference in first:
+            future = reference()
+            if future is not None and not (future.done() or loops.is_dead(future)):
                 set_result(future, answer())
 
     # ------------------------------------------------------------------------------- what came back

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -230,7 +231,8 @@ def synchronize(awaited: Any, limit: float | None) -> None:
     """
     operand, mode = awaited._operand, awaited._mode
     seconds = math.inf if limit is None else limit
-    answer = wait_list_of(operand).block(operand.handle, mode, seconds)
+    is_main = threading.get_ident() == threading.main_thread().ident
+    answer = wait_list_of(operand).block(operand.handle, mode, seconds, is_main)
     if answer is None:
         raise TimeoutError(f"{operand.name} was not done after {limit:g} s, and goes on")
     driver.raise_for(answer, "cuEventQuery", operand.name)

@@ -185,11 +185,14 @@ bool failures_expected(void) { return atomic_load(&expecting) > 0; }
 /* Python ends the process, because it can write the stacks of threads that run. If it has not taken
  * the news for so long, it does not run, or the threads of the library are blocked. */
 static const int64_t TAKEN_WITHIN_NS = 2000000000;
-static const int64_t SOON_NS = 30000000;
 enum { MAX_NEWS = 16 };
-static struct stall news[MAX_NEWS]; /* these three are under failure_lock */
+static struct stall news[MAX_NEWS]; /* these two are under failure_lock */
 static int news_count;
-static int64_t act_at; /* when native code acts on what is there, NEVER: it has */
+
+void stall_say(struct stall *stall, int64_t now) {
+    stall->ns = now - stall->since;
+    snprintf(stall->text, sizeof stall->text, stall->form, stall->name, (double)stall->ns / 1e9);
+}
 
 bool stall_has_room(void) {
     pthread_mutex_lock(&failure_lock);
@@ -200,8 +203,11 @@ bool stall_has_room(void) {
 
 void stall_note(const struct stall *stall) {
     pthread_mutex_lock(&failure_lock);
-    if (news_count == 0) act_at = now_ns() + TAKEN_WITHIN_NS;
-    if (news_count < MAX_NEWS) news[news_count++] = *stall;
+    if (news_count < MAX_NEWS) {
+        news[news_count] = *stall;
+        int64_t stalled_at = stall->loop ? stall->since + stall->limit : now_ns();
+        news[news_count++].act_at = stalled_at + TAKEN_WITHIN_NS;
+    }
     pthread_mutex_unlock(&failure_lock);
     failures_call_listener();
 }
@@ -211,11 +217,10 @@ bool stall_take(struct stall *stall, bool *ends, bool *soon) {
     bool is_new = news_count > 0;
     *stall = news[0];
     *ends = ending.process == getpid() && ending.stalled && !has_begun_to_end;
-    *soon = now_ns() - stall->found < SOON_NS;
-    if (is_new && (!*ends || stall->loop)) {
+    if (stall->loop) stall_say(stall, now_ns());
+    *soon = stall->ns <= stall->limit;
+    if (is_new && (!*ends || stall->loop))
         memmove(news, news + 1, (size_t)--news_count * sizeof *news);
-        act_at = now_ns() + TAKEN_WITHIN_NS;
-    }
     pthread_mutex_unlock(&failure_lock);
     return is_new;
 }
@@ -227,11 +232,11 @@ void stall_end(const char *text, const char *stacks) {
 }
 
 void stall_act(int64_t now) {
+    char text[400] = "";
     pthread_mutex_lock(&failure_lock);
-    bool acts = news_count > 0 && now >= act_at;
-    char text[400];
-    if (acts) {
-        act_at = NEVER;
+    if (news_count > 0 && now >= news[0].act_at) {
+        news[0].act_at = NEVER;
+        if (news[0].loop) stall_say(&news[0], now);
         snprintf(text, sizeof text,
                  "%s. Python has not taken this for 2 s: a call keeps the GIL, or blocks the "
                  "library's threads",
@@ -239,6 +244,6 @@ void stall_act(int64_t now) {
         if (ending.stalled) end_process(text, "");
     }
     pthread_mutex_unlock(&failure_lock);
-    if (acts && can_say())
+    if (*text && can_say())
         dprintf(STDERR_FILENO, "aiostream: %s. The listeners are called later.\n", text);
 }

@@ -8,18 +8,20 @@
 
 /* What does not come back: the work of a stream, a loop, or a call of the driver. */
 struct stall {
-    int64_t ns;             /* for how long */
-    int loop;               /* the queue of a loop that is blocked if it runs; 0: it is sure */
-    int64_t found;          /* when */
-    char name[STREAM_NAME]; /* of the stream, or of the thread that calls */
+    int64_t since, limit, ns; /* ns: for how long */
+    int loop;                 /* the queue of a loop that is blocked if it runs; 0: it is sure */
+    int64_t act_at;           /* when native code acts on it, if Python has not taken it */
+    const char *form;         /* of the text: with the name, and with seconds */
+    char name[STREAM_NAME];   /* of the stream, or of the thread that calls */
     char text[256];
 };
+void stall_say(struct stall *, int64_t now); /* fills in `ns` and `text` */
 /* It is news for Python, and there is room for it. Any thread, as for the others. */
 void stall_note(const struct stall *);
 bool stall_has_room(void);
 /* The oldest news. False: there is none. *ends: the program has asked for its end, so stall_end is
  * the next call if the news is sure. Until then it stays, because this thread might block. *soon:
- * it was found just now, so Python has run all the time. */
+ * it is a question, and no stall yet. */
 bool stall_take(struct stall *, bool *ends, bool *soon);
 /* Ends the process, with these stacks of its threads behind the line on stderr. */
 void stall_end(const char *text, const char *stacks);

@@ -120,7 +120,7 @@ static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unu
 }
 
 /* stall_take(): the same of the oldest news, whether the process is to end for it, the queue of the
- * loop of which it is not known whether it runs, or 0, and whether the news is fresh. */
+ * loop of which it is not known whether it runs, or 0, and whether it is no stall yet. */
 static PyObject *native_stall_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct stall stall;
     bool ends, soon;

@@ -288,6 +288,7 @@ struct blocking {
     struct handle *handle;
     struct beginning beginning;
     int64_t until;
+    int is_main; /* Python calls the handlers of signals in the main thread alone */
 };
 
 /* A wait in the thread of the caller: 1 when it is over, 0 at that time, -1 if the handler of a
@@ -304,7 +305,7 @@ static int block_stream(void *stream, struct blocking *with) {
     if (refusal) result->refusal = refusal;
     call_end(call);
     while (!over) {
-        int64_t slice = now_ns() + SLICE_NS;
+        int64_t slice = with->is_main ? now_ns() + SLICE_NS : NEVER;
         int mode = relaxed_enter();
         over = wait_block(result->spinning, slice < with->until ? slice : with->until,
                           &result->refusal);
@@ -333,15 +334,15 @@ static PyObject *native_wrap_blocking(PyObject *Py_UNUSED(module), PyObject *add
     Py_RETURN_NONE;
 }
 
-/* block(handle, strategy, seconds): waits in this thread for what `begin` begins to wait for. 0, an
- * error or a refusal, or None: the time has passed. The queue is the janitor's, so no other thread
- * polls the wait. */
+/* block(handle, strategy, seconds, is_main): waits in this thread for what `begin` begins to wait
+ * for. 0, an error or a refusal, or None: the time has passed. The queue is the janitor's, so no
+ * other thread polls the wait. */
 static PyObject *WaitList_block(PyObject *object, PyObject *args) {
     struct blocking with = {
         .beginning = {.waits = &((WaitListObject *)object)->waits, .queue = queue_orphans()}};
     double seconds;
-    if (!PyArg_ParseTuple(args, "O&O&d", to_handle, &with.handle, to_strategy,
-                          &with.beginning.strategy, &seconds) ||
+    if (!PyArg_ParseTuple(args, "O&O&dp", to_handle, &with.handle, to_strategy,
+                          &with.beginning.strategy, &seconds, &with.is_main) ||
         refuse_in_child())
         return NULL;
     with.until = seconds < 1e9 ? now_ns() + (int64_t)(seconds * 1e9) : NEVER;

@@ -41,7 +41,12 @@ _Atomic int *queue_waits(struct queue *);
 /* When Python last saw that the loop runs, or that it does not, and when it was noted that the loop
  * does not come back. Any thread. What is older than a wait says nothing of its loop, so the next
  * loop begins with the old times. */
-struct loop_state { _Atomic int64_t ran, idle, noted; };
+struct loop_state {
+    _Atomic int64_t first_ran, ran; /* the first since `idle`, and the last */
+    _Atomic int64_t idle, noted;
+    /* The loop's thread is leaving a wait to a timer, and still uses it when the timer has it. */
+    _Atomic bool leaving;
+};
 struct loop_state *queue_loop_state(struct queue *);
 /* Since when the oldest of what has arrived waits for the loop; 0: that is not known. */
 int64_t queue_unread_since(struct queue *);

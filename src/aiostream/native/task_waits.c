@@ -53,7 +53,7 @@ static void leave(struct wait *wait, enum holder holder, int64_t due) {
 }
 
 /* Leaves the wait as planned. False: the plan was a timer, and the timer takes no more. */
-static bool leave_as_planned(struct wait *wait, const struct plan *plan, const struct load *load) {
+static bool leave_by_plan(struct wait *wait, const struct plan *plan, const struct load *load) {
     int64_t start = atomic_load(&wait->start);
     if (plan->stage == STAGE_WATCHER) {
         atomic_fetch_add(&counters[WAITS_WATCHED], 1);
@@ -64,6 +64,7 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     wait->woken_for = plan->length;
     wait->look_at_due = plan->look;
     int64_t now = now_ns(), at = start + plan->at, guard = INT64_MAX;
+    if (at < now) at = now; /* waits_leave_late must not take it from this thread */
     if (!plan->common)
         guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
     else if (!plan->exact) at = policy_common_look(now, at);
@@ -76,6 +77,14 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     if (listed || guard != INT64_MAX)
         leave(wait, HELD_BY_TIMER, guard == INT64_MAX ? guard : start + guard);
     return true;
+}
+
+static bool leave_as_planned(struct wait *wait, const struct plan *plan, const struct load *load) {
+    struct loop_state *loop = queue_loop_state(wait->queue);
+    atomic_store(&loop->leaving, true);
+    bool left = leave_by_plan(wait, plan, load);
+    atomic_store(&loop->leaving, false);
+    return left;
 }
 
 enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
@@ -372,7 +381,9 @@ static const int64_t LATE_NS = 100000000;
 void waits_leave_late(int64_t now) {
     struct queue *queue;
     for (int i = 1; (queue = queue_at(i)); i++) {
-        if (!timer_is_due(queue_timer(queue), now - LATE_NS)) continue;
+        if (atomic_load(&queue_loop_state(queue)->leaving) ||
+            !timer_is_due(queue_timer(queue), now - LATE_NS))
+            continue;
         leave_all(queue, timer_take_due(queue_timer(queue), now - LATE_NS, 0));
         timer_wake_by(queue_timer(queue), now); /* the loop may have other reasons to drain */
     }

@@ -300,29 +300,69 @@ bool waits_next(struct wait **latest, struct waiting *waiting) {
 
 /* --- what is stalled --- */
 
+static struct wait *call_spares; /* under pool_lock; without events, which only the driver makes */
+
 struct wait *call_begin(const struct waits *waits) {
-    struct wait *wait;
-    if (!atomic_load(&waits->limit) ||
-        wait_start(waits, queue_at(0), &strategies[0], NULL, &wait) != CUDA_SUCCESS)
-        return NULL;
-    atomic_store(&wait->holder, HELD_BY_CALL);
-    atomic_fetch_sub(&waits->list->waiting, 1); /* the waits that follow are alone nevertheless */
+    int64_t limit = atomic_load(&waits->limit);
+    if (!limit) return NULL;
+    pthread_mutex_lock(&pool_lock);
+    struct wait *wait = call_spares;
+    if (wait) {
+        call_spares = wait->next;
+        wait_list_unref(wait->list);
+    } else if ((wait = calloc(1, sizeof *wait))) {
+        wait->queue = queue_at(0);
+        wait->holder = HELD_BY_CALL;
+        wait->next_made = all_waits;
+        all_waits = wait;
+    }
+    if (wait) {
+        wait_list_ref(waits->list);
+        wait->list = waits->list;
+        wait->limit = limit;
+        wait->began = now_ns();
+        wait->forecast = &none;
+    }
+    pthread_mutex_unlock(&pool_lock);
+    if (wait) note_limit();
     return wait;
 }
 
 void call_end(struct wait *wait) {
     if (!wait) return;
-    wait_not_pending(wait);
-    wait_recycle(wait);
+    pthread_mutex_lock(&pool_lock);
+    wait->forecast = NULL;
+    wait->next = call_spares;
+    call_spares = wait;
+    pthread_mutex_unlock(&pool_lock);
 }
 
 void waits_note_loop(struct queue *queue, bool runs, bool again) {
     struct loop_state *loop = queue_loop_state(queue);
-    atomic_store(runs ? &loop->ran : &loop->idle, now_ns());
+    int64_t now = now_ns();
+    if (runs && atomic_load(&loop->first_ran) <= atomic_load(&loop->idle))
+        atomic_store(&loop->first_ran, now);
+    atomic_store(runs ? &loop->ran : &loop->idle, now);
     if (again) atomic_store(&loop->noted, 0);
 }
 
 static int64_t later(int64_t one, int64_t other) { return one > other ? one : other; }
+
+/* Whether a loop that came back last at *since is blocked for longer than the limit. A loop that
+ * its program does not run now is not. Only Python can see that, and is asked after a quarter of
+ * the limit: *asks. If it has seen that the loop did not run, *since becomes the time at which it
+ * saw first that it ran again. */
+static bool is_blocked(const struct loop_state *loop, int64_t now, int64_t limit, int64_t *since,
+                       bool *asks) {
+    if (!loop) return now - *since > limit; /* a thread that blocks, without a loop */
+    int64_t idle = atomic_load(&loop->idle), first = atomic_load(&loop->first_ran),
+            known = later(*since, idle);
+    bool knows = atomic_load(&loop->ran) > known;
+    *asks = !knows && now - known > limit / 4;
+    if (knows && idle > *since) *since = first;
+    else if (!knows) *since = known;
+    return now - *since > limit;
+}
 
 /* Under pool_lock and the lock of its spares. */
 static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, const char *thread,
@@ -333,16 +373,16 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
     if (!limit || queue_is_closed(wait->queue)) return false;
     int holder = atomic_load(&wait->holder);
     int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now;
-    /* A loop that its program does not run now is not blocked. A thread that blocks has none. */
     struct loop_state *loop = queue_index(wait->queue) ? queue_loop_state(wait->queue) : NULL;
-    int64_t idle = loop ? atomic_load(&loop->idle) : 0;
-    bool by_loop = false;
+    bool by_loop = false, asks = false;
     _Atomic int64_t *noted = &list->noted;
     const char *form = "%s is stalled: its loop or thread has not come back for %.3g s",
                *name = list->name;
     if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
-        since = point_unread_since(atomic_load(&wait->ticket));
-        by_loop = since != 0;
+        since = holder == HELD_BY_CALL ? 0 : point_unread_since(atomic_load(&wait->ticket));
+        if (news && since) atomic_store(&some_limit, true);
+        by_loop = since && (is_blocked(loop, now, limit, &since, &asks) || asks);
+        if (!by_loop) return false;
     } else if (held > limit) {
         since = now - held;
         noted = &call_noted;
@@ -355,23 +395,29 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
         /* Its loop or thread looks at it often, unless it is blocked. A future whose work is not
          * enqueued yet has no look. */
         since = later(polled, began);
-        by_loop = holder != HELD_BY_WATCHER && now - later(since, idle) > limit;
-        if (!by_loop) {
-            since = later(atomic_load(&list->free_since), began);
-            until = atomic_load(&wait->pending_at);
+        by_loop =
+            holder != HELD_BY_WATCHER && (is_blocked(loop, now, limit, &since, &asks) || asks);
+        int64_t ended = later(atomic_load(&list->free_since), began),
+                pending_at = atomic_load(&wait->pending_at);
+        if (!by_loop || (asks && pending_at - ended > limit)) {
+            by_loop = asks = false;
+            since = ended;
+            until = pending_at;
             form = "%s is stalled: no work that is awaited there has ended for %.3g s";
         }
     }
-    if (news && (since || wait->forecast)) atomic_store(&some_limit, true);
-    if (by_loop) since = later(since, idle);
-    bool unsure = by_loop && loop && atomic_load(&loop->ran) < since;
+    if (news) atomic_store(&some_limit, true);
     if (by_loop && loop) noted = &loop->noted;
-    if (!since || until - since <= limit || (news ? atomic_load(noted) >= since : unsure))
-        return false;
+    /* A question stands for what follows, if Python does not answer by then. */
+    if (!since || (!asks && until - since <= limit)) return false;
+    if (news ? atomic_load(noted) >= since : asks) return false;
     if (news) atomic_store(noted, until);
-    *stall = (struct stall){until - since, unsure ? queue_index(wait->queue) : 0, now, "", ""};
+    *stall = (struct stall){.since = now - (until - since),
+                            .limit = limit,
+                            .loop = asks ? queue_index(wait->queue) : 0,
+                            .form = form};
     snprintf(stall->name, sizeof stall->name, "%s", name);
-    snprintf(stall->text, sizeof stall->text, form, name, (double)stall->ns / 1e9);
+    stall_say(stall, now);
     return true;
 }
 
