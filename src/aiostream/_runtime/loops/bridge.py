@@ -27,6 +27,21 @@ class Bridge:
     until_over: Callable[[_native.Wait], Awaitable[int | None]]
     # Returns the task that runs now, or None in a callback of the loop.
     current_task: Callable[[], Any]
+    # Makes a future of the loop: asyncio's, or an `_native.OwnFuture` with a method `belongs_here`
+    # (see `TrioFuture`).
+    new_future: Callable[[], Any]
+    # Makes a future whose `cancel` reaches its point, which native code sets.
+    new_polled_future: Callable[[], Any]
+    # Begins a task that no other task owns or cancels, by a function, its name and its context. It
+    # starts in a later turn of the loop. Returns the task. On asyncio the caller keeps it, because
+    # the loop does not.
+    spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, contextvars.Context], object]
+    # Has the loop call a function after some seconds. Returns `False` if the loop no longer can.
+    call_later: Callable[[float, Callable[[], None]], bool]
+    # Has the loop call `drain` soon. Returns `False` if the loop is gone. In the janitor's thread.
+    schedule_drain: Callable[[], bool]
+    # Whether the loop will not do what it was asked for, because it is closed. In the janitor's.
+    is_gone: Callable[[], bool]
 
     def __init__(self) -> None:
         # When it dies with this bridge, it is closed. The loop has a reader on its descriptor.
@@ -79,45 +94,3 @@ class Bridge:
         Not used on trio, where each wait is a checkpoint.
         """
         return False
-
-    def new_future(self) -> Any:
-        """Makes a future of this bridge's loop: asyncio's, or an `_native.OwnFuture`.
-
-        The latter has a method `belongs_here`: see `TrioFuture`.
-        """
-        raise NotImplementedError
-
-    def new_polled_future(self) -> Any:
-        """Makes a future whose `cancel` reaches its point, which native code sets."""
-        raise NotImplementedError
-
-    def spawn(
-        self,
-        function: Callable[[], Coroutine[Any, Any, None]],
-        name: str,
-        context: contextvars.Context,
-    ) -> object:
-        """Begins a task that no other task owns or cancels. It starts in a later turn of the loop.
-
-        Returns:
-            The task. On asyncio the caller keeps it, because the loop does not.
-        """
-        raise NotImplementedError
-
-    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
-        """Has the loop call a function later. Returns `False` if the loop no longer can."""
-        raise NotImplementedError
-
-    def schedule_drain(self) -> bool:
-        """Has the loop call `drain` soon. Returns `False` if the loop is gone.
-
-        Threads: the janitor's.
-        """
-        raise NotImplementedError
-
-    def is_gone(self) -> bool:
-        """Whether the loop will not do what it was asked for, because it is closed.
-
-        Threads: the janitor's.
-        """
-        raise NotImplementedError
