@@ -511,8 +511,8 @@ class Stream(
             raw = driver.bindings().CUevent(handle)
             operand.call_on(self._operand, "cuStreamWaitEvent", raw, bits)
         finally:
-            if owner is not None and held:
-                owner.unpin()
+            if owner is not None:
+                owner.unpin(held)
 
     def query(self) -> bool:
         """Whether all work is done (`cuStreamQuery`). It does not block.

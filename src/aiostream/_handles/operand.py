@@ -305,8 +305,7 @@ def pin(handle: _native.Handle, name: str, call: str | None = None) -> Iterator[
             driver.raise_for(_native.gone_refusal(handle), call, name)
         yield handle.value
     finally:
-        if held:
-            handle.unpin()
+        handle.unpin(held)
 
 
 def call_on(operand: Operand, name: str, *args: Any) -> Any:

@@ -44,6 +44,7 @@ class _Noted:
     origin: _Origin | None  # the stream on which it began, if this library began it
     graph: Graph | None  # into which it goes, pinned; None if it makes a new one
     recapture: Any = None  # None, or what the driver may call during the capture
+    pins: list[bool] = field(default_factory=list)  # of the graph
     lent: list[_native.Handle] = field(default_factory=list)  # of a graph of the driver's own
     seen_on: _Origin | None = None  # the stream that capture_info() was asked for
 
@@ -62,7 +63,7 @@ class _Noted:
         ):
             self.graph._handle.mark_destroyed()
         self.graph._captured_into = False
-        self.graph._handle.unpin()
+        self.graph._handle.unpin(self.pins)
 
 
 def _exists(graph: Graph) -> bool:
@@ -228,13 +229,12 @@ def begin_into(
 
     If this raises after the beginning, it ends the capture, as `begin` does.
     """
-    held: list[bool] = []
     captured = True
     noted = _Noted(None, _origin_of(stream), graph, recapture)
     try:
         # Another thread may end the capture, and unpins then. Without this, a `close` would free
         # the graph under the capture.
-        if not graph._handle.pin(held):
+        if not graph._handle.pin(noted.pins):
             raise errors.closed(graph._name)
         forget_ended_elsewhere(stream)
         captured = _still_captures(stream)
@@ -256,8 +256,8 @@ def begin_into(
                 _in_progress.append(noted)
             with contextlib.suppress(CudaError, StreamClosedError):
                 end(stream)
-        elif held:
-            graph._handle.unpin()
+        else:
+            graph._handle.unpin(noted.pins)
         raise
 
 

@@ -210,9 +210,7 @@ class _ThreadCall(Completion):
         # Neither is there if an interrupt came before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
             self.operand.shared.held.remove(self.mark)
-        with contextlib.suppress(IndexError):
-            self.pins.pop()
-            self.operand.handle.unpin()
+        self.operand.handle.unpin(self.pins)
 
 
 def _begin(halves: Halves, call: Callable[[], Any]) -> Any:
@@ -233,8 +231,7 @@ def _close(halves: Halves, code: int) -> None:
     try:
         close(halves, code, _wait_list(operand) if pins else None)
     finally:
-        if pins:
-            operand.handle.unpin()
+        operand.handle.unpin(pins)
         _end(halves)
 
 

@@ -112,7 +112,10 @@ void unpin_from_python(struct handle *handle) {
     Py_END_ALLOW_THREADS
 }
 
-static PyObject *Handle_unpin(PyObject *self, PyObject *Py_UNUSED(unused)) {
+/* unpin(held): if the list has an item, it is taken back with the pin, in one step again. */
+static PyObject *Handle_unpin(PyObject *self, PyObject *held) {
+    if (PyList_Size(held) <= 0) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    if (PyList_SetSlice(held, 0, 1, NULL) < 0) return NULL;
     unpin_from_python(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
 }
@@ -169,8 +172,9 @@ static PyMethodDef handle_methods[] = {
      "Another handle of the same thing, which pins this one too, and destroys nothing."},
     {"pin", Handle_pin, METH_O,
      "True, noted in a list, and the handle stays valid until unpin(); False if it was closed."},
-    {"unpin", Handle_unpin, METH_NOARGS,
-     "Ends one pin, in any thread; the last user of a closed handle destroys it."},
+    {"unpin", Handle_unpin, METH_O,
+     "Ends a pin that is in the list, in any thread; the last user of a closed handle destroys "
+     "it."},
     {"close", Handle_close, METH_NOARGS,
      "Refuses new uses; the driver's code of the destruction, if it happened here."},
     {"drop", Handle_drop, METH_NOARGS,
