@@ -347,7 +347,7 @@ async def while_connected(request: Any, /) -> AsyncIterator[None]:
         raise TypeError(
             f"while_connected takes an HTTP request or its `receive`, not {type(request).__name__}"
         )
-    problems: list[Exception] = []
+    problems: list[BaseException] = []
 
     async def watch() -> None:
         try:
@@ -365,7 +365,9 @@ async def while_connected(request: Any, /) -> AsyncIterator[None]:
         group.start_soon(watch)
         try:
             yield
-        except Exception as error:  # raised below, as if there were no task group
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:  # raised below, as if there were no task group
             problems.insert(0, error)
         group.cancel_scope.cancel()
     if problems:

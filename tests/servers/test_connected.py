@@ -88,6 +88,14 @@ async def test_a_block_that_ends_first_is_as_without(request_of: Any) -> None:
         async with while_connected(request_of(client)):
             await turns()
             raise KeyError("its own")
+
+    class Interrupted(BaseException):
+        pass
+
+    with pytest.raises(Interrupted):  # not in a group of exceptions
+        async with while_connected(request_of(client)):
+            await turns()
+            raise Interrupted
     assert client.receiving == 0
     with anyio.CancelScope() as scope:
         async with while_connected(request_of(client)):
