@@ -84,11 +84,12 @@ async def test_a_stream_that_is_closed_at_a_yield_raises_there() -> None:
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
 @pytest.mark.cuda_leaks(1)
 async def test_context_that_fails_between_halves(breakable: Any) -> None:
-    stream, caught = Stream(), list[BaseException]()
+    stream, caught, begun = Stream(), list[BaseException](), threading.Event()
     with Gate() as gate:
 
         def held() -> Half:
             gate.hold(stream)
+            begun.set()
             try:
                 yield
             except ContextFailedError as error:
@@ -101,7 +102,7 @@ async def test_context_that_fails_between_halves(breakable: Any) -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
-            await until(lambda: statistics().waits.pending == 1)
+            await until(lambda: begun.is_set() and statistics().waits.pending == 1)
             breakable.break_context(700)
     assert len(caught) == 1
     with pytest.raises(ContextFailedError):
