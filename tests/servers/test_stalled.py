@@ -29,6 +29,7 @@ from support import (
     USUAL,
     Gate,
     new_uvloop,
+    recover,
     run_on,
     run_script,
     settle,
@@ -80,6 +81,8 @@ def faults(driver_kind: str) -> Iterator[Faults]:
 
 @pytest.fixture
 def listener(driver_kind: str) -> Iterator[Listener]:
+    if driver_kind == "simulator":
+        recover()  # an earlier test may have destroyed a context, which `health` then names
     made = Listener()
     stop = aiostream.on_stalled(made)
     yield made
@@ -540,7 +543,7 @@ async def test_limit_is_that_of_one_owner(listener: Listener, kind: str) -> None
         await first.synchronize_async()
         async with awaited_work(second):
             await asyncio.sleep(3 * LIMIT)
-            assert not isinstance(aiostream.health(), StalledError)
+            assert aiostream.health() is None
             assert not listener.errors
         async with awaited_work(first):
             await listener.hears()
