@@ -1,4 +1,4 @@
-"""The threads that launch: first come, first served, and a slow call stops nobody."""
+"""The threads that launch serve calls in their order, and a slow call does not delay others."""
 
 from __future__ import annotations
 

@@ -46,13 +46,6 @@ class SharedByBorrowers:
     # a block of `as_current`, a call of `run_in_thread`, a generator that is to be closed. While
     # there is one, `into_raw` refuses, and a pool does not use the stream.
     held: list[object] = field(default_factory=list)
-    # What is called, once, when a use has ended whose task has gone: see `let_go`.
-    when_let_go: list[Callable[[], object]] = field(default_factory=list)
-
-    def let_go(self) -> None:
-        """Calls what waits for the end of a use. Its mark is gone already."""
-        while self.when_let_go:
-            self.when_let_go.pop()()
 
     def limit(self) -> float:
         """Returns the limit that counts now. 0 is none."""

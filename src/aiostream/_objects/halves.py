@@ -14,9 +14,7 @@
 
 The stream stays in use from the call of the function until after the last half or the close: it is
 pinned, or a mark lies in `shared.held`. A pool does not use the stream again while a mark is there.
-When a generator that its task has left was closed and the mark is gone, `shared.let_go` calls what
-lies in `shared.when_let_go`: in the thread of the loop, or in the releaser if the loop is closed.
-Then the stream may still be busy with what the close has enqueued.
+When the mark is gone, the stream may still be busy with what a close has enqueued.
 
 `drive` does all this but the close for a `Work` (`runs.py`), whose result the `Halves` then is.
 """

@@ -82,13 +82,11 @@ def _end(
 
 def _close(work: _native.Work, code: int) -> None:
     halves.close(work.result, code, wait_list_of(work._operand))
-    shared = work._operand.shared
     # Before the flag, because after an interrupt the end comes again, and comes here by the flag.
     with contextlib.suppress(ValueError):
-        shared.held.remove(work.result.mark)
+        work._operand.shared.held.remove(work.result.mark)
     work.is_left = work.in_halves = False
     _leave(work)
-    shared.let_go()
 
 
 def _give_up_garbage(phase: str, _: object) -> None:

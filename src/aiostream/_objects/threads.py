@@ -237,11 +237,9 @@ def _close(halves: Halves, code: int) -> None:
 
 def _end(halves: Halves) -> None:
     """The generator has ended, or there was none."""
-    shared = halves.operand.shared
-    for marks in (shared.held, closing):
+    for marks in (halves.operand.shared.held, closing):
         with contextlib.suppress(ValueError):
             marks.remove(halves.mark)
-    shared.let_go()
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
