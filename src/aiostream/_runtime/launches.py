@@ -67,6 +67,9 @@ class Launches:
         self._spent = self.count = 0  # of this turn
         self._used = 0  # the time of the thread at the last launch or drain, if it is asked for
         self._fitting = 1  # how many launches a turn has time for, by the last ones
+        # Whether the first of the woken tasks launches also in a turn that calls of `enqueue_async`
+        # have used up. They do not wait, so without this it could wait for good.
+        self.owes_one = False
         # Futures of tasks that wait, by ticket, in the order in which the tasks came.
         self.waiting: dict[int, Any] = {}
         self.next_ticket = count(1).__next__
@@ -110,6 +113,7 @@ class Launches:
         is_full = len(self.waiting) >= self._fitting
         if is_full:
             self._end_turn()
+        self.owes_one = True
         for future in [*islice(self.waiting.copy().values(), self._fitting)]:
             if not future.done():  # else its task has yet to run
                 completion.set_result(future, None)

@@ -245,14 +245,16 @@ async def launch_turn(launches: Launches) -> None:
 
     Cancellation: raises at once.
     """
-    ticket, turns = launches.next_ticket(), 0
+    ticket, woken = launches.next_ticket(), False
     try:
-        # Others may launch before a task that was woken. It waits once more then, and not for good,
-        # because calls of `enqueue_async` do not wait.
-        while turns < 2 and (launches.is_over if turns else launches.wait):
+        # Others may have used up the turn in which a task was woken. Then it waits for the next.
+        while launches.is_over if woken else launches.wait:
             launches.waiting[ticket] = future = _current_bridge().new_future()
             await future
-            turns += 1
+            woken = True
+            if launches.owes_one:
+                launches.owes_one = False
+                break
     finally:
         launches.waiting.pop(ticket, None)
 
