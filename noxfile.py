@@ -24,7 +24,8 @@ def install(session: nox.Session, *packages: str) -> None:
     """Installs packages, except with `--no-venv`, which takes what is there."""
     if session.venv_backend != "none":
         session.run("rm", "-rf", "build", external=True)  # of an earlier build, for another Python
-        session.install(*packages)
+        ours = ["./driver"] if packages[0].startswith((".", "-")) else []  # what `.[test]` needs
+        session.install(*ours, *packages)
 
 
 @nox.session
@@ -113,11 +114,11 @@ def outside(session: nox.Session) -> None:
     install(session, ".[test]", "nvidia-cuda-nvrtc>=13,<14")
     # The test is skipped where NVRTC is missing, and here it may not be.
     session.run("python", "-c", "from cuda.bindings import nvrtc; print(nvrtc.nvrtcVersion())")
-    session.run("python", "-m", "pytest", "tests/simulator/test_sim_control.py", "-k", "nvrtc")
+    session.run("python", "-m", "pytest", "driver/tests/test_sim_control.py", "-k", "nvrtc")
     # numba-cuda's tests need an older pytest than ours do.
     needs = ("pytest<9", "pytest-timeout", "filecheck", "cffi", "psutil")
     install(session, "numba-cuda[cu13]", *needs)
-    session.run("python", "tests/outside/run.py")
+    session.run("python", "driver/tests/outside/run.py")
 
 
 @nox.session
@@ -141,7 +142,7 @@ def types(session: nox.Session) -> None:
     session.run("mypy")
     # mypy takes one module of a name, and tests/conftest.py is in the run above. nox is no
     # dependency of the tests, so the run above does without this file too.
-    session.run("mypy", "tests/simulator/conftest.py", "noxfile.py")
+    session.run("mypy", "driver/tests/conftest.py", "noxfile.py")
     session.run("pyright", "--verifytypes", "aiostream", "--ignoreexternal")
 
 
@@ -181,7 +182,7 @@ def mutants(session: nox.Session) -> None:
 def sanitizers(session: nox.Session) -> None:
     """Runs the native threads and the simulator under the sanitizers, a minute each."""
     install(session, ".[test]")
-    files = ("tests/runtime/test_native.py", "tests/simulator/test_sim_process.py")
+    files = ("tests/runtime/test_native.py", "driver/tests/test_sim_process.py")
     selected = "sanitizer or pause or race or policy or model"
     session.run(
         *("python", "-m", "pytest", "--run-slow", "-k", selected, *files, *session.posargs),

@@ -37,29 +37,6 @@ native = Extension(
     py_limited_api=limited,
 )
 
-# Not a Python module but a CUDA driver: its SONAME is what makes cuda-bindings take it for the real
-# one once it is loaded.
-simulator = Extension(
-    "aiostream.simulator._libcuda",
-    sources=sorted(glob("src/aiostream/simulator/*.c")),
-    depends=sorted(glob("src/aiostream/simulator/*.h")),
-    extra_compile_args=compile_args,
-    extra_link_args=[*link_args, "-Wl,-soname,libcuda.so.1"],
-    py_limited_api=limited,
-)
-
-# Another such driver, which passes everything on to the real one (docs/blocking.md). Its forwards
-# are made from the simulator's table of functions. `-Bsymbolic`, because the simulator exports the
-# same names globally.
-forward = Extension(
-    "aiostream._base._forward",
-    sources=sorted(glob("src/aiostream/forward/*.c")),
-    depends=sorted(glob("src/aiostream/forward/*.h") + glob("src/aiostream/simulator/*.h")),
-    extra_compile_args=compile_args,
-    extra_link_args=[*link_args, "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
-    py_limited_api=limited,
-)
-
 
 def readme() -> str:
     """The README with absolute links, because a package index has none of the files."""
@@ -89,7 +66,7 @@ class BuildPy(build_py):
 
 setup(
     cmdclass={"build_py": BuildPy},
-    ext_modules=[native, simulator, forward],
+    ext_modules=[native],
     long_description=readme(),
     long_description_content_type="text/markdown",
     options={"bdist_wheel": {"py_limited_api": f"cp3{version.minor}"}} if limited else {},

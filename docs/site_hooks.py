@@ -33,6 +33,8 @@ MODULES = [
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "driver/README.md": "nogpu/index.md",
+    "driver/FUNCTIONS.md": "nogpu/functions.md",
     "benchmarks/README.md": "benchmarks/index.md",
     "benchmarks/results/README.md": "benchmarks/results.md",
     "examples": "examples/index.md",
@@ -42,7 +44,6 @@ PAGES = {
 WITHOUT = {
     "index.md": ["navigation", "toc"],
     **{page: ["toc"] for page in ("coverage.md", "how-it-works.md", *PAGES.values())},
-    "simulator.md": ["toc"],
     "contributing.md": [],
     "benchmarks/index.md": [],
 }

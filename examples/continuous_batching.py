@@ -1,6 +1,6 @@
 """Continuous batching: one task for the GPU, and requests that join and leave at each step.
 
-    pip install . torch starlette uvicorn
+    pip install . ./driver torch starlette uvicorn
     python examples/continuous_batching.py               # needs a GPU
     curl -N 'http://127.0.0.1:8000/generate?prompt=7&tokens=20'
     python examples/continuous_batching.py --simulator   # without one, and without torch

@@ -1,6 +1,6 @@
 """One model and one server, and four ways to wait for the GPU: the difference is one line.
 
-    pip install . torch starlette uvicorn
+    pip install . ./driver torch starlette uvicorn
     python examples/embedding_server.py --way aiostream          # needs a GPU
     curl 'http://127.0.0.1:8000/embed?text=7'
     python examples/embedding_server.py --simulator              # without one, and without torch

@@ -1,6 +1,6 @@
 """A model server: each request takes a stream of a pool, enqueues its work there, and awaits it.
 
-    pip install '.[metrics]' starlette uvicorn
+    pip install ./driver '.[metrics]' starlette uvicorn
     python examples/model_server.py                      # on a GPU; --simulator without one
     curl -d '{"a": 2, "x": [1, 2, 3], "y": [10, 20, 30]}' http://127.0.0.1:8000/infer
 

@@ -1,6 +1,6 @@
 """A pipeline on three streams: host to device, compute, device to host, ordered by events.
 
-    pip install .
+    pip install . ./driver
     python examples/pipeline.py                          # on a GPU; --simulator without one
 
 While the GPU computes one batch, the next one is copied to it and the one before is copied back.

@@ -1,6 +1,6 @@
 """Await GPU work: alone, with a timeout, and several streams at once.
 
-pip install .
+pip install . ./driver
 python examples/quickstart.py                        # on a GPU; --simulator without one
 """
 

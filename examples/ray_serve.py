@@ -1,6 +1,6 @@
 """Ray Serve: replicas with a GPU each, many requests at once in the loop of each, batched.
 
-    pip install . 'ray[serve]'
+    pip install . ./driver 'ray[serve]'
     python examples/ray_serve.py                         # on GPUs; --simulator without one
     curl 'http://127.0.0.1:8000/?x=21'
 

@@ -1,6 +1,6 @@
 """Several loops in one process: a server in each of some threads, on one port, with one model.
 
-    pip install . starlette uvicorn
+    pip install . ./driver starlette uvicorn
     python3.14t examples/several_loops.py                # on a GPU; --simulator without one
     curl 'http://127.0.0.1:8000/infer?a=2&milliseconds=5'
 

@@ -1,6 +1,6 @@
 """The tests of a service that awaits CUDA work, with the pytest plugin and nothing else.
 
-    pip install . pytest
+    pip install . ./driver pytest
     pytest -c /dev/null --aiostream=simulator examples/test_with_plugin.py
 
 (`-c /dev/null` is for a clone: it leaves out the settings of the library's own tests. With

@@ -1,6 +1,6 @@
 """Server-sent events: one launch of a CUDA graph for each token, awaited, and the token is sent.
 
-    pip install . starlette uvicorn
+    pip install . ./driver starlette uvicorn
     python examples/token_stream.py                      # on a GPU; --simulator without one
     curl -N 'http://127.0.0.1:8000/generate?tokens=20'
 

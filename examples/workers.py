@@ -1,6 +1,6 @@
 """Several GPUs behind one port: a worker process for each, or all of them in one process.
 
-    pip install . starlette uvicorn
+    pip install . ./driver starlette uvicorn
     python examples/workers.py                           # as many workers as there are GPUs
     python examples/workers.py --one-process             # all GPUs in one process
     python examples/workers.py --simulator --gpus 2      # without a GPU

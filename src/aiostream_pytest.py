@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     try:
         _use_simulator(devices) if driver == "simulator" else _use_gpu()
-    except (RuntimeError, ValueError) as problem:
+    except (RuntimeError, ValueError, ModuleNotFoundError) as problem:
         raise pytest.UsageError(f"--aiostream={driver}: {problem}") from problem
     try:
         checks = _checks()
@@ -107,7 +107,8 @@ def _use_simulator(devices: int | None) -> None:
 
 
 def _use_gpu() -> None:
-    from aiostream import Device, NoDriverError, blocking, simulator
+    from aiostream import Device, NoDriverError, blocking
+    from aiostream._base import stand_ins
 
     blocking.install("count")()
     try:
@@ -116,7 +117,7 @@ def _use_gpu() -> None:
         raise RuntimeError(
             f"{problem}\nFor tests without a GPU, use --aiostream=simulator"
         ) from problem
-    if simulator.installed():
+    if stand_ins.is_simulated():
         raise RuntimeError(
             "the simulator is this process's driver already: unset AIOSTREAM_SIMULATOR and do not "
             "call simulator.install(), or use --aiostream=simulator"
@@ -127,10 +128,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """Says which driver the tests run on."""
     if config.getoption("--aiostream") is None:
         return None
-    from aiostream import Device, __version__, simulator
-    from aiostream._base import driver
+    from aiostream import Device, __version__
+    from aiostream._base import driver, stand_ins
 
-    which = "simulator" if simulator.installed() else Device(0).name
+    which = "simulator" if stand_ins.is_simulated() else Device(0).name
     cuda = driver.spelled(driver.driver_version())
     gpus = f"{(count := Device.count())} GPU{'s' * (count > 1)}"
     return f"aiostream {__version__}: {which}, CUDA {cuda}, {gpus}; checks: leaks, blocking calls"

@@ -11,6 +11,7 @@ import pytest
 from support import LIMIT
 
 PROGRAMS = Path(__file__).parent / "native"
+FAULTY_LIBC = Path(__file__).parents[1] / "driver" / "tests" / "faulty_libc.c"
 NATIVE = PROGRAMS.parents[1] / "src" / "aiostream" / "native"
 
 
@@ -48,5 +49,5 @@ def faulty_libc(folder: Path) -> Path:
     """Compiles what makes allocations, descriptors and threads fail. It is to be preloaded."""
     library = folder / "faulty_libc.so"
     flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    gcc(*flags, PROGRAMS / "faulty_libc.c", "-o", library, "-ldl")
+    gcc(*flags, FAULTY_LIBC, "-o", library, "-ldl")
     return library

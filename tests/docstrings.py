@@ -22,6 +22,8 @@ from typing import Any
 from unittest import mock
 
 import aiostream
+import internals
+import nogpu
 from support import is_at_rest, settle
 
 _PARSER = doctest.DocTestParser()
@@ -90,6 +92,8 @@ def run_docstring(name: str, docstring: str) -> None:
             was left running.
     """
     names = {"__name__": "__main__", "asyncio": asyncio, "aiostream": aiostream}
+    if "nogpu." in docstring:  # as the first lines of that module's own example make them
+        names |= {"nogpu": nogpu, "driver": internals.bindings()}
     with asyncio.Runner() as runner:
         runner.run(_session(f"<docstring of aiostream.{name}>", examples_of(docstring), names))
     names.clear()  # Python 3.13t never frees the functions that have them as globals

@@ -82,7 +82,7 @@ PRELOADED = hasattr(_libc, "faulty_fail")
 def watch_allocations() -> None:
     """From now on the allocations of the native part can fail."""
     if PRELOADED and not (
-        _libc.faulty_watch(b"/aiostream/_native.") and _libc.faulty_spare(b"/aiostream/simulator/")
+        _libc.faulty_watch(b"/aiostream/_native.") and _libc.faulty_spare(b"/nogpu/lib/")
     ):
         raise RuntimeError("the native part, or the simulator, is not loaded")
 

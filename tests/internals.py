@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiostream.event as event_module
 import aiostream.stream as stream_module
-from aiostream import Context, CudaError, Stream, _native, blocking, device, simulator, testing
-from aiostream._base import clash, driver, forwarding, hints, turns
+import nogpu
+from aiostream import Context, CudaError, Stream, _native, blocking, device, testing
+from aiostream._base import clash, driver, hints, stand_ins, turns
 from aiostream._base.checks import has_gil as has_gil
 from aiostream._handles import interop
 from aiostream._handles import operand as _operand
@@ -32,6 +33,7 @@ from aiostream._tools.doctor import switches_the_gil_on as switches_the_gil_on
 from aiostream._waits import ready as _ready
 from aiostream._waits import waiting
 from aiostream.trace import Await
+from nogpu import forwarding
 
 if TYPE_CHECKING:
     import pytest  # not in the scripts that import this module, because it takes 0.15 s
@@ -65,12 +67,12 @@ def remove_from_driver(patch: pytest.MonkeyPatch, name: str, says: str = "") -> 
 
 def load_forwarding() -> None:
     """Loads the library that sees the calls that block, before the driver."""
-    forwarding.load()
+    stand_ins.load_forwarding()
 
 
 def forwarding_path() -> str:
     """That library."""
-    return str(forwarding._path())
+    return str(forwarding.LIBRARY)
 
 
 def library_of(address: int | None) -> str:
@@ -101,12 +103,12 @@ def forget_places() -> None:
 
 def simulator_path() -> str:
     """The simulator's library."""
-    return str(simulator._library_path())
+    return str(nogpu.LIBRARY)
 
 
 def simulator_is_wanted() -> bool:
     """Whether the environment variable AIOSTREAM_SIMULATOR asks for the simulator."""
-    return driver.simulator_is_wanted()
+    return stand_ins.simulator_is_wanted()
 
 
 def stream_status(stream: Any) -> int:
@@ -216,13 +218,11 @@ def _address_of(function: Any) -> int:
 
 def simulated_calls() -> dict[str, int]:
     """Returns how often each driver function was called that the simulator has."""
-    cuda = simulator._driver()
+    cuda = nogpu._driver()
     name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
     found: dict[str, int] = {}
     index = 0
-    while cuda.aiostream_sim_known(
-        index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)
-    ):
+    while cuda.nogpu_known(index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)):
         if not lacking.value and name.value is not None:
             found[name.value.decode()] = count.value
         index += 1
@@ -235,17 +235,17 @@ def uses_of_gone() -> tuple[int, str | None]:
     Only the simulator counts them. A GPU's driver crashes the process at some of them.
     """
     latest = ctypes.c_char_p()
-    count = int(simulator._driver().aiostream_sim_uses_of_gone(ctypes.byref(latest)))
+    count = int(nogpu._driver().nogpu_uses_of_gone(ctypes.byref(latest)))
     return count, latest.value.decode() if latest.value is not None else None
 
 
 def simulated_objects() -> dict[str, int]:
     """Returns how many of the driver's objects there are that a program has to destroy."""
-    cuda = simulator._driver()
-    cuda.aiostream_sim_objects.restype = ctypes.c_size_t
+    cuda = nogpu._driver()
+    cuda.nogpu_objects.restype = ctypes.c_size_t
     # As in `enum object_kind`.
     kinds = {"streams": 1, "events": 2, "graphs": 6, "executables": 8, "user objects": 9}
-    return {name: cuda.aiostream_sim_objects(kind) for name, kind in kinds.items()}
+    return {name: cuda.nogpu_objects(kind) for name, kind in kinds.items()}
 
 
 # ------------------------------------------------------------------------------------------ kernels
@@ -568,7 +568,7 @@ def last_handle_of(node: Any) -> int:
 
 def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
     """Returns what the simulator's adversary does now; `late_faults` is the fourth."""
-    return simulator._adversary
+    return nogpu._adversary
 
 
 # ------------------------------------------------------------------------------------- command line

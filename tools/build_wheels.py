@@ -43,7 +43,6 @@ SDIST_TESTS = (
     "tests/project/test_reference.py",
     "tests/project/test_examples.py",
     "tests/project/test_torch_page.py",
-    "tests/simulator/test_sim_streams.py",
 )
 
 

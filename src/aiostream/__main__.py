@@ -133,6 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
+        if error.name == "nogpu":
+            print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
+            return 1
         if (error.name or "").partition(".")[0] != "cuda":
             raise
         print(
@@ -151,11 +154,12 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         from aiostream._tools import examples
 
         return examples.run(options.names)
-    if options.simulator:
-        from aiostream._base import driver
+    from aiostream._base import stand_ins
 
+    stand_ins.says_so = True
+    if options.simulator:
         os.environ["AIOSTREAM_SIMULATOR"] = "1"
-        driver.prepare_simulator()
+        stand_ins.install_simulator("--simulator", final=False)
     if options.command == "doctor":
         from aiostream._tools import doctor as _doctor
 

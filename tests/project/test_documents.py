@@ -45,7 +45,6 @@ OF_THE_RUNTIME = ("torch", "cupy", "numba", "transformers", "diffusers")
 # Names of other libraries, and of the past, that look like ours.
 NOT_OURS: dict[str, tuple[str, ...]] = {
     "design.md": ("Device.sync",),
-    "simulator.md": ("Device.sync",),
 }
 # What the extra `test` brings, and JAX, which nothing here brings.
 OPTIONAL = ("fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
@@ -258,7 +257,7 @@ def inline_code(page: Path) -> list[str]:
 
 def test_named_files_are_there() -> None:
     """Files of the repository, by their path or by their name alone."""
-    folders = ("src", "tests", "tools", "docs", "examples", "benchmarks")
+    folders = ("src", "driver", "tests", "tools", "docs", "examples", "benchmarks")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
     files = "".join(f"/{path.relative_to(ROOT)}\n" for path in [*paths, *ROOT.glob("*.*")])
     named = [(page.name, code) for page in PAGES for code in inline_code(page)]
@@ -300,9 +299,10 @@ def test_the_readme_is_short_and_keeps_its_set_up_commands() -> None:
     script = ROOT / ".ci" / "run"
     if script.exists():  # it is not in the sdist
         assert command.findall(script.read_text()) == commands[1:]
+    start = "python3 -m venv .venv && .venv/bin/pip install"
     assert commands == [
-        "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/python -m aiostream demo",
-        "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest",
+        f"{start} . ./driver && .venv/bin/python -m aiostream demo",
+        f"{start} ./driver '.[test]' && .venv/bin/python -m pytest",
     ]
 
 

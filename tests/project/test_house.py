@@ -26,7 +26,7 @@ TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
 
 # Public modules whose names are not the package's: `from aiostream.testing import spin`.
-IMPORTED_BY_NAME = {"blocking", "metrics", "serving", "testing", "trace"}
+IMPORTED_BY_NAME = {"blocking", "metrics", "serving", "simulator", "testing", "trace"}
 
 
 def table(number: int) -> list[list[str]]:
@@ -97,15 +97,12 @@ def test_storeys_import_downwards_only() -> None:
     assert len(set(levels.values())) <= 9
     imports = imports_of(PACKAGE, "aiostream", all_of_them=True)
     top = {name.split(".")[0] for name in imports} | {"_native"}
-    assert top - {"simulator"} == levels.keys(), "a new module needs its place in docs/design.md"
+    assert top == levels.keys(), "a new module needs its place in docs/design.md"
     wrong = []
     for name, imported in imports.items():
         storey = levels.get(name.split(".")[0], 0)
         for other in imported:
-            if other.split(".")[0] == "simulator":
-                if storey not in (0, max(levels.values())):
-                    wrong.append(f"{name} imports the simulator")
-            elif levels[other.split(".")[0]] > storey and name.split(".")[0] != "simulator":
+            if levels[other.split(".")[0]] > storey:
                 wrong.append(f"{name} imports {other}")
     assert not wrong
 
@@ -120,7 +117,7 @@ def test_no_imports_run_in_a_circle(package: str) -> None:
 def test_tests_lie_in_the_folders_of_the_storeys() -> None:
     names = [folder for _, folder, *_ in table(1)]
     folders = {path.parent.name for path in TESTS.rglob("test_*.py")}
-    assert folders == {*names, "simulator", "project"}
+    assert folders == {*names, "project"}
 
 
 def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
@@ -157,7 +154,7 @@ def test_the_picture_of_batches_is_current() -> None:
 
 def test_c_is_formatted() -> None:
     """By `.clang-format`. Another major version breaks some lines elsewhere, so only one counts."""
-    folders = [PACKAGE / name for name in ("native", "simulator")]
+    folders = [PACKAGE / "native", *(TESTS.parent / "driver/src/nogpu").iterdir()]
     files = [path for folder in [*folders, TESTS / "native"] for path in folder.glob("*.[ch]")]
     beside(".clang-format")
     formatter = shutil.which("clang-format")
@@ -176,10 +173,10 @@ def test_c_is_formatted() -> None:
 
 def test_only_the_seams_know_what_lies_behind_them() -> None:
     for path in PACKAGE.rglob("*.py"):
-        if path.parent.name == "simulator":
-            continue
         lines = path.read_text().splitlines()
         text = "\n".join(line for line in lines if not line.lstrip().startswith(">>>"))
+        if path.stem not in {"stand_ins", "simulator"}:
+            assert not re.search(r"(import|from) nogpu|(import_module|__import__)\(.nogpu", text)
         if path.stem != "driver":
             assert 'import_module("cuda' not in text, path.name
             assert "from cuda" not in text, path.name
@@ -202,7 +199,7 @@ def test_every_public_name_is_exported_and_documented() -> None:
     exported = {
         name
         for path in PACKAGE.rglob("*.py")
-        if path.parent.name != "simulator" and path.stem not in IMPORTED_BY_NAME
+        if path.stem not in IMPORTED_BY_NAME
         for name in module_exports(path)
     }
     assert exported == set(aiostream.__all__)

@@ -11,12 +11,12 @@ import contextlib
 import importlib
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from aiostream import _native, errors
+from aiostream._base import stand_ins
 
 # It is written after cuInit has succeeded. Two threads may do so, with the same module.
 _bindings: ModuleType | None = None
@@ -57,6 +57,7 @@ _NO_SIMULATED_DEVICE = (
     "the environment variable AIOSTREAM_SIMULATOR_DEVICES to 1 or more, or unset it, or write "
     "`simulator.install(devices=1)` before anything else uses CUDA"
 )
+_ASKED = "AIOSTREAM_SIMULATOR=1"
 _FORKED = (
     "Most likely this process was forked from one that had used CUDA already, perhaps through "
     "another library. The CUDA driver does not survive fork(). Start worker processes with "
@@ -126,38 +127,18 @@ def refuse_forked() -> None:
         _native.watcher_start()  # raises, with the advice
 
 
-_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
-
-
-def simulator_is_wanted() -> bool:
-    """Whether the environment variable `AIOSTREAM_SIMULATOR` asks for the simulator.
-
-    Raises:
-        ValueError: It says neither yes nor no.
-    """
-    value = os.environ.get("AIOSTREAM_SIMULATOR", "")
-    if value.strip().lower() in _YES:
-        return True
-    if value.strip().lower() in _NO:
-        return False
-    raise ValueError(
-        "the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), "
-        f"not {value!r}"
-    )
-
-
 def prepare_simulator() -> None:
     """Loads the simulator, if the environment asks for it, before another library loads a driver.
 
     It does not start the driver. What is wrong with the environment is said at the first use.
     """
-    with contextlib.suppress(ValueError, RuntimeError, OSError):
-        if simulator_is_wanted():
-            importlib.import_module("aiostream.simulator").install_at_import()
+    with contextlib.suppress(ValueError, RuntimeError, OSError, ModuleNotFoundError):
+        if stand_ins.simulator_is_wanted():
+            stand_ins.install_simulator(_ASKED, final=False)
 
 
 def _load() -> ModuleType:
-    wanted = simulator_is_wanted()
+    wanted = stand_ins.simulator_is_wanted()
     # This comes before the driver is loaded. A child that another thread forks meanwhile would have
     # half of it, and locks that no thread opens. So there is no lock here.
     _loading.append(None)
@@ -185,7 +166,8 @@ def _mark_fork() -> None:
 def _initialize(with_simulator: bool) -> ModuleType:
     global _bindings
     if with_simulator:
-        importlib.import_module("aiostream.simulator").install()
+        stand_ins.install_simulator(_ASKED)
+        stand_ins.warn()
     module = importlib.import_module("cuda.bindings.driver")
     try:
         # This takes no lock, because the driver may call back or wait. Two threads may both come
@@ -194,14 +176,14 @@ def _initialize(with_simulator: bool) -> ModuleType:
     except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
         reason = str(error).splitlines()[0]
         raise errors.NoDriverError(_NO_DRIVER.format(reason=reason)) from None
+    is_simulated = stand_ins.is_simulated()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    simulator = sys.modules.get("aiostream.simulator")
     if int(code) == _NOT_INITIALIZED:
         raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_FORKED}")
-    if int(code) == _NO_DEVICE and simulator is not None and simulator.has_no_devices():
+    if int(code) == _NO_DEVICE and stand_ins.has_no_devices():
         raise errors.NoDriverError(_NO_SIMULATED_DEVICE)
     if int(code) in (_NO_DEVICE, _INVALID_DEVICE) and visible is not None:
-        advice = "" if simulator is not None and simulator.installed() else _TRY_SIMULATOR
+        advice = "" if is_simulated else _TRY_SIMULATOR
         raise errors.NoDriverError(_NO_DEVICE_SEEN.format(code=code, visible=visible) + advice)
     if int(code) != 0:
         raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))

@@ -26,7 +26,7 @@ from types import CodeType
 from typing import Any
 
 from aiostream import _native
-from aiostream._base import forwarding, turns
+from aiostream._base import stand_ins, turns
 from aiostream._runtime import launches, process
 
 PAGE = "docs/blocking.md"
@@ -130,6 +130,7 @@ observers: list[Callable[[BlockingCall], object]] = []
 # By note: the number of its call, what it is so far, and whether an exception may be raised there.
 _found: dict[int, tuple[int, BlockingCall | None, bool]] = {}
 _reader: threading.Thread | None = None
+forwarding: Any = None  # the module, once its library is loaded; any thread may assign it
 _prepared: list[None] = []  # has an item once the next two are registered
 missed = 0  # calls whose line could not be read in time
 raising: dict[int, BlockingCall] = {}  # by thread: what its exception is about
@@ -142,7 +143,8 @@ def add(subscriber: Subscriber) -> None:
         RuntimeError: A driver is loaded already, or none was found.
         OSError: The driver cannot be loaded.
     """
-    forwarding.load()
+    global forwarding
+    forwarding = stand_ins.load_forwarding()
     _native.set_questions(turns.QUESTIONS)
     if not _prepared:
         _prepared.append(None)
@@ -180,7 +182,7 @@ def _apply() -> None:
     global _reader
     waits = min((each.waits for each in _subscribers), default=-1.0)
     others = min((each.others for each in _subscribers), default=-1.0)
-    forwarding.functions().aiostream_forward_limit(int(waits * 1e9), int(others * 1e9))
+    forwarding.functions().nogpu_forward_limit(int(waits * 1e9), int(others * 1e9))
     launches.limit = min((e.launches * 1e9 for e in _subscribers), default=launches.USUAL_LIMIT)
     launches.report = _report_launch if _subscribers else launches.warn
     if not _subscribers:
@@ -192,7 +194,7 @@ def _apply() -> None:
 
 def _read() -> None:
     me = threading.current_thread()
-    while forwarding.functions().aiostream_forward_wait() and _reader is me:
+    while forwarding.functions().nogpu_forward_wait() and _reader is me:
         deliver()
 
 
@@ -203,11 +205,11 @@ def deliver() -> None:
     call = forwarding.Call()
     # The lock is held from the first step on, so that who unsubscribes sees what was taken before.
     with _lock:
-        while forwarding.functions().aiostream_forward_next(ctypes.byref(call)):
+        while forwarding.functions().nogpu_forward_next(ctypes.byref(call)):
             _look_at(call)
 
 
-def _look_at(call: forwarding.Call) -> None:
+def _look_at(call: Any) -> None:
     """Finds out where a call comes from, and reports it if it has ended."""
     global missed
     try:
@@ -226,16 +228,16 @@ def _look_at(call: forwarding.Call) -> None:
     finally:
         # A thread that gets an exception goes on once it has it.
         if call.ended or not any(each.raises for each in _subscribers):
-            forwarding.functions().aiostream_forward_done(ctypes.byref(call))
+            forwarding.functions().nogpu_forward_done(ctypes.byref(call))
 
 
-def _goes_on(call: forwarding.Call) -> bool:
+def _goes_on(call: Any) -> bool:
     # A function of the library would not do, because it would let other threads run before it
     # returns.
     return bool(ctypes.c_uint64.from_address(call.note).value == call.number)
 
 
-def _here(call: forwarding.Call) -> tuple[Any, list[Any]]:
+def _here(call: Any) -> tuple[Any, list[Any]]:
     """The frames of the call's thread, and what it answers. `None`: they are others by now."""
     if call.frames:
         *lines, name, kind, task, trio_task = ctypes.cast(call.frames, ctypes.py_object).value
@@ -252,9 +254,7 @@ def _here(call: forwarding.Call) -> tuple[Any, list[Any]]:
     return frames if _goes_on(call) else None, [next(names, None)]
 
 
-def _find(
-    call: forwarding.Call, frames: turns.Frames, here: list[Any]
-) -> tuple[BlockingCall | None, bool]:
+def _find(call: Any, frames: turns.Frames, here: list[Any]) -> tuple[BlockingCall | None, bool]:
     """What led to the call. `None`: no loop runs there, or a line says that it may block."""
     running = turns.loop_in(frames, here)
     if running is None:
@@ -300,7 +300,7 @@ _LIBRARIES = ("<frozen", *(f"{folder}/" for folder in [*_FOLDERS, Path(__file__)
 _CALLS = ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
 
 
-def _report(call: forwarding.Call, found: BlockingCall, can_raise: bool) -> None:
+def _report(call: Any, found: BlockingCall, can_raise: bool) -> None:
     made = replace(found, seconds=(call.ended - call.began) / 1e9)
     by_nature = call.kind < forwarding.WAITING
     counting = [w for w in _subscribers if made.seconds >= (w.waits if by_nature else w.others)]

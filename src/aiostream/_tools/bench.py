@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from aiostream._base import driver
+from aiostream._base import driver, stand_ins
 from aiostream._tools import kernels
 from aiostream.device import Device
 from aiostream.errors import CudaError, NoDriverError
@@ -94,7 +94,6 @@ class _Size(NamedTuple):
 
 def run(loop: str, *, quick: bool, as_json: bool = False) -> int:
     """Compares the ways, and returns the exit code."""
-    from aiostream import simulator
     from aiostream._tools.demo import run_on
 
     size = _Size(4, 4, 0.05) if quick else _Size(WAITS, STREAMS, WINDOW)
@@ -104,9 +103,14 @@ def run(loop: str, *, quick: bool, as_json: bool = False) -> int:
     try:
         context = Device(0).primary_context  # current, because the launches do not make it so
         device, cuda = Device(0).name, driver.spelled(driver.driver_version())
-        where = {"device": device, "cuda": cuda, "loop": loop, "simulator": simulator.installed()}
+        where = {
+            "device": device,
+            "cuda": cuda,
+            "loop": loop,
+            "simulator": stand_ins.is_simulated(),
+        }
         show(f"{device}, CUDA {cuda}, {loop}")
-        if simulator.installed():
+        if stand_ins.is_simulated():
             show("On the simulator: these figures say nothing about a GPU.")
         _show_head(size, show)
         with context.as_current():

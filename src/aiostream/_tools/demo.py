@@ -23,7 +23,7 @@ import anyio
 
 import aiostream
 from aiostream import CudaError, Device, NoDriverError, Stream, trace
-from aiostream._base import driver
+from aiostream._base import driver, stand_ins
 from aiostream._tools import kernels as _kernels
 from aiostream._tools import terminal
 from aiostream.testing import settle
@@ -85,7 +85,7 @@ def _choose_driver() -> str:
 
     Another process looks for the GPU, because a process keeps the first driver that it loads.
     """
-    if driver.simulator_is_wanted():
+    if stand_ins.simulator_is_wanted():
         return "On the simulator, as you asked; its times say nothing about a GPU"
     probe = [sys.executable, "-c", PROBE]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)

@@ -20,7 +20,7 @@ import anyio
 
 import aiostream
 from aiostream import CudaError, Device, NoDriverError, Stream, _native, default_wait
-from aiostream._base import checks, driver
+from aiostream._base import checks, driver, stand_ins
 from aiostream._runtime import process
 from aiostream._tools import kernels, terminal
 
@@ -291,15 +291,12 @@ def _driver_and_devices(report: Report) -> bool:
         report.problem("environment", str(error), "unset the variable, or set it to one of these")
         return False
     except (CudaError, ImportError) as error:
-        report.problem(
-            "CUDA driver",
-            str(error),
-            "see that `nvidia-smi` works, and install a driver of CUDA 12 or newer",
-        )
+        advice = "see that `nvidia-smi` works, and install a driver of CUDA 12 or newer"
+        if getattr(error, "name", "") == "nogpu":
+            advice = "install it, or unset AIOSTREAM_SIMULATOR"
+        report.problem("CUDA driver", str(error), advice)
         return False
-    from aiostream import simulator
-
-    is_simulated = simulator.installed()
+    is_simulated = stand_ins.is_simulated()
     which = "the simulator, as you asked: no GPU is used" if is_simulated else "the GPU's"
     report.line("CUDA driver", f"{number} ({which})")
     report.data["driver"] = {"version": number, "simulator": is_simulated}
