@@ -33,6 +33,7 @@ def environment(driver_kind: str, *folders: Path | str, **variables: str) -> dic
         **os.environ,
         "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
         "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "100",  # pytest-xdist sets 80
         **({"PYTHONPATH": path} if path else {}),
         **variables,
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from aiostream._base import clash
 
@@ -19,18 +21,24 @@ def _program() -> str:
     return name if name == "aiostream-cuda" else "python -m aiostream"
 
 
-def _parser(version: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_program(), description="Await CUDA streams from asyncio and trio."
-    )
+Parser = argparse.ArgumentParser
+
+
+def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and that of each command."""
+    parser = Parser(prog=_program(), description="Await CUDA streams from asyncio and trio.")
     parser.add_argument("--version", action="version", version=f"aiostream-cuda {version}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    demo = commands.add_parser(
+
+    def command(name: str, does: str, more: str, **options: Any) -> Parser:
+        description = f"{does[0].upper()}{does[1:]}. {more}"
+        return commands.add_parser(name, help=does, description=description, **options)
+
+    demo = command(
         "demo",
-        help="await six streams at once while a heartbeat runs, and draw what happened",
-        description="Awaits six streams of different load at once, in one loop, while a heartbeat "
-        "task runs, and draws what happened. It runs on the GPU if there is one, and otherwise on "
-        "the simulator. The first line says which.",
+        "await six streams at once while a heartbeat runs, and draw what happened",
+        "It runs on the GPU if there is one, and otherwise on the simulator. Its first line says "
+        "which.",
     )
     demo.add_argument(
         "--html",
@@ -38,44 +46,35 @@ def _parser(version: str) -> argparse.ArgumentParser:
         type=_html_file,
         help="write a timeline for the browser too, to a file that ends with .html",
     )
-    doctor = commands.add_parser(
+    doctor = command(
         "doctor",
-        help="look at this installation, and measure one await",
-        description="Looks at the driver, the devices, the bindings, the loops, other libraries "
-        "and the environment, and measures an await. The exit code is 0, or 1 if there are "
-        "problems. For each problem it prints what you can do.",
+        "look at this installation, and measure one await",
+        "The exit code is 0, or 1 if there are problems. For each problem it prints what you can "
+        "do.",
     )
-    doctor.add_argument(
-        "--json", action="store_true", help="print one JSON object, for issue reports and scripts"
-    )
-    compare = commands.add_parser(
+    compare = command(
         "bench",
-        help="compare four ways to await the GPU",
-        description="Compares four ways to await CUDA work: how late the task goes on, what CPU "
-        "the process uses meanwhile, and how much many streams complete. It takes some 20 seconds. "
-        "With --simulator it runs on the simulator, and its figures say nothing about a GPU.",
+        "compare four ways to await the GPU",
+        "It measures how late the task goes on, and what CPU the process uses meanwhile, in some "
+        "20 seconds. In its JSON object, each length has the seconds late, and the cores of CPU. "
+        "The simulator's figures say nothing about a GPU.",
     )
     for each in (demo, compare):
         each.add_argument(
             "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
         )
-    compare.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object: for each length the seconds late and the cores of CPU, and "
-        "for the streams the completions per second and the cores",
-    )
+    for each in (doctor, compare):
+        each.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     compare.add_argument(
         "--quick", action="store_true", help="as little as shows that it works: a second"
     )
     for each in (demo, doctor, compare):
         each.add_argument("--simulator", action="store_true", help="use no GPU, but the simulator")
-    blocking = commands.add_parser(
+    blocking = command(
         "blocking",
-        help="run a program, and say which of its lines block an event loop",
-        description="Runs a program, and prints the ten lines that have blocked an event loop "
-        "longest, by driver calls of any library. Use it as `blocking -- app.py arguments`, or "
-        "`blocking -- -m module arguments`.",
+        "run a program, and say which of its lines block an event loop",
+        "It prints the ten lines that block longest, by driver calls of any library.",
+        usage="%(prog)s [--action ACTION] [--threshold SECONDS] -- (FILE | -m MODULE) ...",
     )
     blocking.add_argument(
         "--action",
@@ -91,14 +90,14 @@ def _parser(version: str) -> argparse.ArgumentParser:
         help="shorter calls do not count (default: 0.001)",
     )
     blocking.add_argument("program", nargs=argparse.REMAINDER, help="after `--`")
-    examples = commands.add_parser("examples", help="list the example programs, or copy some")
+    examples = command("examples", "list the example programs, or copy some", "")
     examples.add_argument("names", nargs="*", metavar="NAME", help="copy this one to this folder")
-    return parser
+    return parser, commands.choices
 
 
 def _html_file(name: str) -> str:
-    if not name.endswith(".html"):
-        raise argparse.ArgumentTypeError(f"the file's name ends with .html, unlike {name!r}")
+    if Path(name).suffix != ".html":
+        raise argparse.ArgumentTypeError(f"name a file such as demo.html, and not {name!r}")
     return name
 
 
@@ -113,40 +112,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import aiostream
 
-    parser = _parser(aiostream.__version__)
-    options = parser.parse_args(arguments)
-    if options.command == "blocking":  # outside of the next block, because its errors are its own
-        from aiostream._tools import blocking_command
-
-        program = options.program[options.program[:1] == ["--"] :]
-        if not program or program == ["-m"]:
-            parser.error("blocking: which program? For example, `blocking -- app.py`")
-        blocking_command.run(program, options.action, options.threshold)
-        return 0
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, as after `>&-`
+    parser, commands = _parsers(aiostream.__version__)
+    of_the_driver = aiostream.CudaError, aiostream.NoDriverError
     try:
-        code = _run(parser, options)
-        sys.stdout.flush()  # at its exit, Python would answer an error with a traceback
-        return code
-    except OSError as error:  # of stdout, or of a file that the environment names
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            options, others = parser.parse_known_args(arguments)
+            parser = commands.get(options.command, parser)  # its errors show its usage
+            if others:
+                parser.error(f"unrecognized arguments: {' '.join(others)}")
+            if options.command != "blocking":
+                return _run(parser, options)
+        finally:
+            sys.stdout.flush()  # at its exit, Python would answer an error with a traceback
+    except (OSError, ModuleNotFoundError, ValueError, *of_the_driver) as error:
+        said = f"{parser.prog}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            if (error.name or "").partition(".")[0] == "cuda":
+                remedy = "run `pip install 'cuda-bindings>=12.9.8,<14'`"
+                said = f"NVIDIA's bindings are missing ({error}): {remedy}"
+            elif error.name != "nogpu":
+                raise
+        elif isinstance(error, OSError):  # perhaps of stdout, which Python flushes at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # as of `demo | head`
-            print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
+            print(said, file=sys.stderr)
         return 1
-    except ModuleNotFoundError as error:
-        if error.name == "nogpu":
-            print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
-            return 1
-        if (error.name or "").partition(".")[0] != "cuda":
-            raise
-        print(
-            f"NVIDIA's bindings are missing ({error}): run "
-            "`pip install 'cuda-bindings>=12.9.8,<14'`",
-            file=sys.stderr,
-        )
-        return 1
+    from aiostream._tools import blocking_command  # its errors are those of a program
+
+    program = options.program[options.program[:1] == ["--"] :]
+    if not program or program == ["-m"]:
+        parser.error("which program? For example, `blocking -- app.py`")
+    blocking_command.run(program, options.action, options.threshold)
+    return 0
 
 
-def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _run(parser: Parser, options: argparse.Namespace) -> int:
     if options.command is None:
         parser.print_help()
         return 0
@@ -164,8 +165,11 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         from aiostream._tools import doctor as _doctor
 
         return _doctor.run(as_json=options.json)
-    if options.loop != "asyncio" and importlib.util.find_spec(options.loop) is None:
-        parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
+    if options.loop != "asyncio":
+        try:
+            importlib.import_module(options.loop)
+        except Exception as error:  # an old version may raise anything
+            parser.error(f"--loop {options.loop}: {error}: run `pip install -U {options.loop}`")
     if options.command == "bench":
         from aiostream._tools import bench
 

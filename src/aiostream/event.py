@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from aiostream import _native, errors
-from aiostream._base import checks, development, driver
+from aiostream._base import checks, development, driver, hints
 from aiostream._handles import interop
 from aiostream._handles.operand import (
     Operand,
@@ -70,6 +70,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
     _destructor = "cuEventDestroy"
     _owned = True
 
+    @hints.answers_keywords
     def __init__(
         self,
         timing: bool = False,

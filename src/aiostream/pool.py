@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from aiostream._base import checks
+from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
 from aiostream._objects.runs import RunMethods
 from aiostream._runtime import loops
@@ -111,6 +111,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
     _lends = True  # for `run`
 
+    @hints.answers_keywords
     def __init__(
         self,
         size: int,

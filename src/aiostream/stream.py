@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _native
-from aiostream._base import checks, development, driver
+from aiostream._base import checks, development, driver, hints
 from aiostream._handles import interop, operand
 from aiostream._handles.operand import Operand, context_of, current_or_default_context
 from aiostream._objects import captures
@@ -108,6 +108,7 @@ class Stream(
     _or_else = ". To make it the current stream for a block, write `with stream.as_current():`"
     _destructor = "cuStreamDestroy"
 
+    @hints.answers_keywords
     def __init__(
         self,
         device: DeviceLike | None = None,

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import html
 import os
-import tempfile
 import threading
 import time
 from collections import deque
@@ -327,13 +325,14 @@ class Recording:
         trace = self._trace()
         text = trace_files.html(trace) if kind == ".html" else trace_files.perfetto(trace)
         # An earlier file stays until this one is whole, also if the process is killed meanwhile.
-        path = os.path.realpath(path)  # not a link in its place
-        partial = Path(f"{path}.{os.getpid()}-{threading.get_native_id()}")
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        real = os.path.realpath(path)  # not a link in its place
+        partial = Path(f"{real}.{os.getpid()}-{threading.get_native_id()}")
+        with trace_files.errors_name(path):
+            try:
+                partial.write_text(text, encoding="utf-8")
+                partial.replace(real)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def _save(self, all_of_it: bool) -> None:
         """Writes what was recorded so far, unless the file has it, or that would cost too much."""
@@ -355,10 +354,7 @@ class Recording:
         if self._is_on or self._stopped_at is not None:
             raise RuntimeError("this recording has begun before: call record() for each block")
         if self._path is not None:
-            # A path that cannot be written is to be found now, and not after an hour.
-            if self._path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._path))
-            tempfile.TemporaryFile(dir=self._path.parent).close()
+            trace_files.require_writable(self._path)
         self._started_at = (_now(), time.time())
         self._is_on = True
         add_observer(self._observe)

@@ -409,7 +409,7 @@ async def test_functions_whose_body_would_never_run(stream: Stream) -> None:
     for call in calls:
         never = r"takes a plain function, not an? .*function, whose body would never run"
         refuses(call, NOT_PLAIN, never)
-        refuses(call, (None, 5, "text"), "takes a callable, not")
+        refuses(call, (None, 5, "text"), r"takes a callable, not \w+: pass `fn, \*args`")
     assert statistics().points.armed == before.points.armed
     plain = type("Plain", (), {"__call__": lambda *_: "called"})()
     assert await stream.enqueue_async(plain) == "called"
@@ -432,6 +432,7 @@ async def test_refusals_come_before_the_function(stream: Stream) -> None:
     for fn in NOT_PLAIN:
         await refuses_each(TypeError, "takes a plain function.*cannot await", fn)
     await refuses_each(TypeError, "takes a callable", 3)
+    await refuses_each(TypeError, r"not NoneType: pass `fn, \*args`, not `fn\(\*args\)`", None)
     with pytest.raises(TypeError, match=r"an anyio\.CapacityLimiter, not int"):
         await stream.enqueue_in_thread(called.append, limiter=3)
     stream.begin_capture(CaptureMode.THREAD_LOCAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from support import succeed
 
 GUESSES = {
     "Stream": "launch enqueue submit wait sync record_event wait_stream cuda_stream ptr done "
-    "memcpy_async use add_done_callback",
-    "StreamPool": "get get_nowait put submit map shutdown synchronize",
+    "memcpy_async use add_done_callback timeout",
+    "StreamPool": "get get_nowait put submit map shutdown synchronize drain resize get_size "
+    "get_idle_size",
     "Event": "wait cuda_event ptr done set",
     "aiostream": "Pool run gather to_thread synchronize current_stream ExternalStream CUDAError "
-    "record Gate",
+    "record Gate PoolFull OutOfMemory PoolTimeout device_count is_available fail_after create_pool",
 }
 
 
@@ -46,11 +48,33 @@ def test_what_is_advised_exists_and_what_exists_has_no_hint(owners: dict[str, An
     owners |= {"stream": owners["Stream"], "pool": owners["StreamPool"], "event": owners["Event"]}
     for owner, table in internals.ADVICE.items():
         names = " ".join(table).split()
-        assert not [name for name in names if hasattr(owners[owner], name)]
+        if owner == "()":
+            for kind in (Stream, StreamPool, Event):
+                assert not {*names} & {*inspect.signature(kind).parameters}
+        else:
+            assert not [name for name in names if hasattr(owners[owner], name)]
         assert len(names) == len(set(names))
         for advice in table.values():
             for written in re.findall(r"\b(aiostream|stream|pool|event|Stream)\.(\w+)", advice):
                 assert written[1] in dir(owners[written[0]]), advice  # `own` may be unset
+
+
+@pytest.mark.parametrize(
+    ("call", "write"),
+    [
+        (lambda: StreamPool(2, timeout=3), r"asyncio\.timeout\(1\)"),  # type: ignore[call-arg]
+        (lambda: StreamPool(2, max_queue=8), "max_waiting=64"),  # type: ignore[call-arg]
+        (lambda: StreamPool(max_size=8), r"StreamPool\(8\)"),  # type: ignore[call-arg]
+        (lambda: Stream(timeout=3), r"asyncio\.timeout\(1\)"),  # type: ignore[call-arg]
+        (lambda: Stream(null=True), r"Stream\.legacy\(\)"),  # type: ignore[call-arg]
+        (lambda: Event(enable_timing=True), "timing=True"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_guessed_keyword_is_answered(call: Any, write: str) -> None:
+    with pytest.raises(TypeError, match=rf"__init__\(\) takes no keyword '\w+': write .*{write}"):
+        call()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        Stream(colour=3)  # type: ignore[call-arg]
 
 
 def test_other_names_get_the_usual_error(owners: dict[str, Any]) -> None:

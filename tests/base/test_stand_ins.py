@@ -142,7 +142,7 @@ WITHOUT = "needs the package nogpu: pip install 'aiostream-cuda"
         ("aiostream.Device.count()", f"AIOSTREAM_SIMULATOR=1 {WITHOUT}[simulator]'"),
         ("main(['demo'])", f"AIOSTREAM_SIMULATOR=1 {WITHOUT}[simulator]'"),
         ("main(['doctor'])", f"AIOSTREAM_SIMULATOR=1 {WITHOUT}[simulator]'"),
-        ("main(['blocking', '--', '-c', 'pass'])", f"aiostream.blocking {WITHOUT}[blocking]'"),
+        ("main(['blocking', '--', '-m', 'this'])", f"aiostream.blocking {WITHOUT}[blocking]'"),
         (
             "import pytest; pytest.main(['-p', 'aiostream_pytest', '--aiostream=simulator'])",
             f"--aiostream=simulator: aiostream.simulator {WITHOUT}[simulator]'",

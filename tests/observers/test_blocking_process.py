@@ -81,6 +81,44 @@ def test_the_command_says_what_is_missing(driver_kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("none.py", "there is no file 'none.py'"),
+        ("", "there is no file ''"),
+        ("-m none", "there is no module 'none'"),
+        ("-m none.inner", "there is no module 'none.inner'"),
+        ("-m .inner", "there is no module '.inner'"),
+    ],
+)
+def test_the_command_names_a_program_that_is_not_there(
+    tmp_path: Path, program: str, said: str
+) -> None:
+    """In one line, and also where there is no driver."""
+    words = program.split() or [""]
+    done = commands.command("none", "blocking", "--", *words, "arg", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"python -m aiostream blocking: {said}\n"
+
+
+def test_the_command_says_why_a_program_cannot_run(driver_kind: str, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").touch()
+    (tmp_path / "raises.py").write_text("import none_of_it\n")
+
+    def run(*words: str) -> str:
+        done = commands.command(driver_kind, "blocking", *words, folder=tmp_path)
+        assert done.returncode in (1, 2)
+        return done.stderr
+
+    for words in (["package"], ["-m", "package"], ["-m", "package.none"]):
+        said = run("--", *words)
+        assert said.startswith("python -m aiostream blocking: "), said
+        assert "Traceback" not in said
+    assert "ModuleNotFoundError: No module named 'none_of_it'" in run("--", "raises.py")
+    assert "a number of seconds from 0 on, not nan" in run("--threshold=nan", "--", "raises.py")
+
+
+@pytest.mark.parametrize(
     ("action", "is_forked"),
     [("warn:0.02", False), ("count:0", False), ("raise:0.02", False), ("count:0.02", True)],
 )

@@ -113,9 +113,16 @@ def on_a_terminal(driver_kind: str, **environment: str) -> str:
 
 def test_demo_names_a_timeline_that_it_cannot_write(driver_kind: str, tmp_path: Path) -> None:
     assert command(driver_kind, "demo", "--html", "demo.txt").returncode == 2
-    wrong = command(driver_kind, "demo", "--html", str(tmp_path / "none" / "demo.html"))
-    assert wrong.returncode == 1
-    assert "No such file or directory" in wrong.stderr
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").touch()
+    for name, said in {
+        "none/demo.html": "[Errno 2] No such file or directory",
+        "folder.html": "[Errno 21] Is a directory",
+        "file/demo.html": "[Errno 20] Not a directory",
+    }.items():
+        wrong = command(driver_kind, "demo", "--html", name, folder=tmp_path)
+        assert (wrong.returncode, wrong.stdout) == (1, "")  # before the work
+        assert wrong.stderr == f"python -m aiostream demo: {said}: {name!r}\n"
 
 
 @pytest.mark.parametrize(
@@ -208,8 +215,42 @@ def test_examples_are_listed_and_copied(driver_kind: str, tmp_path: Path) -> Non
     assert (tmp_path / "workers.py").read_text() == (folder / "workers.py").read_text()
     again, wrong = copy("quickstart"), copy("nothing")
     assert (again.returncode, wrong.returncode) == (1, 1)
-    assert "File exists: 'quickstart.py'" in again.stderr
-    assert re.search(r"There is no example nothing: there are .*, model_server, ", wrong.stderr)
+    assert again.stderr == "quickstart.py is there already. Nothing was copied.\n"
+    assert re.search(r"There is no example 'nothing': there are .*, model_server, ", wrong.stderr)
+    (tmp_path / "pipeline.py").symlink_to("nowhere")
+    for last in ("nothing", "workers", "pipeline"):  # nothing is copied if one name is wrong
+        assert copy("token_stream", last).returncode == 1
+        assert not (tmp_path / "token_stream.py").exists()
+    assert copy("token_stream.py", "token_stream").stdout == "token_stream.py\n"
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("arguments", ["demo", "doctor", "examples"])
+def test_lines_fit_into_the_terminal(driver_kind: str, arguments: str, columns: int) -> None:
+    out = succeed(driver_kind, arguments, COLUMNS=str(columns))
+    assert max(len(line) for line in out.splitlines() if "/" not in line) <= columns
+
+
+@pytest.mark.parametrize("name", ["demo", "doctor", "bench", "blocking", "examples"])
+def test_a_wrong_option_shows_the_usage_of_its_command(driver_kind: str, name: str) -> None:
+    done = command(driver_kind, name, "--bogus")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"usage: python -m aiostream {name} ")
+    assert f"python -m aiostream {name}: error: unrecognized arguments: --bogus" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["demo --help", "examples"])
+def test_a_full_or_closed_stdout_is_no_traceback(driver_kind: str, arguments: str) -> None:
+    for target, code, said in (("/dev/full", 1, "No space left on device"), ("&-", 0, "")):
+        done = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m aiostream {arguments} >{target}"],
+            capture_output=True,
+            text=True,
+            env=environment(driver_kind, PYTHONUNBUFFERED=""),
+            check=False,
+        )
+        assert (done.returncode, done.stderr.count("\n")) == (code, bool(said)), done.stderr
+        assert said in done.stderr
 
 
 def test_with_the_other_aiostream_on_top_the_command_still_says_so(tmp_path: Path) -> None:

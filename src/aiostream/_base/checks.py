@@ -250,7 +250,9 @@ def plain_function(
     ):
         return
     if not callable(fn):
-        raise TypeError(f"{name} takes a callable, not {type(fn).__name__}")
+        raise TypeError(
+            f"{name} takes a callable, not {type(fn).__name__}: pass `fn, *args`, not `fn(*args)`"
+        )
     for function in (fn, getattr(fn, "__call__", None)):  # noqa: B004
         for kind, is_one in _UNPLAIN.items():
             if is_one(function) and not (halves and is_one is inspect.isgeneratorfunction):

@@ -5,12 +5,16 @@ This module knows no stream and no loop. It gets the awaits as `trace.Await` has
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import json
 import os
-from collections.abc import Hashable, Iterable, Sequence
+import tempfile
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +40,27 @@ class Trace:
     began_at: float
     """`time.time()` at the beginning."""
     ended: int
+
+
+@contextlib.contextmanager
+def errors_name(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Has an `OSError` name the file that the user knows, and not a temporary one."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+
+def require_writable(path: Path) -> None:
+    """Refuses a path that cannot be written now, and not after an hour.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with errors_name(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def pack(spans: Iterable[tuple[Hashable, int, int]]) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from typing import Any, TypeVar
 import anyio
 
 import aiostream
-from aiostream import CudaError, Device, NoDriverError, Stream, trace
+from aiostream import Device, Stream, trace
 from aiostream._base import driver, stand_ins
+from aiostream._observers import trace_files
 from aiostream._tools import kernels as _kernels
 from aiostream._tools import terminal
 from aiostream.testing import settle
@@ -58,18 +58,17 @@ class Result:
 
 def run(loop: str, html: str | None = None) -> int:
     """Runs the demo on `loop`, writes the timeline to `html` too, and returns the exit code."""
-    try:
-        where = _choose_driver()
-        version = driver.spelled(driver.driver_version())
-        print(f"{where}.\n{Device(0).name}, CUDA {version}.")
-        print(f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat.\n")
-        result = run_on(loop, _everything, html)
-    except (CudaError, NoDriverError, ValueError) as error:  # the last of the environment
-        print(f"The demo has failed: {error}", file=sys.stderr)
-        return 1
+    if html is not None:
+        trace_files.require_writable(Path(html))
+    print(terminal.wrapped(f"{_choose_driver()}."))
+    print(f"{Device(0).name}, CUDA {driver.spelled(driver.driver_version())}.")
+    tasks = f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat."
+    print(terminal.wrapped(tasks), end="\n\n")
+    result = run_on(loop, _everything, html)
     print("\n".join(_drawing(result)))
     if html is not None:
-        print(f"The same as a timeline, to open in a browser: {Path(html).resolve().as_uri()}")
+        page = Path(html).resolve().as_uri()
+        print(terminal.wrapped(f"The same as a timeline, to open in a browser: {page}"))
     return 0 if _print_ledger() else 1
 
 
@@ -87,8 +86,7 @@ def _choose_driver() -> str:
     """
     if stand_ins.simulator_is_wanted():
         return "On the simulator, as you asked; its times say nothing about a GPU"
-    probe = [sys.executable, "-c", PROBE]
-    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
     if done.returncode == 0:
         return "On the GPU"
     if "NoDriverError" not in done.stderr:
@@ -151,7 +149,7 @@ async def _heartbeat(beats: list[int]) -> None:
 def _drawing(result: Result) -> list[str]:
     bars, arrow, beat = ("█▒", "▲", "•") if terminal.can_print("█▒▲•") else ("#=", "^", "'")
     label = max(len(name) for name in LOADS) + 1
-    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns)) - label - 6
+    width = terminal.columns() - label - 6
     length = result.ended - result.started
 
     def column(when: float) -> int:
@@ -171,7 +169,7 @@ def _drawing(result: Result) -> list[str]:
     for when in result.beats:
         row[column(when)] = beat
     lines.append(f"{'heartbeat':{label + 5}}{terminal.colour('35', ''.join(row).rstrip())}")
-    return [*lines, "", *_summary(result, bars, arrow)]
+    return [*lines, "", *map(terminal.wrapped, _summary(result, bars, arrow))]
 
 
 def _times(result: Result, name: str) -> list[tuple[int, int, int]]:
@@ -215,13 +213,13 @@ def _print_ledger() -> bool:
     """Prints the ledger. Returns whether everything that the demo began has ended."""
     ended = settle(_everything_ended, 5)
     now = aiostream.statistics()
-    points, futures, handles = now.points, now.futures, now.handles
-    print(
+    points, handles = now.points, now.handles
+    text = (
         f"ledger: {points.armed} points, {points.fired} fired, {points.pending} pending, "
-        f"{points.leaked} leaked; {futures.created} futures, {futures.done} done; "
-        f"{handles.created} streams, {handles.destroyed} closed: "
+        f"{points.leaked} leaked; {handles.created} streams, {handles.destroyed} closed: "
         f"{'balanced' if ended else 'NOT BALANCED'}"
     )
+    print(terminal.wrapped(text, others="  "))
     return ended
 
 

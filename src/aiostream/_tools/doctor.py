@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -11,8 +12,6 @@ import statistics
 import subprocess
 import sys
 import sysconfig
-import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +21,24 @@ import aiostream
 from aiostream import CudaError, Device, NoDriverError, Stream, _native, default_wait
 from aiostream._base import checks, driver, stand_ins
 from aiostream._runtime import process
-from aiostream._tools import kernels, terminal
+from aiostream._tools import bench, terminal
 
 AWAITS = 20
 SPIN = 0.001  # seconds
 PATIENCE = 30.0  # seconds, for all awaits together
 OLDEST, NEWEST = (12, 9, 8), (14,)  # cuda-bindings: from, and below
-INSTALL_BINDINGS = "`pip install 'cuda-bindings>=12.9.8,<14'`"
-COLUMNS = 100
 INDENT = 30
 
-# What other libraries are called where they are installed. The first that is found counts.
-LIBRARIES = {
-    "torch": ("torch",),
+LOOPS = ("uvloop", "trio", "anyio")
+LIBRARIES = ("torch", "cupy", "cuda.core", "numba")
+# What they are called where they are installed. The first that is found counts.
+PACKAGES = {
+    "cuda.bindings": ("cuda-bindings",),
+    **{name: (name,) for name in (*LOOPS, "torch")},
     "cupy": ("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x"),
     "cuda.core": ("cuda-core",),
     "numba": ("numba-cuda", "numba"),
 }
-# What the CUDA driver and this library read.
-VARIABLES = (
-    "AIOSTREAM_SIMULATOR",
-    "AIOSTREAM_SIMULATOR_DEVICES",
-    "AIOSTREAM_SIMULATOR_LIBRARY",
-    "AIOSTREAM_SIMULATOR_SEED",
-    "AIOSTREAM_BLOCKING",
-    "AIOSTREAM_TRACE",
-    "AIOSTREAM_WAIT",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-    "CUDA_MPS_PIPE_DIRECTORY",
-    "CUDA_VISIBLE_DEVICES",
-)
 COMPUTE_MODES = {
     1: "exclusive (one thread)",
     2: "prohibited: no process may use it",
@@ -76,10 +59,8 @@ class Report:
         if self._as_text:
             plain, code = {"✓": ("+", "32"), "!": ("!", "33"), "✗": ("x", "31")}[mark]
             mark = terminal.colour(code, mark if terminal.can_print(mark) else plain)
-            first, *others = textwrap.wrap(finding, COLUMNS - INDENT, **_WRAPPING) or [""]
-            print(f"{mark} {what:<{INDENT - 2}}{first}")
-            for other in others:
-                print(f"{'':<{INDENT}}{other}")
+            indent = " " * min(INDENT, terminal.columns() // 2)
+            print(mark + terminal.wrapped(finding, f"{plain} {what:<{INDENT - 2}}", indent)[1:])
 
     def problem(self, what: str, finding: str, remedy: str) -> None:
         """Prints a finding that needs something done."""
@@ -95,29 +76,15 @@ class Report:
         else:
             print("\nWhat to do:")
             for problem in self.problems:
-                print(_item(f"{problem['what']}: {problem['remedy']}"))
+                print(terminal.wrapped(f"{problem['what']}: {problem['remedy']}", "  - ", "    "))
         return 1 if self.problems else 0
-
-
-_WRAPPING: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-
-
-def _item(text: str) -> str:
-    """An item of a list, wrapped, except within backticks: a command can be copied whole."""
-    glued = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
-    wrapped = textwrap.fill(
-        glued, COLUMNS, initial_indent="  - ", subsequent_indent="    ", **_WRAPPING
-    )
-    return wrapped.replace("\0", " ")
 
 
 def run(*, as_json: bool = False) -> int:
     """Prints the report, as text or as one JSON object, and returns the exit code."""
     report = Report(as_text=not as_json)
     _installation(report)
-    _bindings(report)
-    _loops(report)
-    _libraries(report)
+    _packages(report)
     _environment(report)
     _hardware_queues(report)
     _strategy(report)
@@ -182,37 +149,21 @@ def switches_the_gil_on(names: list[str]) -> str | None:
     return done.stdout.strip() or None
 
 
-def _bindings(report: Report) -> None:
-    version = _version("cuda-bindings")
-    report.data["packages"] = {"cuda.bindings": version}
-    if version is None:
-        report.problem("cuda-bindings", "not installed", INSTALL_BINDINGS)
-        return
-    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
+def _packages(report: Report) -> None:
+    """What is installed. It is not imported, because that takes seconds for some libraries."""
+    found = {name: next(filter(None, map(_version, each)), None) for name, each in PACKAGES.items()}
+    report.data["packages"] = found
+    bindings = found["cuda.bindings"] or "not installed"
+    numbers = tuple(int(part) for part in bindings.split(".")[:3] if part.isdecimal())
     if OLDEST <= numbers < NEWEST:
-        report.line("cuda-bindings", version)
+        report.line("cuda-bindings", bindings)
     else:
-        report.problem(
-            "cuda-bindings", f"{version}, and aiostream knows 12.9.8 to 13.x", INSTALL_BINDINGS
-        )
-
-
-def _loops(report: Report) -> None:
-    versions = {name: _version(name) for name in ("uvloop", "trio", "anyio")}
-    report.data["packages"] |= versions
-    found = [f"{name} {version or 'is not installed'}" for name, version in versions.items()]
-    report.line("event loops", ", ".join(["asyncio", *found]))
-
-
-def _libraries(report: Report) -> None:
-    """Other libraries whose streams can be awaited. They are not imported, which takes seconds."""
-    versions = {
-        name: next((version for each in names if (version := _version(each))), None)
-        for name, names in LIBRARIES.items()
-    }
-    report.data["packages"] |= versions
-    found = [f"{name} {version}" for name, version in versions.items() if version]
-    report.line("other libraries", ", ".join(found) or f"none of {', '.join(LIBRARIES)}")
+        known = f"{bindings}, and aiostream needs 12.9.8 to 13.x"
+        report.problem("cuda-bindings", known, "`pip install 'cuda-bindings>=12.9.8,<14'`")
+    loops = [f"{name} {found[name] or 'is not installed'}" for name in LOOPS]
+    report.line("event loops", ", ".join(["asyncio", *loops]))
+    others = [f"{name} {found[name]}" for name in LIBRARIES if found[name]]
+    report.line("other libraries", ", ".join(others) or f"none of {', '.join(LIBRARIES)}")
 
 
 def _version(name: str) -> str | None:
@@ -226,12 +177,14 @@ def _version(name: str) -> str | None:
 
 
 def _environment(report: Report) -> None:
-    report.data["environment"] = {name: os.environ.get(name) for name in VARIABLES}
+    report.data["environment"] = {
+        name: value for name, value in os.environ.items() if name.startswith(("AIOSTREAM_", "CUDA"))
+    }
     name = "CUDA_VISIBLE_DEVICES"
     value = os.environ.get(name)
     if value is None:
         report.line(name, "not set: CUDA sees all GPUs of this machine")
-    elif value.strip() == "" or value.strip().startswith("-"):
+    elif (value.strip() or "-").startswith("-"):
         report.line(name, f"{value!r} hides all GPUs", "!")
     else:
         report.line(name, f"{value!r}: CUDA sees these GPUs, counted from 0")
@@ -248,20 +201,13 @@ def _hardware_queues(report: Report) -> None:
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     value = os.environ.get(name, "8")
     is_valid = value.isdecimal() and 1 <= int(value) <= 32
-    report.data["hardware_queues"] = count = int(value) if is_valid else None
+    report.data["hardware_queues"] = int(value) if is_valid else None
     if not is_valid:
         remedy = f"unset {name}, or set it before the process starts"
         report.problem(name, f"{value!r} is not a number from 1 to 32", remedy)
         return
-    finding = f"{value} hardware queues for each device"
-    if name not in os.environ:
-        finding = "not set: each device has the default of 8 hardware queues"
-    report.line(
-        name,
-        f"{finding}. A stream with a pending completion_future() or host function holds one. If "
-        f"more than {count} streams have one, the others wait. You can set up to 32, before the "
-        "process starts. synchronize_async() holds none.",
-    )
+    queues = f"{value} hardware queues{'' if name in os.environ else ' (the default)'}"
+    report.line(name, f"{queues}. Each stream with a pending host function holds one.")
 
 
 def _strategy(report: Report) -> None:
@@ -301,10 +247,8 @@ def _driver_and_devices(report: Report) -> bool:
     report.line("CUDA driver", f"{number} ({which})")
     report.data["driver"] = {"version": number, "simulator": is_simulated}
     report.data["devices"] = devices
-    for device in devices:
-        report.line(
-            "" if device["ordinal"] else "devices", f"{device['ordinal']}: {device['name']}"
-        )
+    for n, device in enumerate(devices):
+        report.line("" if n else "devices", f"{n}: {device['name']}")
     return True
 
 
@@ -325,41 +269,32 @@ def is_mig(name: str) -> bool:
 
 
 def _attribute(name: str, device: int) -> int | None:
-    """An attribute of a device. `None` if the driver or the bindings do not know it."""
-    attribute = getattr(driver.bindings().CUdevice_attribute, name, None)
-    if attribute is None:
-        return None
-    try:
+    """An attribute of a device. `None` if the driver is older than it."""
+    attribute = getattr(driver.bindings().CUdevice_attribute, name)
+    with contextlib.suppress(CudaError):
         return int(driver.call("cuDeviceGetAttribute", attribute, device))
-    except CudaError:
-        return None
+    return None
 
 
 def _sharing(report: Report) -> None:
     """Whether other processes use the same GPUs, where it can be seen."""
     devices = report.data["devices"]
-    parts = [str(device["ordinal"]) for device in devices if device["mig"]]
-    if parts:
-        report.line("MIG", f"device {', '.join(parts)}: a part of a GPU, which has its own queues")
-    else:
-        report.line("MIG", "not in use: each device is a whole GPU")
-    _mps(report, [str(device["ordinal"]) for device in devices if device["mps"]])
+    parts, shared = (
+        ", ".join(str(device["ordinal"]) for device in devices if device[what])
+        for what in ("mig", "mps")
+    )
+    mig = f"device {parts}: a part of a GPU, with its own queues"
+    report.line("MIG", mig if parts else "not in use: each device is a whole GPU")
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
+    has_daemon = (pipes / "control").exists()
+    report.data["mps"] = {"control_daemon": str(pipes) if has_daemon else None}
+    used = f"in use: other processes run on device {shared}, too"
+    unused = f"not in use: there is {'a' if has_daemon else 'no'} control daemon in {pipes}"
+    report.line("MPS", used if shared else unused)
     for device in devices:
         mode = COMPUTE_MODES.get(device["compute_mode"])
         if mode is not None:
             report.line("compute mode", f"device {device['ordinal']}: {mode}")
-
-
-def _mps(report: Report, shared: list[str]) -> None:
-    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
-    has_daemon = (pipes / "control").exists()
-    report.data["mps"] = {"control_daemon": str(pipes) if has_daemon else None}
-    if shared:
-        report.line("MPS", f"in use: other processes run on device {', '.join(shared)}, too")
-    elif has_daemon:
-        report.line("MPS", f"a control daemon uses {pipes}, but no device here is shared")
-    else:
-        report.line("MPS", f"not in use: there is no control daemon in {pipes}")
 
 
 # ---------------------------------------------------------------------------------------- one await
@@ -367,40 +302,27 @@ def _mps(report: Report, shared: list[str]) -> None:
 
 def _measure(report: Report) -> None:
     try:
-        latencies = anyio.run(_awaits)
+        late = anyio.run(_awaits)
     except TimeoutError:
-        report.problem(
-            "measured await",
-            f"{AWAITS} awaits of 1 ms did not end within {PATIENCE:.0f} s",
-            "see that no other process keeps the GPU busy (`nvidia-smi`), then run this again",
-        )
+        finding = f"{AWAITS} awaits of 1 ms did not end within {PATIENCE:.0f} s"
+        remedy = "see that no other process keeps the GPU busy (`nvidia-smi`), then run this again"
+        report.problem("measured await", finding, remedy)
     except (CudaError, RuntimeError) as error:
-        report.problem(
-            "measured await",
-            str(error),
-            "see that `nvidia-smi` works and that the GPU is not in exclusive use",
-        )
+        remedy = "see that `nvidia-smi` works and that the GPU is not in exclusive use"
+        report.problem("measured await", str(error), remedy)
     else:
-        median, worst = round(statistics.median(latencies), 1), round(max(latencies), 1)
+        median, worst = round(1e6 * statistics.median(late), 1), round(1e6 * max(late), 1)
         report.data["await"] = {"awaits": AWAITS, "median_us": median, "worst_us": worst}
         report.line(
             "measured await",
-            f"{median:.0f} us from the end of a 1 ms kernel to resumption (median of {AWAITS}, "
-            f"worst {worst:.0f}, lower is better). Measured on asyncio, as host time from launch "
-            "to resumption less the kernel's own 1 ms.",
+            f"{median:.0f} us from the end of a 1 ms kernel to resumption, on asyncio (median of "
+            f"{AWAITS}, worst {worst:.0f}, lower is better)",
         )
 
 
 async def _awaits() -> list[float]:
-    """How many microseconds after the end of its kernel each await was over."""
-    latencies = []
+    """How many seconds after the end of its kernel each await was over."""
     with anyio.fail_after(PATIENCE):
         async with Stream(wait="auto") as stream:
-            kernels.spin(stream, SPIN)  # the first one loads the kernel
-            await stream.synchronize_async()
-            for _ in range(AWAITS):
-                began = time.perf_counter()
-                kernels.spin(stream, SPIN)
-                await stream.synchronize_async()
-                latencies.append(1e6 * (time.perf_counter() - began - SPIN))
-    return latencies
+            late, _ = await bench.lateness(stream, Stream.synchronize_async, SPIN, AWAITS)
+            return late
