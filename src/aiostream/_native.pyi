@@ -29,12 +29,7 @@ DRIVER_CALLS: tuple[tuple[str, str, int, bool], ...]
 # The attributes of Handle, Work, Completion, WaitList and Wait are read-only.
 class Handle:
     def __init__(
-        self,
-        kind: int,
-        value: int,
-        context: int,
-        owned: bool,
-        made: list[Any] | None = None,
+        self, kind: int, value: int, context: int, owned: bool, made_here: bool = False
     ) -> None: ...
     def borrow(self) -> Handle: ...
     def pin(self, held: list[bool], /) -> bool: ...

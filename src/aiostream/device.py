@@ -315,12 +315,10 @@ class Context(checks.NotCopied):
         try:
             yield
         except BaseException as error:
-            fault = _leave(check, entered)
-            if fault:
+            if fault := _leave(check, entered):
                 error.add_note(fault)
             raise
-        fault = _leave(check, entered)
-        if fault:
+        if fault := _leave(check, entered):
             raise RuntimeError(fault)
 
     def _push(self) -> None:
@@ -350,17 +348,16 @@ class Context(checks.NotCopied):
         if self._context_id is None:
             process.start()
             self._device_ordinal()  # now, because a lost context no longer knows it
-            with driver.unless_owned("cuStreamDestroy") as made:
-                with driver.relaxed(), self._pushed():
-                    flags = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
-                    idle = int(driver.call("cuStreamCreate", flags, made=made))
-                # It empties the list if the stream is the watcher's from now on.
-                self._context_id = _native.context_register(
-                    self._handle, self._identity, idle, made
-                )
-                if made:  # another thread was first and has registered its own
-                    made.clear()
-                    driver.call("cuStreamDestroy", driver.bindings().CUstream(idle))
+            with driver.relaxed(), self._pushed():
+                flags = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
+                made = [driver.call("cuStreamCreate", flags)]
+                try:  # it empties the list if the stream is the watcher's from now on
+                    self._context_id = _native.context_register(
+                        self._handle, self._identity, int(made[0]), made
+                    )
+                finally:  # another thread was first, or there are too many contexts
+                    for idle in made:
+                        driver.call("cuStreamDestroy", idle)
         return self._context_id
 
     def _device_ordinal(self) -> int:

@@ -99,18 +99,12 @@ class Event(WithBlock, waiting.AwaitedBlock):
         self._mode = waiting.MODES[waiting.default_wait()]
         # Those that other code or the node of a graph has stay valid until the event is closed.
         self._given: set[_native.Handle] = set()  # any thread, single operations
-        with driver.unless_owned("cuEventDestroy") as made:
-            with self._context._pushed():
-                value = int(driver.call("cuEventCreate", self._flags, made=made))
-            handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, made)
-            try:
-                self._name = _name_of(value, self._context)
-                # This comes last, because from here on the finalizer of this object destroys the
-                # event.
-                self._operand = Operand(handle, self._context, self._name, waits, is_event=True)
-            except BaseException:
-                handle.close()
-                raise
+        with self._context._pushed():
+            value = int(driver.call("cuEventCreate", self._flags))
+            kind, context = _native.HANDLE_EVENT, self._context.handle
+            handle = driver.own(kind, value, context, self._destructor)
+        self._name = _name_of(value, self._context)
+        self._operand = Operand(handle, self._context, self._name, waits, is_event=True)
 
     # It is in one place, because `record` replaces it in one step.
     @property

@@ -43,17 +43,19 @@ class _AnyGraph(Transferable, WithBlock):
     _called: ClassVar[str]
 
     def _init_fields(
-        self, value: int, context: Context, *, owned: bool, made: Any = None, handle: Any = None
+        self, value: int, context: Context, *, owned: bool, made: bool = False, handle: Any = None
     ) -> None:
         self._note_place()
         self._context = context  # where it is instantiated
         self._owned = owned
         self._name = f"{self._called} {value:#x}"
-        self._handle = handle or _native.Handle(self._kind, value, context.handle, owned, made)
+        if made:
+            handle = driver.own(self._kind, value, context.handle, self._destructor)
+        self._handle = handle or _native.Handle(self._kind, value, context.handle, owned)
 
     @classmethod
     def _from_handle(
-        cls, value: int, context: Context, *, owned: bool, made: Any = None, handle: Any = None
+        cls, value: int, context: Context, *, owned: bool, made: bool = False, handle: Any = None
     ) -> Self:
         process.start()
         graph = cls.__new__(cls)
@@ -111,10 +113,9 @@ class Graph(_AnyGraph):
 
     def __init__(self) -> None:
         process.start()
-        with driver.unless_owned("cuGraphDestroy") as made:
-            with driver.relaxed():
-                value = int(driver.call("cuGraphCreate", 0, made=made))
-            self._init_fields(value, current_or_default_context(), owned=True, made=made)
+        context = current_or_default_context()
+        with driver.relaxed():
+            self._init_fields(int(driver.call("cuGraphCreate", 0)), context, owned=True, made=True)
 
     @classmethod
     def borrow(cls, graph: Any) -> Graph:
@@ -190,11 +191,8 @@ class Graph(_AnyGraph):
             StreamClosedError: The graph is closed.
             CudaError: The driver refused.
         """
-        with driver.unless_owned("cuGraphDestroy") as made:
-            with self._pinned() as value, driver.relaxed():
-                cloned = driver.bindings().CUgraph(value)
-                clone = driver.call("cuGraphClone", cloned, stream=self._name, made=made)
-            return Graph._from_handle(int(clone), self._context, owned=True, made=made)
+        clone = self._call("cuGraphClone")
+        return Graph._from_handle(int(clone), self._context, owned=True, made=True)
 
     def instantiate(
         self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None
@@ -221,20 +219,18 @@ class Graph(_AnyGraph):
         parameters = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
         chosen = int(checks.member(InstantiateFlags, flags, "flags"))
         parameters.flags = cuda.cuuint64_t(chosen)
-        with driver.unless_owned("cuGraphExecDestroy") as made:
-            with contextlib.ExitStack() as stack:
-                if upload_stream is not None:
-                    stream = stack.enter_context(pinned(interop.operand_of(upload_stream)))
-                    parameters.hUploadStream = cuda.CUstream(stream)
-                value = stack.enter_context(self._pinned())
-                stack.enter_context(self._context._pushed())
-                stack.enter_context(driver.relaxed())  # because it allocates memory
-                arguments = cuda.CUgraph(value), parameters
-                name = "cuGraphInstantiateWithParams"
-                code, outputs = driver.answer(name, *arguments, stream=self._name, made=made)
+        with contextlib.ExitStack() as stack:
+            if upload_stream is not None:
+                stream = stack.enter_context(pinned(interop.operand_of(upload_stream)))
+                parameters.hUploadStream = cuda.CUstream(stream)
+            value = stack.enter_context(self._pinned())
+            stack.enter_context(self._context._pushed())
+            stack.enter_context(driver.relaxed())  # because it allocates memory
+            name = "cuGraphInstantiateWithParams"
+            code, outputs = driver.answer(name, cuda.CUgraph(value), parameters, stream=self._name)
             if code == 0:
                 value = int(outputs[0])
-                return ExecutableGraph._from_handle(value, self._context, owned=True, made=made)
+                return ExecutableGraph._from_handle(value, self._context, owned=True, made=True)
         reason = GraphInstantiateResult(int(parameters.result_out))
         hint = f"The driver's reason: {reason.name}" if reason else None
         raise driver.error(code, name, self._name, hint)

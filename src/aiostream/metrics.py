@@ -92,12 +92,8 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
         hooks.clear()  # a wait that began before is not reported any more
         remove_observer(observer)
 
-    try:
-        add_observer(observer)
-        return end
-    except BaseException:
-        end()  # the caller gets no function that ends it
-        raise
+    add_observer(observer)
+    return end
 
 
 class _Timed(Observation):

@@ -136,8 +136,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             wait=wait,
             stalled_after=stalled_after,
         )
-        # No task knows these streams before the last of them is made. So an error or an interrupt
-        # here closes them, and no work is lost.
+        # No task knows these streams before the last of them is made. So an error here closes them,
+        # and no work is lost.
         with contextlib.ExitStack() as made:
             streams = []
             for number in range(size):
@@ -355,8 +355,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self._enter()
         stream = self._at_once()
         if stream is None and not self._queue:
-            self._find_free()  # without an await there is no other chance
-            self._look_again()
+            self._look_again()  # without an await there is no other chance
             stream = self._at_once()
         if stream is None:
             raise PoolFullError(f"no stream is free: {self._reasons()}")

@@ -24,7 +24,7 @@ from aiostream._waits import waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
-from aiostream.errors import StreamCaptureError, closed
+from aiostream.errors import StreamCaptureError
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.hostfunc import HostFunctionMethods
@@ -126,29 +126,27 @@ class Stream(
         self._label = checks.label(name)
         process.start()
         context = current_or_default_context(device)
-        with driver.unless_owned("cuStreamDestroy") as made:
-            with context._pushed():
-                handle = operand.reuse_retired(context, (flags, urgency))
-                if handle is None:
-                    raw = driver.call("cuStreamCreateWithPriority", flags, urgency, made=made)
-            value = int(raw) if handle is None else handle.value
-            self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
-            self._operand.shared.make.append((flags, urgency))
-        if handle is not None:  # what its former owner's waits have learnt is not of this one's
+        with context._pushed():
+            handle = retired = operand.reuse_retired(context, (flags, urgency))
+            if handle is None:
+                raw = driver.call("cuStreamCreateWithPriority", flags, urgency)
+                kind = _native.HANDLE_STREAM
+                handle = driver.own(kind, int(raw), context.handle, self._destructor)
+        self._init_fields(handle, context, owned=True, wait=strategy)
+        self._operand.shared.make.append((flags, urgency))
+        if retired is not None:  # what its former owner's waits have learnt is not of this one's
             operand.share_history([self._operand])
         if limit:
             self._operand.limit_waits(limit)
 
     def _init_fields(
         self,
-        value: int,
+        handle: _native.Handle,
         context: Context,
         *,
         owned: bool,
         source: Any = None,
         wait: WaitStrategy | None = None,
-        made: list[Any] | None = None,
-        handle: _native.Handle | None = None,
     ) -> None:
         # Here and not in the first wait, because it may take as long as making a stream.
         context._ensure_monitored()
@@ -157,21 +155,13 @@ class Stream(
         self._owned = owned
         self._constants = {}
         self._source = source
-        self._name = operand.name_of(value, context, self._label)
+        self._name = operand.name_of(handle.value, context, self._label)
         self._mode = waiting.MODES[wait or waiting.default_wait()]
-        # Counted as open from here on. No other thread can use it before this object is complete.
-        handle = handle or operand.new_handle(value, context, owned, made)
-        try:
-            self._operand = Operand(handle, context, self._name)
-            if source is not None:
-                interop.note_source(self._operand, source)
-        except BaseException:
-            if made is None:
-                handle.release()  # because the caller of `from_raw` still owns the stream
-            else:
-                handle.close()
-            raise
+        self._operand = Operand(handle, context, self._name)
+        if source is not None:
+            interop.note_source(self._operand, source)
         # This comes last, because from here on the finalizer of this object destroys the stream.
+        # If an error comes before, a stream of `from_raw` stays its caller's (`Handle_dealloc`).
         self._handle = handle
 
     @classmethod
@@ -179,7 +169,8 @@ class Stream(
         process.start()
         stream = cls.__new__(cls)
         stream._label = None
-        stream._init_fields(value, context, owned=owned, source=source)
+        handle = operand.new_handle(value, context, owned)
+        stream._init_fields(handle, context, owned=owned, source=source)
         return stream
 
     # --------------------------------------------------------------------------- other constructors
@@ -296,21 +287,14 @@ class Stream(
     def _borrowed_as(self, kind: type[S]) -> S:
         if not self._handle.is_open:
             self._require_open()
-        # A pool does this for each request, so this copies what it can instead of looking it up.
+        borrowed, own = kind.__new__(kind), self._operand
+        borrowed._label = self._label
         # If another thread closes the owner now, the new handle, its child, refuses each use.
-        borrowed = kind.__new__(kind)
-        borrowed._context = self._context
-        borrowed._owned = False
-        borrowed._constants = self._constants
+        borrowed._init_fields(self._handle.borrow(), self._context, owned=False)
+        borrowed._constants, borrowed._mode = self._constants, self._mode
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
-        borrowed._name, borrowed._label = self._name, self._label
-        borrowed._handle = handle = self._handle.borrow()
-        borrowed._mode = self._mode
-        own = self._operand
-        borrowed._operand = Operand(
-            handle, self._context, self._name, own.wait_list, False, own.shared
-        )
+        borrowed._operand.wait_list, borrowed._operand.shared = own.wait_list, own.shared
         return borrowed
 
     # ----------------------------------------------------------------------------------- properties
@@ -494,26 +478,20 @@ class Stream(
             True
         """
         bits = int(checks.member(WaitEventFlags, flags, "flags"))
-        # The event is pinned until the driver has returned, because another thread may close it.
-        # `pin` notes itself in the list, so that an interrupt right after it loses no pin.
-        owner = event._handle if isinstance(event, Event) else None
-        held: list[bool] = []
-        try:
-            if owner is not None and not owner.pin(held):
-                raise closed(event._name)
-            if owner is not None:
-                driver.raise_for(_native.gone_refusal(owner), "cuStreamWaitEvent", event._name)
-            if owner is not None and bits:  # the node of the graph has it
-                event._given.add(owner)
-            handle = owner.value if owner is not None else interop.event_handle(event)
-            if not handle and interop.is_unmade(event):
-                self._require_open()
-                return
-            raw = driver.bindings().CUevent(handle)
-            operand.call_on(self._operand, "cuStreamWaitEvent", raw, bits)
-        finally:
-            if owner is not None:
-                owner.unpin(held)
+        name = "cuStreamWaitEvent"
+        if isinstance(event, Event):
+            owner = event._handle
+            # Pinned until the driver has returned, because another thread may close the event.
+            with operand.pin(owner, event._name, name) as handle:
+                if bits:  # the node of the graph has it
+                    event._given.add(owner)
+                operand.call_on(self._operand, name, driver.bindings().CUevent(handle), bits)
+            return
+        handle = interop.event_handle(event)
+        if not handle and interop.is_unmade(event):
+            self._require_open()
+        else:
+            operand.call_on(self._operand, name, driver.bindings().CUevent(handle), bits)
 
     def query(self) -> bool:
         """Whether all work is done (`cuStreamQuery`). It does not block.

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
@@ -211,23 +210,22 @@ class _Entry(Observation):
         """Asks for the times on the GPU. Returns `False` if it has not got there yet."""
         # The mark behind a graph comes after the event that the task has seen.
         seen = self.noticed_at if self.outcome == "done" and not self.is_launch else None
-        return all(clock.resolve(moment, seen) for clock, moment in self._moments())
+        clock = self.clock
+        return clock is None or all(clock.resolve(each, seen) for each in self._moments())
 
     def drop_moments(self) -> None:
         """Gives up what the GPU has not reached."""
-        for clock, moment in self._moments():
-            clock.drop(moment)
+        for moment in self._moments():
+            moment.event = None
 
     @property
     def uncertainty(self) -> float:
         """By how many nanoseconds its times on the GPU may be wrong."""
-        epochs = [moment.epoch for _, moment in self._moments()]
+        epochs = [moment.epoch for moment in self._moments()]
         return max((each.uncertainty for each in epochs if each), default=0.0)
 
-    def _moments(self) -> Iterator[tuple[GpuClock, Moment]]:
-        for moment in (self.first, self.last):
-            if moment is not None and self.clock is not None:
-                yield self.clock, moment
+    def _moments(self) -> list[Moment]:
+        return [each for each in (self.first, self.last) if each is not None]
 
     def public(self) -> Await:
         """Returns what it knows now, with the times on the GPU between those of the host."""
@@ -288,8 +286,7 @@ class Recording:
     @property
     def dropped(self) -> int:
         """How many awaits were dropped, the earliest ones, because there were more than `limit`."""
-        with self._lock:
-            return self._begun - len(self._entries)
+        return self._trace().dropped
 
     @property
     def gpu_uncertainty(self) -> float:
@@ -301,7 +298,7 @@ class Recording:
         if self._final is not None:
             return self._final
         with self._lock:
-            entries, dropped = list(self._entries), self.dropped
+            entries, dropped = list(self._entries), self._begun - len(self._entries)
         awaits = [*(each.public() for each in entries), *map(_as_await, self._blocked.copy())]
         return trace_files.Trace(
             sorted(awaits, key=lambda each: each.launched),
@@ -383,7 +380,6 @@ class Recording:
             clock.close()
         self._final = self._trace()
         with self._lock:
-            self._begun -= len(self._entries)
             self._entries.clear()
         if self._path is not None:
             # Behind the releaser, which may be writing what was there before. If the body has

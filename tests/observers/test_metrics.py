@@ -20,7 +20,7 @@ import internals
 from aiostream import Event, PoolFullError, Stream, StreamPool, metrics
 from aiostream.metrics import Collector, Wait, on_wait
 from aiostream.testing import Gate
-from interrupts import Striker, at_line, sample
+from interrupts import at_line, sample
 from support import run_on, settle, succeed
 from waiters import turns, wait_for_work
 
@@ -226,21 +226,6 @@ async def test_a_pools_refusal_is_an_outcome_of_its_own() -> None:
             with hooked(waits.append), pytest.raises(PoolFullError):
                 await call
     assert outcomes(waits) == [("StreamPool.acquire", "refused")] * 2
-
-
-def test_no_hook_is_left_after_ctrl_c_at_any_place() -> None:
-    with Striker(0) as counting:
-        on_wait(lambda wait: None)()
-    assert counting.passed > 5
-    for number in sample(counting.passed, 100, "methods"):
-        first = None
-        with Striker(number) as striker, contextlib.suppress(KeyboardInterrupt):
-            first = on_wait(lambda wait: None)
-            first()
-        assert striker.has_struck
-        if first is not None:
-            first()
-        assert not internals.observers(), striker.where
 
 
 FAILED = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'

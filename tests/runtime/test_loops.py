@@ -250,34 +250,6 @@ def test_task_that_has_yielded_keeps_nothing_of_its_closed_loop(loop_kind: str) 
     idle.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio"])
-async def test_an_interrupt_leaves_waits_that_share_a_turn(
-    loop_kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The call for the next turn was lost. Each later wait would take a turn of its own."""
-    loop, turns = asyncio.get_running_loop(), 0
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async with Stream() as stream:
-        await asyncio.sleep(0)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(loop, "call_soon", interrupt)
-            await stream.synchronize_async()
-        counting = asyncio.ensure_future(count())
-        for _ in range(2000):
-            await stream.synchronize_async()
-        counting.cancel()
-    assert turns < 1000
-
-
 @pytest.mark.parametrize("shielded", [False, True])
 def test_trio_finalizers_of_generators_can_wait(shielded: bool) -> None:
     """trio runs them after it has cancelled its system tasks, the bridge's among them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -275,12 +274,8 @@ def report_failures() -> None:
         error(*met)
 
 
-def answer(
-    name: str, *args: Any, stream: str | None = None, made: list[Any] | None = None
-) -> tuple[int, tuple[Any, ...]]:
+def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple[Any, ...]]:
     """Calls the driver through the bindings. Returns its code and the outputs.
-
-    With a list `made`, the call appends all of its answer there too, and no interrupt can lose it.
 
     Raises:
         NotSupportedError: The bindings or the driver do not have the function.
@@ -288,30 +283,26 @@ def answer(
     function = getattr(bindings(), name, None)
     if function is None:
         raise not_there(name, stream, "the installed cuda-bindings do not have it")
-    made = [] if made is None else made
     try:
-        # All of this is C, in which no interrupt is raised, as it would be between two calls.
-        made.extend(itertools.starmap(function, (args,)))
+        code, *outputs = function(*args)
     except RuntimeError as problem:
         # It is not known by its type, because old bindings have none of its own for a missing
         # function.
         if "not found" not in str(problem):
             raise
         raise too_old(name, stream) from problem
-    code, *outputs = made[-1]
     if code:
         _native.failure_note(code, name)
     return int(code), tuple(outputs)
 
 
-def call(name: str, *args: Any, stream: str | None = None, made: list[Any] | None = None) -> Any:
+def call(name: str, *args: Any, stream: str | None = None) -> Any:
     """Calls the driver through the bindings, and raises its error.
 
     Args:
         name: The driver function.
         *args: Its arguments, as the bindings take them.
         stream: What errors call the object of the call.
-        made: The list of `unless_owned`, for a function that makes an object.
 
     Returns:
         `None`, the one output, or a tuple of the outputs.
@@ -320,7 +311,7 @@ def call(name: str, *args: Any, stream: str | None = None, made: list[Any] | Non
         CudaError: The driver refused.
         NotSupportedError: The bindings or the driver do not have the function.
     """
-    code, outputs = answer(name, *args, stream=stream, made=made)
+    code, outputs = answer(name, *args, stream=stream)
     if code != 0:
         raise error(code, name, stream)
     if not outputs:
@@ -328,22 +319,12 @@ def call(name: str, *args: Any, stream: str | None = None, made: list[Any] | Non
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-@contextlib.contextmanager
-def unless_owned(destroy: str) -> Iterator[list[Any]]:
-    """Destroys, if the block raises, the driver's object that `call` has put into the list.
-
-    This is for the steps between the call that makes an object and the `Handle` that owns it. Each
-    of them may fail, and an interrupt may come between any two. So the list always says who answers
-    for the object: `call` puts it there in one step with the call, and a `Handle` that gets the
-    list empties it in one step.
-    """
-    made: list[Any] = []
+def own(kind: int, value: int, context: int, destroy: str) -> _native.Handle:
+    """Returns the native handle of an object that the library has just made."""
     try:
-        yield made
-    except BaseException:
-        for code, *outputs in made:
-            if not code:
-                answer(destroy, *outputs)  # if this fails too, the first error says what went wrong
+        return _native.Handle(kind, value, context, True, True)
+    except MemoryError:
+        answer(destroy, value)  # nothing else answers for it
         raise
 
 

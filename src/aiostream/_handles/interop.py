@@ -212,11 +212,7 @@ def use_torch_stream(operand: Operand, torch: Any, stream: Any) -> None:
 
     def put() -> Any:
         before = library.current_stream(ordinal)
-        try:
-            library.set_stream(stream)
-        except BaseException:  # an interrupt may come after torch has done it
-            library.set_stream(before)
-            raise
+        library.set_stream(stream)
         return before
 
     operand.shared.currents["torch"] = put, library.set_stream

@@ -18,7 +18,6 @@ from aiostream.device import Context, Device, DeviceLike
 LEGACY = 1
 PER_THREAD = 2
 _NAMES = {0: "the legacy stream", LEGACY: "the legacy stream", PER_THREAD: "the per-thread stream"}
-_HANDLE_STREAM = _native.HANDLE_STREAM
 # Makes a stream a library's current one and returns what was; takes that back.
 Current = tuple[Callable[[], Any], Callable[[Any], object]]
 
@@ -111,14 +110,9 @@ def name_of(handle: int, context: Context, label: str | None = None) -> str:
     return f"{called} on {context._place()}"
 
 
-def new_handle(
-    value: int,
-    context: Context,
-    owned: bool,
-    made: list[Any] | None = None,
-) -> _native.Handle:
-    """Makes the native handle of a stream. `made` is the list of `driver.unless_owned`."""
-    return _native.Handle(_HANDLE_STREAM, value, context._handle, owned, made)
+def new_handle(value: int, context: Context, owned: bool) -> _native.Handle:
+    """Makes the native handle of a stream that the library has not made."""
+    return _native.Handle(_native.HANDLE_STREAM, value, context._handle, owned)
 
 
 def keep_retired(operand: Operand) -> None:
@@ -286,8 +280,7 @@ def pin(handle: _native.Handle, name: str, call: str | None = None) -> Iterator[
 
     If another thread closes it during the block, the end of the block destroys it.
     """
-    # The native call appends to the list as it pins, because an interrupt may come right after the
-    # call. A pin that is not noted would never be taken back, and the handle never destroyed.
+    # The native call appends to the list as it pins.
     held: list[bool] = []
     try:
         if not handle.pin(held):

@@ -62,7 +62,7 @@ class _Noted:
             (how is _End.FAILED and self.recapture is None) or not _exists(self.graph)
         ):
             self.graph._handle.mark_destroyed()
-        self.graph._captured_into = False
+        self.graph._captured_into = any(each.graph is self.graph for each in list(_in_progress))
         self.graph._handle.unpin(self.pins)
 
 
@@ -117,26 +117,10 @@ def _identity_of(stream: Operand) -> int | None:
 
 
 def begin(stream: Operand, call: Callable[[], Any]) -> None:
-    """Begins a capture by `call`, and notes it. If this raises after the beginning, it ends it.
-
-    The caller knows of no capture then, and nothing would ever end it.
-    """
-    # A plain function. An interrupt within the library's or contextlib's steps of a `with` block
-    # could leave the capture, or end a later one when the traceback dies.
+    """Begins a capture by `call`, and notes it."""
     forget_ended_elsewhere(stream)
-    captured = _still_captures(stream)  # not ours, and the driver refuses another one
-    try:
-        call()
-        _note_begun(stream)
-    except CudaError:  # the driver has refused
-        raise
-    except BaseException:
-        if not captured and _still_captures(stream):
-            _begun.pop(_origin_of(stream), None)
-            # There are few calls here, because the error may be that the stack is full.
-            with contextlib.suppress(CudaError, StreamClosedError):
-                driver.call("cuGraphDestroy", call_on(stream, "cuStreamEndCapture"))
-        raise
+    call()
+    _note_begun(stream)
 
 
 def _note_begun(stream: Operand) -> int | None:
@@ -225,40 +209,26 @@ def forget_ended_elsewhere(stream: Operand) -> None:
 def begin_into(
     stream: Operand, graph: Graph, call: Callable[[int], Any], recapture: Any = None
 ) -> None:
-    """Begins a capture into a graph by `call(handle)`, pins the graph, and notes it.
-
-    If this raises after the beginning, it ends the capture, as `begin` does.
-    """
-    captured = True
+    """Begins a capture into a graph by `call(handle)`, pins the graph, and notes it."""
+    forget_ended_elsewhere(stream)
     noted = _Noted(None, _origin_of(stream), graph, recapture)
+    # Noted before it begins. An end that found nothing noted would make a second owner of the
+    # graph, which would destroy it twice. What has not begun is forgotten here, and after an
+    # interrupt by the stream's next capture (`forget_ended_elsewhere`).
+    graph._captured_into = True
+    _in_progress.append(noted)
     try:
         # Another thread may end the capture, and unpins then. Without this, a `close` would free
         # the graph under the capture.
         if not graph._handle.pin(noted.pins):
             raise errors.closed(graph._name)
-        forget_ended_elsewhere(stream)
-        captured = _still_captures(stream)
         call(graph._handle.value)
-        # If the driver gives no id, the stream finds what is noted. Without that the graph would
-        # stay pinned after the capture.
-        noted.identity = _note_begun(stream)
-        # The driver captures already, and another thread may have ended it. Its `end` then found
-        # nothing noted, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
-        graph._captured_into = True
-        _in_progress.append(noted)
-    except BaseException as error:
-        refused = isinstance(error, CudaError | StreamClosedError)
-        if not captured and not refused and _still_captures(stream):
-            # It is noted as if it had begun, so that its end lets go of the graph, or notes that it
-            # is gone.
-            if noted not in _in_progress:
-                graph._captured_into = True
-                _in_progress.append(noted)
-            with contextlib.suppress(CudaError, StreamClosedError):
-                end(stream)
-        else:
-            graph._handle.unpin(noted.pins)
+    except Exception:
+        _forget(noted, _End.GOOD)
         raise
+    # If the driver gives no id, the stream finds what is noted. Without that the graph would stay
+    # pinned after the capture.
+    noted.identity = _note_begun(stream)
 
 
 def query(stream: Operand) -> tuple[CaptureStatus, int | None, int, Any, Any]:
@@ -314,9 +284,7 @@ def end(stream: Operand) -> Graph:
     try:
         if existing is not None and existing._handle.value == int(ended):
             return existing
-        with driver.unless_owned("cuGraphDestroy") as made:
-            made.append((0, ended))
-            return Graph._from_handle(int(ended), stream.context, owned=True, made=made)
+        return Graph._from_handle(int(ended), stream.context, owned=True, made=True)
     finally:
         # This comes last, because it lets go of the graph. All of the id, because two threads may
         # have asked for the capture at once, and noted it twice.

@@ -209,12 +209,11 @@ class SharingMethods(Transferable):
         operand = self._operand
         held, mark = operand.shared.held, object()
         with pinned(operand), operand.context.as_current(), current_in_libraries(operand):
+            held.append(mark)  # a pool does not use the stream while this is there
             try:
-                held.append(mark)  # a pool does not use the stream while this is there
                 yield self
             finally:
-                with contextlib.suppress(ValueError):  # an interrupt came before the append
-                    held.remove(mark)
+                held.remove(mark)
 
     def _shared(self, make: Callable[[int], Any]) -> Any:
         handle = self._operand.handle

@@ -89,7 +89,7 @@ class GpuClock:
     """The clock of one context.
 
     Threads: any. No lock is held across a driver call: each change is one list operation. One
-    thread may close the clock while others use it. Each of those closes what it leaves here then.
+    thread may close the clock while others use it. The janitor destroys events that are dropped.
     """
 
     def __init__(self, context: Context) -> None:
@@ -117,11 +117,7 @@ class GpuClock:
         recorded = _now()
         # It is not `Event.record`, whose checks take longer than the record.
         code = _native.event_record(event._operand, stream.handle, event._flags)
-        moment = Moment(event, recorded)
-        if code == 0 and not event._handle.is_captured:
-            return moment
-        self.drop(moment)
-        return None
+        return Moment(event, recorded) if code == 0 and not event._handle.is_captured else None
 
     def resolve(self, moment: Moment, seen: int | None) -> bool:
         """Finds out when the GPU reached a moment. Returns `False` if it has not done so yet.
@@ -139,36 +135,22 @@ class GpuClock:
             epoch.is_reached = True
             after = _nanoseconds(epoch.reference, event)
         except (CudaError, StreamClosedError):
-            self.drop(moment)
+            moment.event = None  # its time stays unknown
             return True
         epoch.narrow(after, moment.recorded, seen)
         moment.after, moment.epoch, moment.event = after, epoch, None
         self._free.append(event)
         if self._closed:
-            self._close_events()
+            self.close()
         return True
-
-    def drop(self, moment: Moment) -> None:
-        """Gives up a moment, whose time stays unknown."""
-        event, moment.event = moment.event, None
-        if event is not None:
-            event._close_quietly()
 
     def close(self) -> None:
         """Destroys the events and the stream. Times that are known stay known."""
-        # This comes first, because what a thread leaves here after this line, that thread closes.
+        # This comes first, because a thread that leaves something here later closes again.
         self._closed = True
         self._stream._close_quietly()
-        self._close_events()
-
-    def _close_events(self) -> None:
-        # Two threads may be here at once. An event can be closed twice.
-        epoch, self._epoch = self._epoch, None
-        if epoch is not None:
-            epoch.reference._close_quietly()
-        while self._free:
-            with contextlib.suppress(IndexError):  # another thread was faster
-                self._free.pop()._close_quietly()
+        self._epoch = None
+        self._free.clear()
 
     def _new_event(self) -> Event:
         with contextlib.suppress(IndexError):
@@ -205,4 +187,4 @@ class GpuClock:
         if last is not None:
             last.reference.close()
         if self._closed:
-            self._close_events()
+            self.close()

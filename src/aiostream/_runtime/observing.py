@@ -188,34 +188,30 @@ def _steps(inner: Any, observations: Observations) -> Generator[Any, Any, Any]:
     # A generator, because a coroutine does not see what goes through it to the loop. What is
     # yielded says how the task waits: by turns of the loop, or until it is woken.
     step, value = inner.send, None
-    while True:
-        # A KeyboardInterrupt in an observer goes through `inner`, which may be suspended. Otherwise
-        # its wait would stay pending, and wake a task on trio that is over, which ends the run.
-        try:
+    try:
+        while True:
             _each(observations, "enters")
-        except BaseException as error:
-            step, value = inner.throw, error
-        before, _here.observations = _here.observations, observations
-        try:
-            yielded = step(value)
-        except StopIteration as stop:
-            return stop.value
-        except BaseException:
-            inner.close()  # it is suspended if a KeyboardInterrupt came right behind the step
-            raise
-        finally:
-            _here.observations = before
-            value = None  # an error that refers to this frame would keep itself alive
-        try:
+            before, _here.observations = _here.observations, observations
+            try:
+                yielded = step(value)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                _here.observations = before
+                value = None  # an error that refers to this frame would keep itself alive
             _each(observations, "leaves", yielded)
-            value = yield yielded
-            step = inner.send
-        except GeneratorExit:
-            inner.close()
-            raise
-        except BaseException as error:
-            step, value = inner.throw, error
-        del yielded  # a future that is over should not live until the next step's end
+            try:
+                value = yield yielded
+                step = inner.send
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                step, value = inner.throw, error
+            del yielded  # a future that is over should not live until the next step's end
+    finally:
+        # It is suspended if an observer has raised a KeyboardInterrupt. Its wait would stay pending
+        # otherwise, and wake a task on trio that is over, which ends the run.
+        inner.close()
 
 
 def observed_await(method: Any, future: Any) -> Generator[Any, Any, Any]:

@@ -427,7 +427,6 @@ def start() -> None:
         _native.watcher_start()
         start_serving("janitor", _clean)
         start_serving("releaser", _release)
-        atexit.unregister(_stop)  # of a start that was cut short
         atexit.register(_stop)
         # This comes last, because other threads read it without the lock and rely on all of the
         # above.

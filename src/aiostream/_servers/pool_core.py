@@ -8,7 +8,8 @@ one alone puts the next item. So a stream never has two holders, and the end of 
 is gone does nothing.
 
 An interrupt between the two steps leaves the dict empty. Such a stream counts as lent until the
-pool is closed, or until another loop uses the pool because the former loop is closed.
+pool is closed. One that comes between the state and `_recent` has the same effect: no task gets the
+stream any more.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ class PoolCore:
         self._healthy_since: object = driver.latest_failure
         # The bridge of the loop that used the pool last. Weak, because it ends with its loop.
         self._bridge: Callable[[], loops.Bridge | None] = _nothing
-        self._adopting: object = None  # the same for the loop that has begun to use it
         # asyncio's loop, if a request of a task of it may be as short as `_at_once` says.
         self._loop: Callable[[], Any] = _nothing
         for stream in streams:
@@ -81,10 +81,9 @@ class PoolCore:
         self._waits = {each.handle.value: new_wait_list(each, history) for each in operands}
         self._contexts = {each.context._device_ordinal(): each.context for each in operands}
         self._taken = dict.fromkeys(self._contexts.values(), 0)  # by a later loan, a larger number
-        # Where to look first for a free stream: those that became free, the latest at the end. That
-        # one is lent, because what it needs still lies in the processor's caches, and because a
-        # library that keeps memory for each stream, such as torch, then keeps it for few. But the
-        # states say what is free.
+        # The streams that became free, the latest at the end. That one is lent, because what it
+        # needs still lies in the processor's caches, and because a library that keeps memory for
+        # each stream, such as torch, then keeps it for few. Who takes one out takes its state next.
         self._recent = streams[::-1]
         self._streams = streams
 
@@ -122,11 +121,11 @@ class PoolCore:
         return self._counts()[3]
 
     def _counts(self) -> tuple[int, int, int, int]:
-        states = [min([*stream._loan] or [FREE + 1]) for stream in self._streams]
-        free, busy = states.count(FREE), sum(state < FREE for state in states)
+        free = sum(FREE in stream._loan for stream in self._recent.copy())
+        busy = sum(min([*stream._loan] or [FREE]) < FREE for stream in self._streams)
         # So many tasks are awake, or about to wake.
         wake = min(free, len(self._queue))
-        return free - wake, busy, len(states) - free - busy + wake, len(self._queue) - wake
+        return free - wake, busy, self.size - free - busy + wake, len(self._queue) - wake
 
     # ------------------------------------------------------------------------------------------ use
 
@@ -162,21 +161,16 @@ class PoolCore:
                     f"lent{self._holders(lent)}, {waiting} tasks wait. Give them back there first, "
                     "or make a pool for each loop"
                 )
-        reference = weakref.ref(bridge)
-        # Another one may use the pool meanwhile, and then does all of this first: its loans have
-        # later numbers. It must not take a stream for lost that is under way here.
-        is_first, self._adopting = self._adopting is not reference, reference
         self._queue.clear()
         self._due = 0.0
         for stream, last in numbers:
-            if is_first and not stream._loan:  # an interrupt has lost it
-                stream._loan[-last] = None
+            # A finalizer or a signal handler may use the pool meanwhile: its loans have later
+            # numbers.
             for number in [*stream._loan]:  # what is lent or busy was so in the former loop
                 if number != FREE and abs(number) <= last and self._ends(stream, number):
                     self._look(stream, bridge)
-        # This comes last, because after an interrupt the next use does all of it again.
         self._loop = getattr(bridge, "loop", _nothing) if len(self._contexts) == 1 else _nothing
-        self._bridge = reference
+        self._bridge = weakref.ref(bridge)
 
     def _at_once(self) -> Stream | None:
         """Gives out a stream if one is free and no task waits."""
@@ -206,7 +200,10 @@ class PoolCore:
             taken = self._taken
             used = Counter(each._context for each in self._streams if FREE not in each._loan)
             order = {each: (-used[each], -taken[each]) for each in self._contexts.values()}
-            self._recent = sorted(self._recent, key=lambda stream: order[stream._context])
+            with contextlib.suppress(ValueError):  # there is none
+                best = max(self._recent[::-1], key=lambda stream: order[stream._context])
+                self._recent.remove(best)
+                self._recent.append(best)
         with contextlib.suppress(IndexError):
             while True:
                 stream = self._recent.pop()
@@ -312,11 +309,8 @@ class PoolCore:
 
     def _ask_later(self, stream: Stream) -> None:
         stream._number += 1
-        # Before, because an interrupt may come next. And after, because a signal handler may have
-        # looked at the busy streams in between.
-        self._asks = True
         stream._loan[-stream._number] = None
-        self._asks = True
+        self._asks = True  # last, because a signal handler may look at the busy streams in between
 
     def _look(self, stream: Stream, bridge: loops.Bridge | None) -> None:
         """Decides whether a stream that came back is free, or when the pool learns that."""
@@ -366,11 +360,6 @@ class PoolCore:
             for number, entry in stream._loan.copy().items():
                 if number < FREE and entry is None and self._ends(stream, number):
                     self._look(stream, self._bridge())
-
-    def _find_free(self) -> None:
-        # An interrupt may have kept one from the list.
-        if not self._recent:
-            self._recent = [each for each in self._streams if FREE in each._loan]
 
     def _look_again_soon(self, bridge: loops.Bridge | None) -> None:
         """Has the loop look again at what no event reports, as long as that is needed."""
@@ -484,7 +473,6 @@ def _look_again_for(
     pool._due = 0.0
     if pool._queue or pool._asks:
         pool._look_again_soon(bridge())
-    pool._find_free()
     pool._look_again()
     if pool._queue and (code := pool._health()):
         pool._failed(code)

@@ -32,10 +32,9 @@ static PyObject *native_drop_abandoned(PyObject *Py_UNUSED(self), PyObject *Py_U
 }
 
 static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    int kind, owned;
+    int kind, owned, made_here = false;
     unsigned long long value, context;
-    PyObject *made = Py_None;
-    if (!PyArg_ParseTuple(args, "iKKp|O", &kind, &value, &context, &owned, &made)) return NULL;
+    if (!PyArg_ParseTuple(args, "iKKp|p", &kind, &value, &context, &owned, &made_here)) return NULL;
     HandleObject *self = (HandleObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Py_BEGIN_ALLOW_THREADS /* it asks the driver for the context's id */
@@ -45,15 +44,7 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    /* From here on this object answers for the driver's object, and the list of `unless_owned` does
-     * not. It is one step, because an interrupt in between would destroy it twice, or never. */
-    if (made != Py_None) {
-        if (PyList_SetSlice(made, 0, PyList_Size(made), NULL) < 0) {
-            Py_DECREF(self);
-            return NULL;
-        }
-        self->made_here = true;
-    }
+    self->made_here = made_here;
     return (PyObject *)self;
 }
 
@@ -68,8 +59,8 @@ static PyObject *Handle_borrow(PyObject *object, PyObject *Py_UNUSED(unused)) {
     return PyErr_NoMemory();
 }
 
-/* An owner's object closes its handle before the handle dies. If this one is open, an interrupt
- * came before an object had got it, or it was an event's and replaced. */
+/* An owner's object closes its handle before the handle dies. If this one is open, an error or an
+ * interrupt came before an object had got it, or it was an event's and replaced. */
 static void Handle_dealloc(PyObject *object) {
     HandleObject *self = (HandleObject *)object;
     struct handle *handle = self->handle;
@@ -372,7 +363,7 @@ void pop_from_python(void) {
 
 static PyMethodDef handle_functions[] = {
     {"drop_abandoned", native_drop_abandoned, METH_NOARGS,
-     "Destroys what no object has got, because an interrupt came. The janitor's."},
+     "Destroys what no object has got, because an error came. The janitor's."},
     {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
     {"capture_refusal", native_capture_refusal, METH_O,
      "0, or the negative code that says that the stream captures."},

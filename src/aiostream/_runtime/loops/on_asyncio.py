@@ -28,10 +28,8 @@ class _Latest(threading.local):
 _running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
 
-# It is held while the dict changes, because loops may start in several threads at once, and a
-# WeakKeyDictionary is written in Python. It is reentrant, because a signal handler may come here in
-# the thread that holds it.
-_lock = threading.RLock()
+# Any thread. There is no lock, because to set, to get and to copy are one operation of the dict
+# inside, and nothing here iterates over it.
 # Each value returns the bridge. It is a weak reference, because the loop's selector holds the
 # bridge and drops it when the loop is closed. A strong one would keep the queue open until the loop
 # object dies, and nothing would read what arrives until then. It is a strong one for a loop that
@@ -131,8 +129,7 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
         # otherwise leave a bridge there that no thread reads, and its waits would hang.
         read_for(bridge)
         reads = False
-    with _lock:
-        _bridges[loop] = weakref.ref(bridge) if reads else lambda: bridge
+    _bridges[loop] = weakref.ref(bridge) if reads else lambda: bridge
     return bridge
 
 
@@ -162,11 +159,7 @@ class AsyncioBridge(Bridge):
         """
         flags = _native.spend_turn(self.queue, _current_task())
         if flags & _native.TURN_BEGAN:
-            try:
-                self.loop().call_soon(_native.new_turn, self.queue)
-            except BaseException:  # else the turn would never end, and each wait would yield
-                _native.new_turn(self.queue)
-                raise
+            self.loop().call_soon(_native.new_turn, self.queue)
         return bool(flags & _native.TURN_YIELD)
 
     def new_future(self) -> Any:

@@ -26,13 +26,10 @@ from aiostream._runtime.observing import is_observed, observed_await, observers
 from aiostream.errors import CudaError, StreamClosedError
 
 _running_loop = asyncio._get_running_loop
-# It is held while the run variable is made, because runs may start in several threads at once. With
-# two run variables a run would get two bridges. It is reentrant, because a signal handler may come
-# here in the thread that holds it.
-_lock = threading.RLock()
-# A `trio.lowlevel.RunVar`, written once, under _lock. It is made at the first use, because
-# importing aiostream must not import trio.
-_trio_bridge: Any = None
+# Has one item, a `trio.lowlevel.RunVar` by its name. It is made at the first use, because importing
+# aiostream must not import trio. Any thread, single dict operations.
+_variables: dict[str, Any] = {}
+_NAME = "aiostream_bridge"
 
 runs_here = turns.in_trio
 
@@ -54,18 +51,16 @@ def tasks() -> list[Any]:
 
 def current_bridge(loop: object = None) -> TrioBridge:
     """Returns the bridge of the run that is at work in this thread, and makes it if needed."""
-    global _trio_bridge
     trio = sys.modules["trio"]
-    if _trio_bridge is None:
-        with _lock:
-            if _trio_bridge is None:
-                _trio_bridge = trio.lowlevel.RunVar("aiostream_bridge")
+    variable = _variables.get(_NAME)
+    if variable is None:  # of two threads that make one, both use the first
+        variable = _variables.setdefault(_NAME, trio.lowlevel.RunVar(_NAME))
     try:
-        return cast("TrioBridge", _trio_bridge.get())
+        return cast("TrioBridge", variable.get())
     except LookupError:
         process.start()
         bridge = TrioBridge(trio)
-        _trio_bridge.set(bridge)
+        variable.set(bridge)
         return bridge
 
 
