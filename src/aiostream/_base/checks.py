@@ -226,8 +226,10 @@ def member(kind: type[E], value: Any, name: str) -> E:
 
 def plain_function(
     fn: Any, name: str, advice: str = "it cannot await", halves: bool = False
-) -> None:
+) -> bool:
     """Refuses a function that returns a coroutine or a generator, because its body would not run.
+
+    Returns whether it is seen to be a generator function. A lambda may return a generator too.
 
     Args:
         fn: The function.
@@ -248,7 +250,7 @@ def plain_function(
         or _MARK in function.__dict__
         or _MARK in getattr(fn, "__dict__", ())
     ):
-        return
+        return bool(function.__code__.co_flags & inspect.CO_GENERATOR)
     if not callable(fn):
         raise TypeError(
             f"{name} takes a callable, not {type(fn).__name__}: pass `fn, *args`, not `fn(*args)`"
@@ -260,6 +262,7 @@ def plain_function(
                     f"{name} takes a plain function, not {kind}, whose body would never run: "
                     f"{advice}"
                 )
+    return False
 
 
 _NOT_HALVES = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -82,9 +82,6 @@ def _end(
 
 def _close(work: _native.Work, code: int) -> None:
     halves.close(work.result, code, wait_list_of(work._operand))
-    # Before the flag, because after an interrupt the end comes again, and comes here by the flag.
-    with contextlib.suppress(ValueError):
-        work._operand.shared.held.remove(work.result.mark)
     work.is_left = work.in_halves = False
     _leave(work)
 
@@ -246,7 +243,7 @@ class RunMethods:
             if self._lends:
                 return await stream._run_observed(fn, *args, **kwargs)
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
-        checks.plain_function(fn, "run", halves=True)
+        is_generator = checks.plain_function(fn, "run", halves=True)
         if self._lends:
             pool, stream = stream, stream._at_once() or await stream._in_turn()
             loan = stream._number
@@ -254,12 +251,16 @@ class RunMethods:
                 args = (stream._own, *args)
         operand = stream._operand
         work: _native.Work | None = None
+        driven: halves.Halves | None = None
         asks = False  # whether the driver has to say that the stream is idle
         try:
             launches = loops.current_bridge().launches
             if launches.wait:
                 await waiting.launch_turn(launches)
             call: Callable[[], Any] = partial(fn, *args, **kwargs)
+            if is_generator:  # the first half is a part of the call
+                driven = halves.Halves(operand, call)
+                call = driven.begin
             # The way into torch and cupy holds the result too.
             if operand.shared.currents:
                 call = in_libraries(operand, call)
@@ -272,9 +273,11 @@ class RunMethods:
             finally:
                 launches.note(waiting.now() - began)
             if isinstance(refusal, GeneratorType):
-                asks = True
-                result = await halves.drive(work)
-                _leave(work)
+                driven = driven or halves.Halves(operand, call)
+                result = await halves.drive(work, driven, launches)
+                if work.objects is not None:
+                    asks = True
+                    _leave(work)
             else:
                 if refusal:
                     waiting.refuse(refusal, operand, "cuCtxPushCurrent")
@@ -283,6 +286,8 @@ class RunMethods:
         except BaseException as problem:
             # A coroutine may be closed in any thread, also by the collector.
             if work is not None:
+                if driven is not None:
+                    driven.leave(work)
                 _leave(work, not isinstance(problem, GeneratorExit))
             if pool is not None:
                 pool._give(stream, loan, problem)

@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Callable, Generator
 from functools import partial
-from types import GeneratorType
 from typing import Any, TypeVar, cast, overload
 
 from aiostream import _native, errors
@@ -194,8 +193,6 @@ class _ThreadCall(Completion):
         if halves.is_open:
             closing.append(halves.mark)
             launchers.call(partial(_close, halves, code))
-        else:
-            _end(halves)
 
     def give_back(self) -> None:
         """Gives the token back to the limiter, once."""
@@ -213,17 +210,6 @@ class _ThreadCall(Completion):
         self.operand.handle.unpin(self.pins)
 
 
-def _begin(halves: Halves, call: Callable[[], Any]) -> Any:
-    """Calls the user's function in the worker thread, and a generator up to its first `yield`."""
-    result = call()
-    if isinstance(result, GeneratorType):
-        halves.generator = result
-        halves.taken.append(call)  # as long as the generator
-        halves.operand.shared.held.append(halves.mark)
-        halves.step()
-    return result
-
-
 def _close(halves: Halves, code: int) -> None:
     """Closes a generator in a launching thread, because its task has gone."""
     operand, pins = halves.operand, list[bool]()
@@ -232,14 +218,7 @@ def _close(halves: Halves, code: int) -> None:
         close(halves, code, _wait_list(operand) if pins else None)
     finally:
         operand.handle.unpin(pins)
-        _end(halves)
-
-
-def _end(halves: Halves) -> None:
-    """The generator has ended, or there was none."""
-    for marks in (halves.operand.shared.held, closing):
-        with contextlib.suppress(ValueError):
-            marks.remove(halves.mark)
+        closing.remove(halves.mark)
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
@@ -369,14 +348,15 @@ class ThreadStream:
         operand = self._operand
         if limiter is not None and not hasattr(limiter, "acquire_on_behalf_of_nowait"):
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        halves = Halves(operand, None, launchers.copied_context(limiter is None))
-        step: Any = partial(_begin, halves, partial(fn, *args, **kwargs))
+        function: Any = partial(fn, *args, **kwargs)
+        halves = Halves(operand, function, launchers.copied_context(limiter is None))
         del args, kwargs  # this frame would keep what they hold
+        step: Any = halves.begin
         bare = False
         try:
             while True:
                 try:
-                    function: Any = partial(halves.context.run, step)
+                    function = partial(halves.context.run, step)
                     call = _ThreadCall(operand, function, limiter, halves, bare)
                     result = await self._in_thread(call)
                     if halves.generator is None:
@@ -388,16 +368,13 @@ class ThreadStream:
                 except (CudaError, StreamClosedError) as problem:
                     if not halves.is_open:
                         raise
-                    halves.take()
                     step, bare = partial(halves.step, problem), True
                 except Exception:
                     if halves.is_open:  # it has yielded once more
                         call._close(0)
                     raise
         finally:
-            step = function = None  # its traceback refers to this frame
-            if not halves.is_open:
-                _end(halves)
+            del step, function, halves  # a traceback refers to this frame
 
     async def _in_thread(self, call: _ThreadCall) -> Any:
         limiter, future = call.limiter, cast("Any", call.future)

@@ -170,14 +170,22 @@ static PyObject *native_call_with(PyObject *Py_UNUSED(module), PyObject *args) {
     return call_inside(currents, 0, call, held);
 }
 
-/* call_in_context(handle, wait_list, call): makes another call in the context of a stream that is
- * pinned, of which nothing is kept. 0, or why it was not made. */
+/* call_in_context(handle, wait_list, call, asks): makes another call in the context of a stream
+ * that is pinned, of which nothing is kept. 0, or why it was not made. If it asks, also because a
+ * wait behind the call would be refused. */
 static PyObject *native_call_in_context(PyObject *Py_UNUSED(module), PyObject *args) {
     struct handle *handle;
     const struct waits *waits;
     PyObject *call;
-    if (!PyArg_ParseTuple(args, "O&O&O", to_handle, &handle, to_waits, &waits, &call)) return NULL;
-    int status = push_from_python(handle);
+    int asks, status;
+    if (!PyArg_ParseTuple(args, "O&O&Op", to_handle, &handle, to_waits, &waits, &call, &asks))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    failed_forget();
+    status = asks ? failed_in("cuStreamQuery", wait_list_health(waits->list)) : CUDA_SUCCESS;
+    if (asks && !status) status = operate_as_is(handle, do_capture_refusal, NULL);
+    Py_END_ALLOW_THREADS
+    if (status == CUDA_SUCCESS) status = push_from_python(handle);
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     struct wait *under_way = NULL;
     if (atomic_load(&waits->limit)) {
