@@ -46,6 +46,12 @@ class Held:
             group.start_soon(self.ask, item)
             await turns()
 
+    async def begin_together(self, group: Any, *items: Any) -> None:
+        """Asks for items in one turn of the loop."""
+        for item in items:
+            group.start_soon(self.ask, item)
+        await turns()
+
 
 @contextlib.asynccontextmanager
 async def held(**options: Any) -> AsyncIterator[tuple[Held, Any]]:

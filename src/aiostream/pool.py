@@ -339,10 +339,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         """
         return _Lending(self)
 
-    def _acquire_always(self) -> _Lending:
-        """Does what `acquire` does, but `max_waiting` does not count."""
-        return _Lending(self, is_limited=False)
-
     def acquire_nowait(self) -> Stream:
         """Gives you a stream that is free now. Give it back with `release`.
 
@@ -432,18 +428,18 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     """A coroutine that returns a stream of a pool, and a block that gives it back."""
 
-    __slots__ = ("_acquiring", "_is_limited", "_loan", "_pool")
+    __slots__ = ("_acquiring", "_loan", "_pool")
     _block = "pool.stream()"
     _or_else = ", because it may have to wait for a stream"
 
-    def __init__(self, pool: StreamPool[Any], *, is_limited: bool = True) -> None:
-        self._pool, self._is_limited = pool, is_limited
+    def __init__(self, pool: StreamPool[Any]) -> None:
+        self._pool = pool
         self._acquiring: Coroutine[Any, Any, Stream] | None = None
         self._loan: tuple[Stream, int] | None = None
 
     def _begin(self) -> Coroutine[Any, Any, Stream]:
         # Once, so that a block which is entered twice is refused.
-        self._acquiring = acquiring = self._acquiring or self._pool._acquire(self._is_limited)
+        self._acquiring = acquiring = self._acquiring or self._pool._acquire()
         return acquiring
 
     def __await__(self) -> Generator[Any, Any, Stream]:

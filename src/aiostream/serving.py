@@ -9,9 +9,11 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar, overload
 
+from aiostream import _native
 from aiostream._base import checks
 from aiostream._runtime import completion, loops
 from aiostream._runtime.observing import is_observed, observed, observers
@@ -27,10 +29,8 @@ Own = TypeVar("Own")
 # What a function of batches returns, or yields once and then returns. An exception is raised.
 Found = Sequence[Result | BaseException]
 Results = Found[Result] | Generator[None, None, Found[Result]]
-
-
-def _nothing() -> None:
-    """The bridge of a block that is not open."""
+# Items, and when they came, by the future of their task.
+Batch = dict[Any, tuple[Item, float]]
 
 
 class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
@@ -41,9 +41,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
     So an item that comes alone starts at once, and under load the batches grow by themselves. There
     is no timer, and nothing to tune.
 
-    The first item that came is served first. The items of a batch are taken when the pool has given
-    the stream, so the items of one turn of the loop share a batch. Each batch runs in a task of its
-    own, with the context variables of the block's beginning, so no request's variables reach it.
+    The first item that came is served first. The items of a batch are taken when there is a stream
+    for it, so the items of one turn of the loop share a batch. Each batch has the context variables
+    of the block's beginning, so no request's variables reach it. It runs in a task of its own, but
+    on asyncio an item that comes alone runs in its own task. While items wait, such a task goes on
+    with its stream, unless others wait for one in the pool.
 
     An error of `fn` or of the GPU is raised in each task that waits for that batch, and in no
     other. Each task gets a copy, if `copy.copy` gives one of the same type and arguments. A result
@@ -114,15 +116,17 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         # Only the thread of the block's loop touches these. A thread that exports metrics reads
         # lengths and copies.
         # The items that wait for a batch, and when they came, by their task's future.
-        self._waiting: dict[Any, tuple[Item, float]] = {}
-        # The tasks that run batches, and what these hold. asyncio's loop does not keep them.
-        self._tasks: dict[object, dict[Any, tuple[Item, float]]] = {}
+        self._waiting: Batch[Item] = {}
+        # What each task holds that runs batches, and the task, because asyncio's loop does not keep
+        # it. `None`: the task of the batch's only item.
+        self._tasks: dict[int, tuple[Batch[Item], object]] = {}
         # One of these tasks has no stream yet, and takes what waits when it gets one. It is there
         # as long as an item waits.
         self._comes = False
+        self._queues = False  # that task waits in the pool
         self._end: Any = None  # the future for which the end of the block waits
         # That of the loop of the block, within it. Weak, because the bridge ends with its loop.
-        self._bridge: Callable[[], loops.Bridge | None] = _nothing
+        self._bridge: Callable[[], loops.Bridge | None] = lambda: None
         self._context = contextvars.Context()
 
     @property
@@ -132,7 +136,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         return sum(map(loops.is_awaited, list(self._waiting)))
 
     def __repr__(self) -> str:
-        in_batches = sum(map(len, list(self._tasks.values())))
+        in_batches = sum(len(batch) for batch, _ in list(self._tasks.values()))
         counts = f"{self.waiting} items wait, {in_batches} are in batches"
         return f"<aiostream.serving.{self._called}: {counts}{'' if self._bridge() else ', closed'}>"
 
@@ -148,13 +152,13 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             raise RuntimeError(f"the block of {self._called} has begun before")
         await waiting.checkpoint()
         self._waiting, self._tasks = {}, {}
-        self._comes, self._end = False, None
+        self._comes, self._queues, self._end = False, False, None
         self._bridge, self._context = weakref.ref(bridge), contextvars.copy_context()
         pending.queues[id(self)] = self
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._bridge = _nothing
+        self._bridge = lambda: None
         await waiting.checkpoint()
         while self._tasks and not self._pool.closed:
             self._end = loops.current_bridge().new_future()
@@ -166,7 +170,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         """Waits for a batch with this item, and returns the item's result.
 
         Cancellation: raises at once. If the item's batch has not begun, the item will not be in it.
-        If it has begun, it goes on without you.
+        If it has begun, it goes on without you. But if the item is alone, the batch may end as a
+        cancelled `pool.run` does.
 
         Threads: call it in a task of the loop in which the block began. On trio it is a checkpoint.
 
@@ -195,10 +200,14 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         future = bridge.new_future()
         try:
             queue[future] = item, time.perf_counter()
-            if not self._comes:
-                self._begin_task(bridge)
+            # One task alone needs no other task. trio's tasks have no order within a turn.
+            leads = not (self._comes or self._tasks or self._in_thread or bridge.checkpoint)
             # The frame of a task that waits must not hold the bridge, which would survive its loop.
             del bridge
+            if leads:
+                await self._serve({}, future)
+            elif not self._comes:
+                self._begin_task()
             outcome: Result | BaseException = await future
         except BaseException:
             queue.pop(future, None)
@@ -214,62 +223,89 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     # ------------------------------------------------------------------------------------ a batch
 
-    def _begin_task(self, bridge: loops.Bridge) -> None:
+    def _begin_task(self) -> None:
+        batch: Batch[Item] = {}
+        serve, context = partial(self._serve, batch), self._context.copy()
+        # It starts in a later turn.
+        self._tasks[id(batch)] = batch, loops.current_bridge().spawn(serve, self._called, context)
         self._comes = True
-        try:
-            # A context of its own, so that what one batch sets does not reach the next.
-            task = bridge.spawn(self._serve, self._called, self._context.copy())
-        except BaseException:
-            self._comes = False
-            raise
-        self._tasks[task] = {}  # it starts in a later turn
 
-    async def _serve(self) -> None:
-        """Waits for a stream, and runs what waits then as one batch."""
-        task = loops.current_bridge().current_task()
-        tasks, has_stream = self._tasks, False
-        batch = tasks[task]
+    async def _serve(self, batch: Batch[Item], own: Any = None) -> None:
+        """Waits for a stream, and runs what waits then as one batch, and so on.
+
+        Args:
+            batch: Empty. The items that are in work.
+            own: The future of the task that calls this, whose item alone is served: if no other one
+                comes within a turn, and a stream is free. Otherwise another task begins.
+        """
+        tasks, pool, stream, loan = self._tasks, self._pool, None, 0
         try:
-            async with self._pool._acquire_always() as stream:
-                has_stream, self._comes = True, False
+            if own is not None:
+                self._comes, tasks[id(batch)] = True, (batch, None)
+                await loops.yield_turn()
+            if own is None or len(self._waiting) == 1:
+                stream = pool._at_once()
+            if stream is None:
+                if own is not None:
+                    return
+                self._queues = True
+                stream = await pool._in_turn(is_limited=False)
+            loan, self._comes, self._queues = stream._number, False, False
+            run = stream.run_in_thread if self._in_thread else stream.run
+            while True:
                 self._take_into(batch, self._most)
-                if self._waiting:
-                    self._begin_task(loops.current_bridge())
-                if batch:
-                    self.sizes[len(batch)] += 1
-                    run = stream.run_in_thread if self._in_thread else stream.run
-                    items = [item for item, _ in batch.values()]
-                    results = await run(self._fn, *self._pool._before(stream, (items,)))
-                    outcomes = self._outcomes(results, len(batch))
-        except GeneratorExit:  # the loop is gone, and the tasks that wait with it
-            tasks = {}
-            raise
+                if self._waiting and not self._comes:
+                    self._begin_task()
+                if not batch:
+                    break
+                self.sizes[len(batch)] += 1
+                items = [item for item, _ in batch.values()]
+                call = run(self._fn, *pool._before(stream, (items,)))
+                # In a context of its own, so that what one batch sets does not reach the next.
+                results = await waiting.within(self._context.copy(), call)
+                _settle(batch, self._outcomes(results, len(batch)))
+                batch.clear()
+                if own is not None or len(pool._queue) > self._queues:  # others want the stream
+                    break
+            pool._give(stream, loan)
         except BaseException as error:
-            if not has_stream:
-                self._comes = False
+            if stream is not None and loan:
+                pool._give(stream, loan, error)
+            if not loan:
+                self._comes = self._queues = False
+            if isinstance(error, GeneratorExit):  # the loop is gone, and the tasks that wait
+                tasks.pop(id(batch), None)
+                own = None
+                raise
+            is_cancelled = not isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
+            if own is not None and not loan:
+                self._waiting.pop(own, None)
+                raise
             if not self._comes:  # no task will take what waits
                 self._take_into(batch, sys.maxsize)
-            is_cancelled = not isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
             instead = RuntimeError(f"the task of {self._called} was cancelled")
-            was_raised = _settle(batch, completion.copies_of(instead if is_cancelled else error))
+            was_raised = any(map(loops.is_awaited, batch))
+            _settle(batch, completion.copies_of(instead if is_cancelled else error))
             if is_cancelled or not (was_raised or isinstance(error, Exception)):
                 raise
-        else:
-            if batch:
-                _settle(batch, outcomes)
         finally:
             # The futures hold errors, whose tracebacks refer to this frame.
             batch.clear()
-            end = self._end
-            if tasks.pop(task, None) is not None and not tasks and end and not end.done():
+            end, was_there = self._end, tasks.pop(id(batch), None) is not None
+            if own is not None and not loan:
+                self._comes = False
+                if self._waiting:
+                    self._begin_task()
+            if was_there and not tasks and end and not end.done():
                 completion.set_result(end, None)
 
-    def _take_into(self, batch: dict[Any, tuple[Item, float]], most: int) -> None:
+    def _take_into(self, batch: Batch[Item], most: int) -> None:
         """Moves items that wait into a batch, the first ones first."""
-        while self._waiting and len(batch) < most:
-            for future in list(islice(self._waiting, most - len(batch))):
-                entry = self._waiting.pop(future)
-                if loops.is_awaited(future):  # else its task was cancelled, and has yet to run
+        queue, is_awaited = self._waiting, loops.is_awaited
+        while queue and len(batch) < most:
+            for future in list(islice(queue, most - len(batch))):
+                entry = queue.pop(future)
+                if is_awaited(future):  # else its task was cancelled, and has yet to run
                     batch[future] = entry
 
     def _outcomes(self, results: Sequence[Result | BaseException], size: int) -> list[Any]:
@@ -285,21 +321,21 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     def _pending(self) -> list[tuple[Any, str, float]]:
         """Returns the future, the call and the beginning of each wait for a result."""
+        # A task that runs its own batch waits for that one's stream.
+        batches = [batch for batch, task in list(self._tasks.values()) if task is not None]
         return [
             (future, self._fn_name, since)
-            for items in (*list(self._tasks.values()), self._waiting)
+            for items in (*batches, self._waiting)
             for future, (_, since) in items.copy().items()
         ]
 
 
-def _settle(batch: Iterable[Any], outcomes: Iterable[Any]) -> bool:
-    """Gives the tasks of a batch their outcomes. Returns whether there was one."""
-    settled = False
+def _settle(batch: Batch[Any], outcomes: Iterable[Any]) -> None:
+    """Gives the tasks of a batch their outcomes."""
+    of_trio = isinstance(next(iter(batch), None), _native.OwnFuture)
     for future, outcome in zip(batch, outcomes, strict=False):
-        if loops.is_awaited(future):  # else its task was cancelled meanwhile
-            completion.set_result(future, outcome)
-            settled = True
-    return settled
+        if not future.done():  # else its task was cancelled meanwhile
+            (future._set_result if of_trio else future.set_result)(outcome)
 
 
 # ------------------------------------------------------------------------------ clients that leave

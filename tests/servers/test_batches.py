@@ -19,7 +19,7 @@ from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool
 from aiostream.serving import Batches
 from batching import Held, double, held
 from support import Gate, run_on
-from waiters import until
+from waiters import turns, until
 
 
 def all_tasks() -> set[Any]:
@@ -137,6 +137,49 @@ async def test_a_batch_goes_on_without_a_cancelled_task() -> None:
         with anyio.CancelScope(shield=True):
             assert await made.batches(6) == 12
     assert made.seen == [[0], [1, 2], [6]]
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_an_item_alone_that_is_cancelled_leaves_the_others_to_a_task() -> None:
+    """It is cancelled in the turn in which it waits for others."""
+    async with StreamPool(1) as pool, Batches(pool, double, most=8) as doubled:
+        for other in (None, 2):
+            first = asyncio.ensure_future(doubled(1))
+            await asyncio.sleep(0)
+            rest = [asyncio.ensure_future(doubled(other))] if other else []
+            first.cancel()
+            assert await asyncio.gather(*rest) == [4] * len(rest)
+            assert first.cancelled() or await asyncio.wait([first])
+        assert doubled.waiting == 0
+        assert doubled.sizes == Counter({1: 1})
+        assert await doubled(3) == 6
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_an_item_alone_runs_in_its_own_task() -> None:
+    tasks: list[Any] = []
+
+    def fn(items: list[int]) -> list[int]:
+        tasks.append(asyncio.current_task())
+        return items
+
+    async with StreamPool(1) as pool, Batches(pool, fn, most=2) as same:
+        assert await same(1) == 1
+        assert tasks == [asyncio.current_task()]
+
+
+@pytest.mark.all_loops
+async def test_a_task_goes_on_with_its_stream_while_items_wait() -> None:
+    """And gives it to others in their turn."""
+    async with held(most=1) as (made, group):
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        await made.begin(group, 1, 2)
+        async with Batches(made.pool, made.fn, most=1) as other:
+            group.start_soon(other, "other")
+            await turns()
+            made.gate.open()
+    assert made.seen == [[0], [1], ["other"], [2]]
 
 
 async def test_nothing_runs_if_all_items_of_a_batch_are_cancelled() -> None:
@@ -272,17 +315,17 @@ async def test_an_end_of_the_program_in_a_batch_is_raised_in_its_task(kind: Any)
 
 async def test_a_task_of_a_batch_that_is_cancelled_leaves_no_item_waiting() -> None:
     """As all tasks are when `asyncio.run` ends."""
-    async with held() as (made, group):
-        await made.begin(group, 0)
-        await until(lambda: made.seen == [[0]])
-        await made.begin(group, 1)
+    async with held(most=2) as (made, group):
+        await made.begin_together(group, 0, 1)
+        await until(lambda: len(made.seen) == 1)
+        await made.begin(group, 2)
         if tasks := [each for each in all_tasks() if "Batches of" in str(each)]:
             for task in tasks:
                 task.cancel()
-            await until(lambda: len(made.outcomes) == 2)
+            await until(lambda: len(made.outcomes) == 3)
             assert {type(error) for error in made.outcomes.values()} == {RuntimeError}
         made.gate.open()
-        assert await made.batches(2) == 4
+        assert await made.batches(3) == 6
 
 
 async def test_wrong_arguments_are_refused() -> None:

@@ -220,9 +220,9 @@ class PoolCore:
         stream._loan[number] = task and _reference(task)
         return stream
 
-    async def _acquire(self, is_limited: bool = True) -> Stream:
+    async def _acquire(self) -> Stream:
         if observers and not is_observed():
-            return await observed("StreamPool.acquire", PoolCore._acquire, self, is_limited)
+            return await observed("StreamPool.acquire", PoolCore._acquire, self)
         bridge = loops.current_bridge()
         checkpoint = bridge.checkpoint
         # Without an await all other tasks of the loop would wait as long as streams are free.
@@ -236,7 +236,7 @@ class PoolCore:
             await loops.yield_turn()
         if self._healthy_since is not driver.latest_failure:
             self._enter()
-        return self._at_once() or await self._in_turn(is_limited)
+        return self._at_once() or await self._in_turn()
 
     async def _in_turn(self, is_limited: bool = True) -> Stream:
         """Waits until it is this task's turn."""

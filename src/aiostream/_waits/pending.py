@@ -133,12 +133,13 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         module, code = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code
         if module not in _LIBRARIES:
             where, seen = f"{code.co_filename}:{frame.f_lineno}, in {code.co_qualname}", False
-        elif module == "aiostream" and not seen and not re.match("_[a-z]", code.co_name):
+        elif module == "aiostream" and not seen and not re.match("_[a-z]|within", code.co_name):
             # The first after the user's own line is what the user has called.
             values, seen = frame.f_locals, True
             if "self" in values:
                 call = f"{type(values['self']).__name__}.{code.co_name}"
-            function = completion.name_of(values["fn"]) if "fn" in values else function
+            fn = values.get("fn", getattr(values.get("self"), "_fn", None))
+            function = completion.name_of(fn) if fn is not None else function
     return {
         "stream": of,
         "call": call,
@@ -182,8 +183,11 @@ def _frames_of(task: Any) -> list[FrameType]:
     # What `__await__` and `__anext__` return shows its coroutine to the collector alone.
     while within := [x for x in (awaited, *gc.get_referents(awaited)) if type(x) in _LINKS]:
         link = _LINKS[type(within[0])]
-        frames.append(getattr(within[0], f"{link[:2]}_frame"))
+        frame = getattr(within[0], f"{link[:2]}_frame")
+        frames.append(frame)
         # Python 3.11 crashes if it is asked what a coroutine awaits that runs in another thread.
         # No call comes between the two questions, so no other thread runs there.
         awaited = None if outer.cr_running else getattr(within[0], link)
+        if not outer.cr_running and frame and frame.f_code is waiting.within.__code__:
+            awaited = frame.f_locals["awaited"]
     return [frame for frame in frames if frame is not None]

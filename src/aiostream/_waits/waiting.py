@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -257,6 +259,23 @@ async def launch_turn(launches: Launches) -> None:
                 break
     finally:
         launches.waiting.pop(ticket, None)
+
+
+@types.coroutine
+def within(context: contextvars.Context, awaited: Any) -> Generator[Any, Any, Any]:
+    """Awaits a coroutine, and runs each of its steps in a context of variables."""
+    step, value = awaited.send, None
+    while True:
+        try:
+            yielded = context.run(step, value)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            value = None  # an error that refers to this frame would keep itself alive
+        try:
+            step, value = awaited.send, (yield yielded)
+        except BaseException as error:
+            step, value = awaited.throw, error
 
 
 def require_ready(operand: Operand, recent: bool = False) -> None:

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from aiostream._base import turns
@@ -147,9 +148,10 @@ def is_over(task: Any) -> bool:
     return bool(task.done() if hasattr(task, "done") else task.coro.cr_frame is None)
 
 
-async def yield_turn() -> None:
+@types.coroutine
+def yield_turn() -> Generator[None, None, None]:
     """Gives asyncio's loop one turn."""
-    await asyncio.sleep(0)
+    yield  # as `asyncio.sleep(0)` does
 
 
 async def checkpoint() -> None:
