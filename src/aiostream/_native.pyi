@@ -21,9 +21,9 @@ RESULT_NO_MEMORY: int
 
 # The names in the order of counters().
 COUNTERS: tuple[str, ...]
-# The names of the strategies in native/policy.c, each at its number.
+# The names of the strategies in native/engine/policy.c, each at its number.
 WAIT_STRATEGIES: tuple[str, ...]
-# The rows of native/driver_calls.h: name, name for cuGetProcAddress, version, may be missing.
+# The rows of driver_calls.h: name, name for cuGetProcAddress, version, may be missing.
 DRIVER_CALLS: tuple[tuple[str, str, int, bool], ...]
 
 # The attributes of Handle, Work, Completion, WaitList and Wait are read-only.

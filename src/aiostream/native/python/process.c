@@ -12,23 +12,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "watcher.h"
-
-static _Atomic bool forked; /* set in a forked child, in which the driver may not be called */
-
-bool is_child(void) { return atomic_load(&forked); }
-
-bool refuse_in_child(void) {
-    if (!is_child()) return false;
-    PyErr_SetString(
-        PyExc_RuntimeError,
-        "CUDA cannot be used in a forked child: neither the driver nor aiostream survives "
-        "fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A "
-        "server that loads its application before it forks (gunicorn --preload, Celery) must not "
-        "use CUDA in the parent, not even Device.count(): make streams in the lifespan, or in a "
-        "hook after the fork.");
-    return true;
-}
+#include "../engine/watcher.h"
 
 /* --- the exit gate ---
  *
@@ -105,7 +89,7 @@ static const struct {
     {#name, #name, version, false, offsetof(struct driver_calls, field)},
 #define NEWER(field, name, version, plain, parameters)                                             \
     {#name, #plain, version, true, offsetof(struct driver_calls, field)},
-#include "driver_calls.h"
+#include "../engine/driver_calls.h"
 };
 enum { DRIVER_ROWS = sizeof driver_rows / sizeof *driver_rows };
 
@@ -177,15 +161,6 @@ static PyObject *native_write_unraisable(PyObject *Py_UNUSED(self), PyObject *ar
     Py_RETURN_NONE;
 }
 
-static PyObject *native_set_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    forked = true;
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_is_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    return PyBool_FromLong(atomic_load(&forked));
-}
-
 static PyMethodDef process_functions[] = {
     {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
     {"open_orphans", native_open_orphans, METH_NOARGS,
@@ -199,9 +174,6 @@ static PyMethodDef process_functions[] = {
      "For how many seconds it has been in its pass; 0 while it sleeps."},
     {"write_unraisable", native_write_unraisable, METH_VARARGS,
      "Reports an exception to sys.unraisablehook."},
-    {"set_forked", native_set_forked, METH_NOARGS,
-     "From now on every call here is refused: this is a forked child."},
-    {"is_forked", native_is_forked, METH_NOARGS, "Whether set_forked() was called."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,17 +1,17 @@
-/* What the files that know Python share: module.c and its companions. */
+/* What the files that know Python share: module.c and its companions, the rest of python/. */
 #ifndef AIOSTREAM_MODULE_H
 #define AIOSTREAM_MODULE_H
 
 #include <Python.h>
 #include <structmember.h>
 
-#include "handles.h"
-#include "points.h"
+#include "../engine/handles.h"
+#include "../engine/points.h"
 
 /* A free-threaded Python has no GIL, so several threads run these files at once. Then these exclude
  * each other:
  *
- * - The owner of a point is read and written under the lock of its slot (module_completions.h).
+ * - The owner of a point is read and written under the lock of its slot (completions.h).
  * - The fields of a Completion that several threads use, and the list of an Order, are read and
  *   written in a critical section. With the GIL it is nothing, and the limited API has none.
  * - Handles, queues, points and waits have their own atomics and locks, because the driver's
@@ -49,28 +49,16 @@ int is_found(const void *, const char *what, PyObject *number);
 /* appends the object and releases it; false: with an exception set, or NULL was passed */
 bool append_new(PyObject *list, PyObject *object);
 
-/* Pins a handle, and makes one driver call on it, without the GIL, in its context, under
- * RELAXED. */
-typedef int (*handle_operation)(struct handle *, void *argument);
-int operate(struct handle *, handle_operation, void *argument);
-/* The same, if the caller has pinned the handle. */
-int operate_pinned(struct handle *, handle_operation, void *argument);
-/* The caller has pinned it, and the call is made in the thread's own capture mode. */
-int operate_pinned_as_is(struct handle *, handle_operation, void *argument);
-/* As operate, in the thread's own capture mode. */
-int operate_as_is(struct handle *, handle_operation, void *argument);
-/* As operate, for a caller that has the GIL. */
+/* As `operate`, for a caller that has the GIL. */
 int operate_from_python(struct handle *, handle_operation, void *argument);
 
-/* --- completions --- */
-
-int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
-int do_stream_query(struct handle *, void *unused);    /* another one */
 /* keeps the GIL, unless this destroys the driver's object */
 void unpin_from_python(struct handle *);
 /* Makes a stream's context current for a call of Python: 0, or a driver code. */
 int push_from_python(struct handle *);
 void pop_from_python(void);
+/* --- of one file each --- */
+
 struct wait;
 /* A Wait that its task polls. NULL: no memory, and the wait is still the caller's. */
 PyObject *new_wait(struct wait *, struct queue *);

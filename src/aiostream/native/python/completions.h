@@ -1,9 +1,9 @@
-/* What the files about completions share. See module_completions.c. */
+/* What the files about completions share. See completions.c. */
 #ifndef AIOSTREAM_MODULE_COMPLETIONS_H
 #define AIOSTREAM_MODULE_COMPLETIONS_H
 
 #include "module.h"
-#include "waits.h"
+#include "../engine/waits.h"
 
 enum state { NEW, PENDING, DONE, FAILED, CANCELLED, DROPPED };
 

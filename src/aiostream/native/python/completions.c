@@ -2,9 +2,9 @@
  * live until the GPU has passed it.
  *
  * The step that enqueues the work makes the completion, in the thread of the loop
- * (module_enqueue.c). From then on the slot of the point owns it (`point_own`), so it lives on when
+ * (enqueue.c). From then on the slot of the point owns it (`point_own`), so it lives on when
  * the task, the future, the loop and the stream are gone. The drain of the loop's queue ends it
- * (module_drain.c). If the GPU has passed the point, completion_complete settles the future and
+ * (drain.c). If the GPU has passed the point, completion_complete settles the future and
  * drops the objects, those of earlier work on the stream first. If the context has failed,
  * completion_abandon fails the future and keeps the objects.
  *
@@ -14,7 +14,7 @@
  * driver's threads or in the watcher.
  *
  * A slot may own other things too. A bare future of a loop is one on which a task sleeps while a
- * timer or the watcher has its wait: it gets the wait's answer (`as_answer` in module_waits.c). Of
+ * timer or the watcher has its wait: it gets the wait's answer (`as_answer` in waits.c). Of
  * any other object, the method `complete` is called.
  *
  * A KeyboardInterrupt may come in what a step here calls: the function of `enqueue`, a future's
@@ -22,7 +22,7 @@
  * twice: if the call has raised, the arrival goes back to the queue, and the next drain does it
  * again.
  */
-#include "module_completions.h"
+#include "completions.h"
 
 PyTypeObject *completion_type;
 static PyTypeObject *order_type, *own_future_type;

@@ -1,28 +1,118 @@
 /* The Python face of the native part: `aiostream._native`, of which this file has the module
- * itself, the queues, the contexts, and the counts of the ledger.
+ * itself, the queues, the contexts, the counts of the ledger, and what its companions share.
  *
- * Python's threads come in here and in the other module_*.c files, and nowhere else. Each function
+ * Python's threads come in here and in the other files of python/, and nowhere else. Each function
  * parses its arguments, gives up the GIL around each call of the driver, and answers with a number
  * that Python turns into an error. No KeyboardInterrupt comes within one. The driver's threads come
- * the other way, to Python, only through python_dispatch() of module_process.c, for the user's own
- * Python host functions.
+ * the other way, to Python, only through python_dispatch() of process.c, for the user's own Python
+ * host functions.
  *
- * Files without `module_` in their name never include Python.h. All of it keeps to the limited API,
+ * The files of engine/ know nothing of Python or of these. All of python/ keeps to the limited API,
  * so one wheel serves every Python >= 3.11.
  */
 #include "module.h"
 
-#include <errno.h>
+#include <string.h>
 
-#include "waits.h"
+#include "../engine/waits.h"
 
-/* --- points and queues --- */
+/* --- what the other files use --- */
+
+static _Atomic bool forked; /* set in a forked child, in which the driver may not be called */
+
+bool is_child(void) { return atomic_load(&forked); }
+
+bool refuse_in_child(void) {
+    if (!is_child()) return false;
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        "CUDA cannot be used in a forked child: neither the driver nor aiostream survives "
+        "fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A "
+        "server that loads its application before it forks (gunicorn --preload, Celery) must not "
+        "use CUDA in the parent, not even Device.count(): make streams in the lifespan, or in a "
+        "hook after the fork.");
+    return true;
+}
+
+/* Keeps the GIL unless this destroys the object. While another thread computes in Python, each time
+ * that a thread gives up the GIL may cost it 5 ms. */
+void unpin_from_python(struct handle *handle) {
+    /* forked since the pin: the last user would destroy the parent's object */
+    if (is_child()) return;
+    handle = handle_unpin_at_once(handle);
+    if (!handle) return;
+    Py_BEGIN_ALLOW_THREADS
+    handle_unpin(handle);
+    Py_END_ALLOW_THREADS
+}
+
+int operate_from_python(struct handle *handle, handle_operation operation, void *argument) {
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = operate(handle, operation, argument);
+    Py_END_ALLOW_THREADS
+    return result;
+}
+
+int push_from_python(struct handle *stream) {
+    int status;
+    Py_BEGIN_ALLOW_THREADS /* see Work.begin */
+    failed_forget();
+    status =
+        handle_is_gone(stream) ? CUDA_CONTEXT_IS_DESTROYED : context_push(handle_context(stream));
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+void pop_from_python(void) {
+    if (is_child()) return;
+    Py_BEGIN_ALLOW_THREADS
+    context_pop();
+    Py_END_ALLOW_THREADS
+}
+
+PyObject *as_text(const char *text) {
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
 
 int is_found(const void *found, const char *what, PyObject *number) {
     if (!found && !PyErr_Occurred())
         PyErr_Format(PyExc_ValueError, "there is no %s %R", what, number);
     return found != NULL;
 }
+
+bool append_new(PyObject *list, PyObject *object) {
+    if (!object) return false;
+    int failed = PyList_Append(list, object);
+    Py_DECREF(object);
+    return failed == 0;
+}
+
+void free_object(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+int add_type(PyObject *module, PyTypeObject **type, const char *name, int size, unsigned flags,
+             PyType_Slot *slots) {
+    PyType_Spec spec = {name, size, 0, Py_TPFLAGS_DEFAULT | flags, slots};
+    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return *type ? PyModule_AddType(module, *type) : -1;
+}
+
+int add_tuple(PyObject *module, const char *attribute, PyObject *(*item)(int), int count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *object = item(i);
+        if (!object || PyTuple_SetItem(tuple, i, object) < 0) Py_CLEAR(tuple);
+    }
+    int status = PyModule_AddObjectRef(module, attribute, tuple);
+    Py_XDECREF(tuple);
+    return status;
+}
+
+/* --- points and queues --- */
 
 int to_queue(PyObject *number, void *queue) {
     struct queue *found = *(struct queue **)queue = queue_at((int)PyLong_AsLong(number));
@@ -32,6 +122,13 @@ int to_queue(PyObject *number, void *queue) {
 int to_context(PyObject *number, void *context) {
     struct context *found = *(struct context **)context = context_at((int)PyLong_AsLong(number));
     return is_found(found, "context", number);
+}
+
+int to_strategy(PyObject *number, void *strategy) {
+    long index = PyLong_AsLong(number);
+    bool exists = index >= 0 && index < strategy_count;
+    *(const struct strategy **)strategy = exists ? &strategies[index] : NULL;
+    return is_found(*(const struct strategy **)strategy, "wait strategy", number);
 }
 
 static PyObject *native_queue_wake(PyObject *Py_UNUSED(self), PyObject *number) {
@@ -63,13 +160,6 @@ static PyObject *native_context_register(PyObject *Py_UNUSED(self), PyObject *ar
 
 /* --- the ledger --- */
 
-bool append_new(PyObject *list, PyObject *object) {
-    if (!object) return false;
-    int failed = PyList_Append(list, object);
-    Py_DECREF(object);
-    return failed == 0;
-}
-
 static PyObject *native_counters(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < COUNTERS; i++)
@@ -94,6 +184,15 @@ static PyObject *native_store_word(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *native_set_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    forked = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_is_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    return PyBool_FromLong(atomic_load(&forked));
+}
+
 static PyMethodDef functions[] = {
     {"queue_wake", native_queue_wake, METH_O, "Makes the queue's descriptor readable."},
     {"context_register", native_context_register, METH_VARARGS,
@@ -104,6 +203,9 @@ static PyMethodDef functions[] = {
      "graphs, and those in streams."},
     {"store_word", native_store_word, METH_VARARGS,
      "Stores 32 bits at an address, after all that this thread has written before."},
+    {"set_forked", native_set_forked, METH_NOARGS,
+     "From now on every call here is refused: this is a forked child."},
+    {"is_forked", native_is_forked, METH_NOARGS, "Whether set_forked() was called."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -120,39 +222,15 @@ static const struct {
     CONSTANT(RESULT_CAPTURING),     CONSTANT(FIRST_TICKET),
 };
 
-void free_object(PyObject *object) {
-    PyTypeObject *type = Py_TYPE(object);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
-}
-
-int add_type(PyObject *module, PyTypeObject **type, const char *name, int size, unsigned flags,
-             PyType_Slot *slots) {
-    PyType_Spec spec = {name, size, 0, Py_TPFLAGS_DEFAULT | flags, slots};
-    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(&spec);
-    return *type ? PyModule_AddType(module, *type) : -1;
-}
-
 static PyObject *counter_name(int number) {
     static const char *const names[] = {
 #define COUNTER(name) #name,
-#include "counters.h"
+#include "../engine/counters.h"
     };
     return PyUnicode_FromString(names[number]);
 }
 
 static PyObject *strategy_name(int number) { return PyUnicode_FromString(strategies[number].name); }
-
-int add_tuple(PyObject *module, const char *attribute, PyObject *(*item)(int), int count) {
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple && i < count; i++) {
-        PyObject *object = item(i);
-        if (!object || PyTuple_SetItem(tuple, i, object) < 0) Py_CLEAR(tuple);
-    }
-    int status = PyModule_AddObjectRef(module, attribute, tuple);
-    Py_XDECREF(tuple);
-    return status;
-}
 
 struct names names;
 
@@ -208,7 +286,7 @@ static PyModuleDef_Slot module_slots[] = {
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
-    .m_doc = "The compiled part of aiostream: see native/base.h.",
+    .m_doc = "The compiled part of aiostream: see native/engine/base.h.",
     .m_methods = functions,
     .m_slots = module_slots,
 };

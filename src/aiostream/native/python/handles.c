@@ -1,18 +1,16 @@
 /* Handles as Python sees them, and the driver calls that need one handle and no more.
  *
- * Each operation of Python's on a stream, event or graph goes through `operate` or one of its kin:
+ * Each operation of Python's on a stream, event or graph goes through `operate` (engine/handles.h):
  * it pins the handle, asks whether the context is still there, makes it current where that is
  * needed, and calls the driver, without the GIL. A capture is safe from it, because the thread's
  * mode is RELAXED meanwhile, unless the call is harmless. The thread is the caller's. A pin that
  * outlives a step is noted in a list in the same step, because a KeyboardInterrupt may come right
  * after it.
  *
- * A Handle that dies open is abandoned to the janitor (handles.c), because a finalizer may not call
- * the driver. In a forked child every call is refused or does nothing.
+ * A Handle that dies open is abandoned to the janitor (engine/handles.c), because a finalizer may
+ * not call the driver. In a forked child every call is refused or does nothing.
  */
 #include "module.h"
-
-#include "waits.h"
 
 typedef struct {
     PyObject_HEAD
@@ -89,18 +87,6 @@ static PyObject *Handle_pin(PyObject *self, PyObject *held) {
         return NULL;
     }
     Py_RETURN_TRUE;
-}
-
-/* Keeps the GIL unless this destroys the object. While another thread computes in Python, each time
- * that a thread gives up the GIL may cost it 5 ms. */
-void unpin_from_python(struct handle *handle) {
-    /* forked since the pin: the last user would destroy the parent's object */
-    if (is_child()) return;
-    handle = handle_unpin_at_once(handle);
-    if (!handle) return;
-    Py_BEGIN_ALLOW_THREADS
-    handle_unpin(handle);
-    Py_END_ALLOW_THREADS
 }
 
 /* unpin(held): if the list has an item, it is taken back with the pin, in one step again. */
@@ -216,56 +202,6 @@ int to_handle(PyObject *object, void *handle) {
 
 /* --- driver calls on a handle --- */
 
-/* Asks first whether the context is there. Other code may have destroyed or reset it, and the
- * driver crashes the process, or finds a new stream at the old address. Each operation asks anew,
- * because no answer holds for longer: the reset may come from the next line of the same thread. */
-int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
-    failed_forget();
-    if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
-    bool enters = handle_needs_context(handle);
-    int result = enters ? context_push(handle_context(handle)) : CUDA_SUCCESS;
-    if (result) return result;
-    result = operation(handle, argument);
-    if (enters) context_pop();
-    return result;
-}
-
-int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
-    int mode = relaxed_enter();
-    int result = operate_pinned_as_is(handle, operation, argument);
-    relaxed_leave(mode);
-    return result;
-}
-
-int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
-    if (!handle_pin(handle)) return RESULT_CLOSED;
-    int result = operate_pinned_as_is(handle, operation, argument);
-    handle_unpin(handle);
-    return result;
-}
-
-int operate(struct handle *handle, handle_operation operation, void *argument) {
-    if (!handle_pin(handle)) return RESULT_CLOSED;
-    int result = operate_pinned(handle, operation, argument);
-    handle_unpin(handle);
-    return result;
-}
-
-int operate_from_python(struct handle *handle, handle_operation operation, void *argument) {
-    int result;
-    Py_BEGIN_ALLOW_THREADS
-    result = operate(handle, operation, argument);
-    Py_END_ALLOW_THREADS
-    return result;
-}
-
-int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
-    int refusal = capture_refusal(handle_value(handle));
-    return refusal ? refusal : driver.stream_query(handle_value(handle));
-}
-int do_capture_refusal(struct handle *handle, void *Py_UNUSED(unused)) {
-    return capture_refusal(handle_value(handle));
-}
 static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
     return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
                                      : driver.event_query(handle_value(handle));
@@ -342,23 +278,6 @@ static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) 
     }
     Py_XDECREF(event);
     return failed ? NULL : PyLong_FromLong(result);
-}
-
-int push_from_python(struct handle *stream) {
-    int status;
-    Py_BEGIN_ALLOW_THREADS /* see Work.begin */
-    failed_forget();
-    status =
-        handle_is_gone(stream) ? CUDA_CONTEXT_IS_DESTROYED : context_push(handle_context(stream));
-    Py_END_ALLOW_THREADS
-    return status;
-}
-
-void pop_from_python(void) {
-    if (is_child()) return;
-    Py_BEGIN_ALLOW_THREADS
-    context_pop();
-    Py_END_ALLOW_THREADS
 }
 
 static PyMethodDef handle_functions[] = {

@@ -11,7 +11,7 @@
  * it belongs to no loop. No driver call is made with the GIL held. owners() and waiting() list what
  * is pending, for any thread.
  */
-#include "module_completions.h"
+#include "completions.h"
 
 #include <string.h>
 

@@ -8,10 +8,10 @@
 
 #include <string.h>
 
-#include "failures.h"
-#include "waits.h"
-#include "waker.h"
-#include "watcher.h"
+#include "../engine/failures.h"
+#include "../engine/waits.h"
+#include "../engine/waker.h"
+#include "../engine/watcher.h"
 
 /* (code, call) of what is next, or None. */
 static PyObject *taken(int (*take)(const char **call)) {
@@ -101,10 +101,6 @@ static PyObject *native_failed_call(PyObject *Py_UNUSED(self), PyObject *status)
     const char *call = failed_call((int)code);
     if (call) return PyUnicode_FromString(call);
     Py_RETURN_NONE;
-}
-
-PyObject *as_text(const char *text) {
-    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
 static PyObject *stall_tuple(const struct stall *stall) {

@@ -10,7 +10,7 @@
  * nothing would prove that the GPU is done with them. The GIL is given up for the driver's calls
  * and never for the function. Completion.run does the same in a worker thread.
  */
-#include "module_completions.h"
+#include "completions.h"
 
 struct reserving {
     CompletionObject *completion;

@@ -14,8 +14,7 @@
  * looks for it. That is how a task is freed that its own arguments refer to, if its loop is closed
  * or gone.
  */
-#include "failures.h"
-#include "module_completions.h"
+#include "completions.h"
 
 typedef struct {
     PyObject_HEAD

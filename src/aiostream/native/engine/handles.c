@@ -7,8 +7,9 @@
  * leaves the handle to the janitor (handle_abandon), and so does the last wait for a closed event.
  *
  * One word holds the number of uses and all of these states, because a KeyboardInterrupt must not
- * come between the count and the call. No lock is held across a driver call. module_handles.c is
- * the face of this for Python, and makes the calls.
+ * come between the count and the call. No lock is held across a driver call. Driver calls on
+ * one handle go through `operate` or one of its kin. python/handles.c is the face of this for
+ * Python.
  */
 #include "handles.h"
 
@@ -32,7 +33,7 @@ struct handle {
     void *value;        /* handle_new writes the rest, which is constant from then on */
     void *context;
     uint64_t identity; /* of the context; see context_is_gone */
-    /* A stream that is borrowed from this library pins its owner's handle too. module_handles.c
+    /* A stream that is borrowed from this library pins its owner's handle too. python/handles.c
      * keeps that alive. */
     struct handle *parent;
     enum handle_kind kind;
@@ -249,6 +250,53 @@ void handles_drop_abandoned(void) {
         handle_unref(handle);
         handle = next;
     }
+}
+
+/* --- driver calls on a handle --- */
+
+/* Asks first whether the context is there. Other code may have destroyed or reset it, and the
+ * driver crashes the process, or finds a new stream at the old address. Each operation asks anew,
+ * because no answer holds for longer: the reset may come from the next line of the same thread. */
+int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
+    failed_forget();
+    if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
+    bool enters = handle_needs_context(handle);
+    int result = enters ? context_push(handle_context(handle)) : CUDA_SUCCESS;
+    if (result) return result;
+    result = operation(handle, argument);
+    if (enters) context_pop();
+    return result;
+}
+
+int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
+    int mode = relaxed_enter();
+    int result = operate_pinned_as_is(handle, operation, argument);
+    relaxed_leave(mode);
+    return result;
+}
+
+int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
+    if (!handle_pin(handle)) return RESULT_CLOSED;
+    int result = operate_pinned_as_is(handle, operation, argument);
+    handle_unpin(handle);
+    return result;
+}
+
+int operate(struct handle *handle, handle_operation operation, void *argument) {
+    if (!handle_pin(handle)) return RESULT_CLOSED;
+    int result = operate_pinned(handle, operation, argument);
+    handle_unpin(handle);
+    return result;
+}
+
+int do_stream_query(struct handle *handle, void *unused) {
+    (void)unused;
+    int refusal = capture_refusal(handle_value(handle));
+    return refusal ? refusal : driver.stream_query(handle_value(handle));
+}
+int do_capture_refusal(struct handle *handle, void *unused) {
+    (void)unused;
+    return capture_refusal(handle_value(handle));
 }
 
 /* --- events --- */

@@ -10,7 +10,7 @@
  */
 #include "module.h"
 
-#include "waits.h"
+#include "../engine/waits.h"
 
 /* --- Wait --- */
 
@@ -237,13 +237,6 @@ static void WaitList_dealloc(PyObject *object) {
     if (self->waits.list) wait_list_unref(self->waits.list);
     Py_XDECREF(self->order);
     free_object(object);
-}
-
-int to_strategy(PyObject *number, void *strategy) {
-    long index = PyLong_AsLong(number);
-    bool exists = index >= 0 && index < strategy_count;
-    *(const struct strategy **)strategy = exists ? &strategies[index] : NULL;
-    return is_found(*(const struct strategy **)strategy, "wait strategy", number);
 }
 
 struct beginning {
