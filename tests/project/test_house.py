@@ -49,6 +49,8 @@ def rows(number: int) -> dict[str, int]:
 
 
 Imports = dict[str, set[str]]
+# Functions that import a module by a name, which counts if it is written there.
+_IMPORTERS = {f"{each}import_module" for each in ("", "importlib.", "_importlib.")} | {"__import__"}
 
 
 def imports_of(folder: Path, package: str, *, all_of_them: bool) -> Imports:
@@ -84,6 +86,10 @@ def imports_of(folder: Path, package: str, *, all_of_them: bool) -> Imports:
             for alias in node.names:
                 if alias.name.startswith(f"{package}."):
                     add(name, package, [alias.name.removeprefix(f"{package}.")])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in _IMPORTERS:
+            named = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+            if str(named).startswith(f"{package}."):
+                add(name, package, [str(named).removeprefix(f"{package}.")])
         for child in ast.iter_child_nodes(node):
             visit(name, child)
 
@@ -105,6 +111,16 @@ def test_storeys_import_downwards_only() -> None:
             if levels[other.split(".")[0]] > storey:
                 wrong.append(f"{name} imports {other}")
     assert not wrong
+
+
+def test_native_code_imports_nothing_of_the_library() -> None:
+    """It lies below all of it, and gets at the start what it calls: `_native.set_callbacks`."""
+    names = {
+        f"{path.name} imports {name}"
+        for path in PACKAGE.glob("native/*/*.[ch]")
+        for name in re.findall(r"\bPyImport_\w+\s*\(\s*([^),]+)", path.read_text())
+    }
+    assert names == {'work.c imports "types"'}
 
 
 @pytest.mark.parametrize("package", ["aiostream", "benchmarks"])

@@ -31,6 +31,9 @@ static PyTypeObject *order_type, *own_future_type;
  * nothing is observed. It is never released, because another thread may be about to call it. */
 static _Atomic(PyObject *) observer;
 
+/* The library's functions that an end calls: see `_native.pyi`. Never released either. */
+static PyObject *make_error, *release_objects;
+
 /* --- calls of Python --- */
 
 /* -1: it has raised */
@@ -172,10 +175,7 @@ end:
 static int settle(CompletionObject *self, int code, bool orphaned) {
     if (self->state != PENDING || code == 0 || orphaned) return settle_with(self, NULL, orphaned);
     /* Each waiter gets an object of its own. */
-    PyObject *driver = PyImport_ImportModule("aiostream._base.driver");
-    PyObject *error =
-        driver ? PyObject_CallMethod(driver, "error", "isO", code, self->call, self->name) : NULL;
-    Py_XDECREF(driver);
+    PyObject *error = PyObject_CallFunction(make_error, "isO", code, self->call, self->name);
     int failed = error ? settle_with(self, error, false) : -1;
     Py_XDECREF(error);
     return failed;
@@ -207,10 +207,7 @@ static int release(CompletionObject *self) {
     }
     Py_XDECREF(keepalive);
     Py_CLEAR(self->result);
-    PyObject *process = PyImport_ImportModule("aiostream._runtime.process");
-    PyObject *answer =
-        process ? PyObject_CallMethod(process, "release_in_thread", "(O)", held) : NULL;
-    Py_XDECREF(process);
+    PyObject *answer = PyObject_CallFunctionObjArgs(release_objects, held, NULL);
     Py_XDECREF(answer);
     if (answer) Py_DECREF(held);
     else self->keepalive = held;
@@ -465,7 +462,16 @@ static PyObject *native_set_observer(PyObject *Py_UNUSED(module), PyObject *func
     Py_RETURN_NONE;
 }
 
+/* set_callbacks(error, release): before the first point is armed. */
+static PyObject *native_set_callbacks(PyObject *Py_UNUSED(module), PyObject *args) {
+    if (!PyArg_ParseTuple(args, "OO", &make_error, &release_objects)) return NULL;
+    Py_INCREF(make_error);
+    Py_INCREF(release_objects);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef completion_functions[] = {
+    {"set_callbacks", native_set_callbacks, METH_VARARGS, "What completions call of Python."},
     {"set_observer", native_set_observer, METH_O, "What hears of the futures that end."},
     {NULL, NULL, 0, NULL},
 };
