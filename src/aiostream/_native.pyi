@@ -18,6 +18,8 @@ RESULT_QUARANTINED: int
 RESULT_AWAITED: int
 RESULT_CAPTURING: int
 RESULT_NO_MEMORY: int
+RESULT_AT_ONCE: int
+RESULT_AFTERWARDS: int
 
 # The names in the order of counters().
 COUNTERS: tuple[str, ...]
@@ -86,9 +88,19 @@ class Completion:
     seconds: float | None
     def begin(self) -> None: ...
     def expect(self, context_id: int, queue: int, /) -> None: ...
-    def run(
-        self, wait_list: WaitList, mode: int, stream: Handle, call: object, /
-    ) -> int | tuple[int] | None: ...
+    # These two, and that of WaitList, answer 0, or a refusal before `call` ran, or
+    # RESULT_AFTERWARDS and one after that.
+    def run(self, wait_list: WaitList, mode: int, stream: Handle, call: object, /) -> int: ...
+    def enqueue(
+        self,
+        stream: Handle,
+        context_id: int,
+        queue: int,
+        kind: int,
+        call: Callable[[], object] | None,
+        order: Order,
+        /,
+    ) -> int: ...
     def fire(self, status: int, /) -> None: ...
     def unreserve(self) -> None: ...
     def take(self) -> list[Any]: ...
@@ -105,7 +117,20 @@ class History:
 class WaitList:
     def __init__(self, context_id: int, history: History) -> None: ...
     def label(self, name: str, seconds: float, /) -> None: ...
-    def shared(self) -> WaitList: ...
+    def shared(self, order: Order, /) -> WaitList: ...
+    # Also RESULT_AT_ONCE: the future is done.
+    def enqueue(
+        self,
+        stream: Handle,
+        queue: int,
+        mode: int,
+        future: object,
+        call: Callable[[], object],
+        keepalive: object,
+        name: str,
+        at_once: bool,
+        /,
+    ) -> int: ...
     def block(self, of: Handle, mode: int, seconds: float, is_main: bool, /) -> int | None: ...
     def begin(self, of: Handle, queue: int, mode: int, /) -> int | Wait | None: ...
     order: Order
@@ -166,19 +191,6 @@ def set_callbacks(
 ) -> None: ...
 def set_observer(function: Callable[[Any], object] | None, /) -> None: ...
 def watch(stream: Handle, wait_list: WaitList, queue: int, mode: int, owner: object, /) -> bool: ...
-def enqueue(
-    stream: Handle,
-    where: WaitList | int,
-    queue: int,
-    number: int,
-    future: object,
-    call: Callable[[], object] | None,
-    keepalive: object,
-    order: Order,
-    name: str,
-    at_once: bool,
-    /,
-) -> bool | int | tuple[int] | Completion | None: ...
 def pending_waits() -> tuple[int, float]: ...
 def predict(enabled: bool, /) -> None: ...
 def limit_timer(most: int, /) -> int: ...

@@ -34,6 +34,7 @@ __all__ = ["default_wait", "set_default_wait"]
 
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
+_AT_ONCE, _AFTERWARDS = _native.RESULT_AT_ONCE, _native.RESULT_AFTERWARDS
 now = time.perf_counter_ns
 # The number of each strategy in native code. Streams look it up once, because a lookup in each wait
 # would take longer than all else.
@@ -295,7 +296,6 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
     if mode == BY_HOST_FUNCTION:
         return complete(operand, _HOST_FUNCTION, call, keepalive).future
     bridge = _current_bridge()
-    shared = operand.shared
     try:
         wait_list = operand.wait_list
         if wait_list is None:
@@ -307,23 +307,21 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
             future_made(future)
         began = now()
         try:
-            answer = _native.enqueue(
+            answer = wait_list.enqueue(
                 operand.handle,
-                wait_list,
                 bridge.queue,
                 mode,
                 future,
-                in_libraries(operand, call) if shared.currents else call,
+                in_libraries(operand, call) if operand.shared.currents else call,
                 keepalive,
-                shared.order or order_of(operand),
                 operand.name,
                 bridge.at_once,
             )
         finally:
             bridge.launches.note(now() - began)
-        if answer is True:
+        if answer == _AT_ONCE:
             bridge.at_once = not bridge.must_yield()
-        elif answer is not None:
+        elif answer:
             refuse(answer, operand, "cuEventCreate", "cuEventRecord")
         return future
     finally:
@@ -357,36 +355,37 @@ def complete(
         future = bridge.new_future()
         if observers:
             future_made(future)
-        answer = _native.enqueue(
+        point = Completion(future, operand.name, keepalive)
+        answer = point.enqueue(
             operand.handle,
             operand.context._ensure_monitored(),
             bridge.queue,
             kind,
-            future,
             in_libraries(operand, call) if call is not None else None,
-            keepalive,
             order_of(operand),
-            operand.name,
-            False,
         )
     finally:
         del bridge  # as in `enqueue`
-    if not isinstance(answer, Completion):
+    if answer:
         name = "cuLaunchHostFunc" if kind == _HOST_FUNCTION else "cuStreamAddCallback"
         refuse(answer, operand, name, name, call is not None)
-    return answer
+    return point
+
+
+def refusal_afterwards(answer: int) -> int:
+    """Returns why there is no completion behind the work, or 0 if the work was refused before."""
+    return answer - _AFTERWARDS if answer > _AFTERWARDS // 2 else 0
 
 
 def refuse(
-    answer: Any, operand: Operand, before: str, after: str = "", has_call: bool = True
+    answer: int, operand: Operand, before: str, after: str = "", has_call: bool = True
 ) -> NoReturn:
-    """Raises why work was not enqueued, or its completion: see `_native.enqueue`."""
-    if isinstance(answer, int):
+    """Raises why work was not enqueued, or its completion."""
+    if late := refusal_afterwards(answer):
+        driver.raise_for(late, after, operand.name, LEFT_CAPTURING if has_call else None)
+    else:
         captures = answer <= _native.RESULT_CAPTURING
         driver.raise_for(answer, "cuStreamIsCapturing" if captures else before, operand.name)
-    else:
-        hint = LEFT_CAPTURING if has_call else None
-        driver.raise_for(answer[0], after, operand.name, hint)
     raise AssertionError("a completion is refused with an error")
 
 

@@ -24,8 +24,8 @@
  */
 #include "completions.h"
 
-PyTypeObject *completion_type;
-static PyTypeObject *order_type, *own_future_type;
+PyTypeObject *completion_type, *order_type;
+static PyTypeObject *own_future_type;
 
 /* Called with each future that ends because the GPU has passed its point or has failed. NULL:
  * nothing is observed. It is never released, because another thread may be about to call it. */
@@ -55,8 +55,6 @@ int settle_future(PyObject *future, PyObject *error, PyObject *result) {
     Py_XDECREF(answer);
     return answer ? 0 : -1;
 }
-
-bool is_order(PyObject *object) { return PyObject_TypeCheck(object, order_type); }
 
 /* --- the order of a stream --- */
 
@@ -404,6 +402,8 @@ static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
 
 static PyMethodDef completion_methods[] = {
     {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
+    {"enqueue", Completion_enqueue, METH_VARARGS,
+     "Calls a function and enqueues a host function or callback behind its work."},
     {"expect", Completion_expect, METH_VARARGS, "Takes a ticket: another thread does the rest."},
     {"run", Completion_run, METH_VARARGS, "Calls a function and records an event behind its work."},
     {"fire", Completion_fire, METH_VARARGS, "Ends it with a status in place of recording."},

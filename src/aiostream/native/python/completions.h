@@ -34,17 +34,21 @@ typedef struct completion {
     bool recorded;
 } CompletionObject;
 
-extern PyTypeObject *completion_type;
+extern PyTypeObject *completion_type, *order_type;
 /* -1: it has raised */
 int call_truth(PyObject *object, PyObject *method);
 /* Sets a future's exception, or without one its result. -1: it has raised */
 int settle_future(PyObject *future, PyObject *error, PyObject *result);
 bool is_own_future(PyObject *);
-bool is_order(PyObject *);
 /* calls the observer with a future that has ended; -1: it has raised */
 int observe(PyObject *future);
 
 void completion_fill(CompletionObject *, PyObject *future, PyObject *name, PyObject *keepalive);
+/* its point will arrive there */
+static inline void completion_expect(CompletionObject *self, struct queue *queue) {
+    self->queue = queue;
+    self->queue_identity = queue_identity(queue);
+}
 /* counts the future as pending, if it is new */
 void completion_begin(CompletionObject *);
 /* counts its end, if it is pending */
@@ -66,6 +70,7 @@ void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
 extern PyMethodDef enqueue_functions[], drain_functions[];
 int add_queue_type(PyObject *module);
+PyObject *Completion_enqueue(PyObject *, PyObject *args);
 PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
 PyObject *Completion_fire(PyObject *, PyObject *args);

@@ -33,6 +33,13 @@ extern struct names {
         *point;
 } names;
 
+/* What a step that enqueues answers is 0, or a refusal before its function has run, or one of
+ * these. */
+enum {
+    RESULT_AT_ONCE = -5,        /* its future is done already */
+    RESULT_AFTERWARDS = 1 << 24 /* added to a refusal after its function has run */
+};
+
 bool is_child(void);        /* of a fork, in which the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
 bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
@@ -64,6 +71,8 @@ struct wait;
 PyObject *new_wait(struct wait *, struct queue *);
 void disown_wait(PyObject *); /* the wait is the caller's again */
 PyObject *new_order(void);
+PyObject *wait_list_order(PyObject *wait_list); /* borrowed */
+PyObject *WaitList_enqueue(PyObject *, PyObject *const *args, Py_ssize_t count);
 bool is_work(PyObject *);
 /* A Work owns a wait that its task has polled, and the watcher has it. Its end goes to the queue.
  * False: it is no Work, or there is no memory. */

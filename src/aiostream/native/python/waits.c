@@ -203,6 +203,8 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     return PyErr_NoMemory();
 }
 
+PyObject *wait_list_order(PyObject *object) { return ((WaitListObject *)object)->order; }
+
 /* label(name, seconds): see wait_list_label and struct waits. */
 static PyObject *WaitList_label(PyObject *object, PyObject *args) {
     struct waits *waits = &((WaitListObject *)object)->waits;
@@ -214,12 +216,12 @@ static PyObject *WaitList_label(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* shared(): the same list for another owner of the stream, without a limit. */
-static PyObject *WaitList_shared(PyObject *object, PyObject *Py_UNUSED(unused)) {
+/* shared(order): the same list for another owner of the stream, without a limit. */
+static PyObject *WaitList_shared(PyObject *object, PyObject *order) {
     WaitListObject *self = (WaitListObject *)object,
                    *made = (WaitListObject *)PyType_GenericAlloc(wait_list_type, 0);
     if (!made) return NULL;
-    made->order = Py_NewRef(self->order);
+    made->order = Py_NewRef(order);
     made->waits.list = self->waits.list;
     wait_list_ref(self->waits.list);
     return (PyObject *)made;
@@ -355,7 +357,9 @@ static PyMethodDef wait_list_methods[] = {
      "Begins a wait for a stream's present end, or an event's present record."},
     {"label", WaitList_label, METH_VARARGS,
      "What operators call the stream, and the seconds after which it is stalled; 0: never."},
-    {"shared", WaitList_shared, METH_NOARGS, "The same for another owner of the stream."},
+    {"shared", WaitList_shared, METH_O, "The same for another owner of the stream."},
+    {"enqueue", FAST(WaitList_enqueue),
+     "Enqueues work and an event behind it, at which a future settles."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef wait_list_members[] = {

@@ -16,6 +16,8 @@
  */
 #include "completions.h"
 
+#include <string.h>
+
 typedef struct {
     PyObject_HEAD
     PyObject *operand, *mode; /* what a wait needs of a stream */
@@ -60,9 +62,7 @@ static void give_away(WorkObject *self) {
     PyObject *object = self->tries < MOST_TRIES ? PyType_GenericAlloc(work_type, 0) : NULL;
     WorkObject *heir = (WorkObject *)object;
     if (heir) {
-        PyObject fresh = heir->ob_base;
-        *heir = *self;
-        heir->ob_base = fresh;
+        memcpy(&heir->operand, &self->operand, sizeof *self - offsetof(WorkObject, operand));
         heir->left = false;
         heir->tries++;
         Py_INCREF(heir->keeper);
