@@ -401,19 +401,26 @@ static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
 }
 
 static PyMethodDef completion_methods[] = {
-    {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
-    {"enqueue", Completion_enqueue, METH_VARARGS,
-     "Calls a function and enqueues a host function or callback behind its work."},
-    {"expect", Completion_expect, METH_VARARGS, "Takes a ticket: another thread does the rest."},
-    {"run", Completion_run, METH_VARARGS, "Calls a function and records an event behind its work."},
-    {"fire", Completion_fire, METH_VARARGS, "Ends it with a status in place of recording."},
-    {"unreserve", Completion_unreserve, METH_NOARGS, "Gives back what was reserved and not used."},
-    {"complete", Completion_complete, METH_VARARGS,
-     "The GPU has passed the point: settles the future with a code, releases everything."},
-    {"fail", Completion_fail, METH_VARARGS,
-     "Settles the future with an error, and leaks what is kept alive."},
-    {"cancel", Completion_cancel, METH_NOARGS, "No task waits any more."},
-    {"take", Completion_take, METH_NOARGS, "What is kept alive, once the GPU has passed."},
+    /* Counts the future as pending. */
+    METHOD(Completion, begin, NOARGS),
+    /* Calls a function and enqueues a host function or callback behind its work. */
+    METHOD(Completion, enqueue, VARARGS),
+    /* Takes a ticket: another thread does the rest. */
+    METHOD(Completion, expect, VARARGS),
+    /* Calls a function and records an event behind its work. */
+    METHOD(Completion, run, VARARGS),
+    /* Ends it with a status in place of recording. */
+    METHOD(Completion, fire, VARARGS),
+    /* Gives back what was reserved and not used. */
+    METHOD(Completion, unreserve, NOARGS),
+    /* The GPU has passed the point: settles the future with a code, releases everything. */
+    METHOD(Completion, complete, VARARGS),
+    /* Settles the future with an error, and leaks what is kept alive. */
+    METHOD(Completion, fail, VARARGS),
+    /* No task waits any more. */
+    METHOD(Completion, cancel, NOARGS),
+    /* What is kept alive, once the GPU has passed. */
+    METHOD(Completion, take, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 #define FIELD(name) (void *)offsetof(CompletionObject, name)
@@ -471,8 +478,10 @@ static PyObject *native_set_callbacks(PyObject *Py_UNUSED(module), PyObject *arg
 }
 
 static PyMethodDef completion_functions[] = {
-    {"set_callbacks", native_set_callbacks, METH_VARARGS, "What completions call of Python."},
-    {"set_observer", native_set_observer, METH_O, "What hears of the futures that end."},
+    /* What completions call of Python. */
+    METHOD(native, set_callbacks, VARARGS),
+    /* What hears of the futures that end. */
+    METHOD(native, set_observer, O),
     {NULL, NULL, 0, NULL},
 };
 

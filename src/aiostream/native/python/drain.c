@@ -226,9 +226,10 @@ static void Queue_dealloc(PyObject *self) {
 }
 
 static PyMethodDef queue_methods[] = {
-    {"close", Queue_close, METH_NOARGS,
-     "What is on it and what still comes goes to the orphans' queue."},
-    {"arrived", Queue_arrived, METH_NOARGS, "What has arrived and was not taken."},
+    /* What is on it and what still comes goes to the orphans' queue. */
+    METHOD(Queue, close, NOARGS),
+    /* What has arrived and was not taken. */
+    METHOD(Queue, arrived, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef queue_members[] = {
@@ -259,7 +260,7 @@ struct draining {
     struct context *context; /* whose health was read in this drain */
     int health;
     /* An exception that came when its cause had been dealt with. */
-    PyObject *kind, *value, *traceback;
+    PyObject *raised;
 };
 
 /* An event and a stream callback bring their status. A host function brings none. By the manual it
@@ -294,17 +295,15 @@ static bool answer_task(struct draining *draining, PyObject *future, int64_t sta
     if (!answer) return false;
     bool given = true;
     if (settle_future(future, NULL, answer) < 0 || (!wait && observe(future) < 0)) {
-        PyObject *kind, *value, *traceback;
-        PyErr_Fetch(&kind, &value, &traceback);
+        PyObject *raised = raised_take();
         given = call_truth(future, names.done) != 0;
         if (given) { /* the rest is delivered, and then this is raised */
-            Py_XDECREF(draining->kind), Py_XDECREF(draining->value);
-            Py_XDECREF(draining->traceback);
+            Py_XDECREF(draining->raised);
             PyErr_Clear();
-            draining->kind = kind, draining->value = value, draining->traceback = traceback;
+            draining->raised = raised;
         } else {
             if (wait) disown_wait(answer);
-            PyErr_Restore(kind, value, traceback);
+            raise_again(raised);
         }
     }
     Py_DECREF(answer);
@@ -362,12 +361,9 @@ static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
         Py_END_ALLOW_THREADS
     }
     bool failed = !queue_drain(draining.queue, arrive, &draining);
-    if (draining.kind && !failed) {
-        PyErr_Restore(draining.kind, draining.value, draining.traceback);
-        return NULL;
-    }
-    Py_XDECREF(draining.kind), Py_XDECREF(draining.value), Py_XDECREF(draining.traceback);
-    if (failed) return NULL;
+    if (failed) Py_XDECREF(draining.raised);
+    else raise_again(draining.raised);
+    if (failed || draining.raised) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -381,15 +377,19 @@ void run_host_function(uint64_t ticket, int status) {
 }
 
 PyMethodDef drain_functions[] = {
-    {"drain", native_drain, METH_VARARGS, "Settles all that has arrived."},
-    {"own", native_own, METH_VARARGS, "The future that gets the answer of a wait."},
-    {"orphan", native_orphan, METH_VARARGS,
-     "No task waits for a ticket any more: the watcher and the janitor see to its end."},
-    {"arm", native_arm, METH_VARARGS,
-     "Enqueues a user's host function; 0, a driver code, or a negative refusal."},
-    {"watch", native_watch, METH_VARARGS,
-     "Has the watcher report the end of a stream's work to an owner. False: not possible."},
-    {"owners", native_owners, METH_NOARGS, "What the tickets of all points stand for."},
-    {"waiting", native_waiting, METH_O, "The waits that are pending, or those that are slow."},
+    /* Settles all that has arrived. */
+    METHOD(native, drain, VARARGS),
+    /* The future that gets the answer of a wait. */
+    METHOD(native, own, VARARGS),
+    /* No task waits for a ticket any more: the watcher and the janitor see to its end. */
+    METHOD(native, orphan, VARARGS),
+    /* Enqueues a user's host function; 0, a driver code, or a negative refusal. */
+    METHOD(native, arm, VARARGS),
+    /* Has the watcher report the end of a stream's work to an owner. False: not possible. */
+    METHOD(native, watch, VARARGS),
+    /* What the tickets of all points stand for. */
+    METHOD(native, owners, NOARGS),
+    /* The waits that are pending, or those that are slow. */
+    METHOD(native, waiting, O),
     {NULL, NULL, 0, NULL},
 };

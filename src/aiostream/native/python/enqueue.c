@@ -98,7 +98,6 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves, bo
  */
 static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal,
                      bool *at_once) {
-    PyObject *kind = NULL, *value = NULL, *traceback = NULL;
     PyObject *result = call ? PyObject_CallNoArgs(call) : Py_NewRef(Py_None);
     *refusal = 0;
     if (is_child()) { /* `call` has forked, and the driver is the parent's */
@@ -106,7 +105,7 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
         Py_XDECREF(result);
         return -1;
     }
-    if (!result) PyErr_Fetch(&kind, &value, &traceback);
+    PyObject *raised = result ? NULL : raised_take();
     /* `call` may hold what it has got before it raised. */
     self->result = result ? result : Py_NewRef(call);
     /* This comes before the record. Otherwise the event could be complete and counted while this
@@ -119,9 +118,8 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
         pop_from_python();
         Py_CLEAR(self->result);
     }
-    if (result) return 0;
-    PyErr_Restore(kind, value, traceback);
-    return -1;
+    raise_again(raised);
+    return result ? 0 : -1;
 }
 
 static PyObject *call_inside(PyObject *currents, Py_ssize_t done, PyObject *call, PyObject *held) {
@@ -137,22 +135,17 @@ static PyObject *call_inside(PyObject *currents, Py_ssize_t done, PyObject *call
     PyObject *before = PyObject_CallNoArgs(PyTuple_GetItem(current, 0));
     if (!before) return NULL;
     PyObject *result = call_inside(currents, done + 1, call, held);
-    PyObject *kind, *value, *traceback, *handled[3];
-    PyErr_Fetch(&kind, &value, &traceback);
-    if (kind) { /* it is being handled, as at the end of a `with` block: see `__context__` */
-        PyErr_NormalizeException(&kind, &value, &traceback);
-        if (traceback) PyException_SetTraceback(value, traceback);
-        PyErr_GetExcInfo(&handled[0], &handled[1], &handled[2]);
-        PyErr_SetExcInfo(Py_NewRef(kind), Py_NewRef(value), Py_XNewRef(traceback));
-    }
+    PyObject *raised = raised_take(), *handled = raised ? PyErr_GetHandledException() : NULL;
+    /* It is being handled, as at the end of a `with` block: see `__context__`. */
+    if (raised) PyErr_SetHandledException(raised);
     PyObject *put = PyObject_CallFunctionObjArgs(PyTuple_GetItem(current, 1), before, NULL);
-    if (kind) PyErr_SetExcInfo(handled[0], handled[1], handled[2]);
+    if (raised) PyErr_SetHandledException(handled);
+    Py_XDECREF(handled);
     if (put) {
-        PyErr_Restore(kind, value, traceback);
+        raise_again(raised);
     } else {
         Py_CLEAR(result);
-        PyObject *first[] = {kind, value, traceback};
-        for (int i = 0; i < 3; i++) Py_XDECREF(first[i]);
+        Py_XDECREF(raised);
     }
     Py_XDECREF(put);
     Py_DECREF(before);
@@ -335,9 +328,11 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
 }
 
 PyMethodDef enqueue_functions[] = {
-    {"call_with", native_call_with, METH_VARARGS, "Calls with a stream current in torch or cupy."},
-    {"call_in_context", native_call_in_context, METH_VARARGS,
-     "Makes a call in the context of a pinned stream: 0, or why not."},
-    {"leak", native_leak, METH_O, "Keeps an object for the life of the process: counted."},
+    /* Calls with a stream current in torch or cupy. */
+    METHOD(native, call_with, VARARGS),
+    /* Makes a call in the context of a pinned stream: 0, or why not. */
+    METHOD(native, call_in_context, VARARGS),
+    /* Keeps an object for the life of the process: counted. */
+    METHOD(native, leak, O),
     {NULL, NULL, 0, NULL},
 };

@@ -84,8 +84,10 @@ static PyObject *native_frames_here(PyObject *Py_UNUSED(self), PyObject *Py_UNUS
 }
 
 static PyMethodDef frame_functions[] = {
-    {"frames_here", native_frames_here, METH_NOARGS, "What FRAMES_HERE answers in this thread."},
-    {"set_questions", native_set_questions, METH_O, "What FRAMES_HERE asks, besides the frames."},
+    /* What FRAMES_HERE answers in this thread. */
+    METHOD(native, frames_here, NOARGS),
+    /* What FRAMES_HERE asks, besides the frames. */
+    METHOD(native, set_questions, O),
     {NULL, NULL, 0, NULL},
 };
 

@@ -145,24 +145,25 @@ static PyObject *is_so(PyObject *self, void *function) {
 }
 
 static PyMethodDef handle_methods[] = {
-    {"borrow", Handle_borrow, METH_NOARGS,
-     "Another handle of the same thing, which pins this one too, and destroys nothing."},
-    {"pin", Handle_pin, METH_O,
-     "True, noted in a list, and the handle stays valid until unpin(); False if it was closed."},
-    {"unpin", Handle_unpin, METH_O,
-     "Ends a pin that is in the list, in any thread; the last user of a closed handle destroys "
-     "it."},
-    {"close", Handle_close, METH_NOARGS,
-     "Refuses new uses; the driver's code of the destruction, if it happened here."},
-    {"drop", Handle_drop, METH_NOARGS,
-     "As close(), but what the driver refuses goes to sys.unraisablehook."},
-    {"share", Handle_share, METH_NOARGS,
-     "Another library has it: close() no longer destroys. False if it was closed before."},
-    {"mark_destroyed", Handle_mark_destroyed, METH_NOARGS,
-     "The driver destroyed it by itself; new uses are refused."},
-    {"hide", Handle_hide, METH_NOARGS, "It is the library's own, and no longer counted. Once."},
-    {"release", Handle_release, METH_NOARGS,
-     "Refuses new uses, unless there is one. False: there is, or it was closed before."},
+    /* Another handle of the same thing, which pins this one too, and destroys nothing. */
+    METHOD(Handle, borrow, NOARGS),
+    /* True, noted in a list, and the handle stays valid until unpin(); False if it was closed. */
+    METHOD(Handle, pin, O),
+    /* Ends a pin that is in the list, in any thread; the last user of a closed handle destroys
+     * it. */
+    METHOD(Handle, unpin, O),
+    /* Refuses new uses; the driver's code of the destruction, if it happened here. */
+    METHOD(Handle, close, NOARGS),
+    /* As close(), but what the driver refuses goes to sys.unraisablehook. */
+    METHOD(Handle, drop, NOARGS),
+    /* Another library has it: close() no longer destroys. False if it was closed before. */
+    METHOD(Handle, share, NOARGS),
+    /* The driver destroyed it by itself; new uses are refused. */
+    METHOD(Handle, mark_destroyed, NOARGS),
+    /* It is the library's own, and no longer counted. Once. */
+    METHOD(Handle, hide, NOARGS),
+    /* Refuses new uses, unless there is one. False: there is, or it was closed before. */
+    METHOD(Handle, release, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef handle_properties[] = {
@@ -281,16 +282,18 @@ static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) 
 }
 
 static PyMethodDef handle_functions[] = {
-    {"drop_abandoned", native_drop_abandoned, METH_NOARGS,
-     "Destroys what no object has got, because an error came. The janitor's."},
-    {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
-    {"capture_refusal", native_capture_refusal, METH_O,
-     "0, or the negative code that says that the stream captures."},
-    {"gone_refusal", native_gone_refusal, METH_O,
-     "0, or 709 if the context of a stream or event was destroyed or reset."},
-    {"event_record", native_event_record, METH_VARARGS,
-     "Records the event of an Operand, which may get a fresh handle: the driver's code."},
-    {"event_query", native_event_query, METH_O, "cuEventQuery."},
+    /* Destroys what no object has got, because an error came. The janitor's. */
+    METHOD(native, drop_abandoned, NOARGS),
+    /* cuStreamQuery, unless the stream captures. */
+    METHOD(native, stream_query, O),
+    /* 0, or the negative code that says that the stream captures. */
+    METHOD(native, capture_refusal, O),
+    /* 0, or 709 if the context of a stream or event was destroyed or reset. */
+    METHOD(native, gone_refusal, O),
+    /* Records the event of an Operand, which may get a fresh handle: the driver's code. */
+    METHOD(native, event_record, VARARGS),
+    /* cuEventQuery. */
+    METHOD(native, event_query, O),
     {NULL, NULL, 0, NULL},
 };
 

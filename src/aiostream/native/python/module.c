@@ -81,6 +81,21 @@ int is_found(const void *found, const char *what, PyObject *number) {
     return found != NULL;
 }
 
+PyObject *raised_take(void) {
+    PyObject *kind, *value, *traceback;
+    PyErr_Fetch(&kind, &value, &traceback);
+    if (kind) PyErr_NormalizeException(&kind, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(kind);
+    Py_XDECREF(traceback);
+    return value;
+}
+
+void raise_again(PyObject *raised) {
+    if (!raised) return;
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(raised)), raised, PyException_GetTraceback(raised));
+}
+
 bool append_new(PyObject *list, PyObject *object) {
     if (!object) return false;
     int failed = PyList_Append(list, object);
@@ -194,18 +209,21 @@ static PyObject *native_is_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED
 }
 
 static PyMethodDef functions[] = {
-    {"queue_wake", native_queue_wake, METH_O, "Makes the queue's descriptor readable."},
-    {"context_register", native_context_register, METH_VARARGS,
-     "Its number. The list is emptied if the watcher took the idle stream, which it does once."},
-    {"counters", native_counters, METH_NOARGS, "All counters, in the order of COUNTERS."},
-    {"pending", native_pending, METH_NOARGS,
-     "The points that are armed now, counted one by one. Of these, the host functions that live in "
-     "graphs, and those in streams."},
-    {"store_word", native_store_word, METH_VARARGS,
-     "Stores 32 bits at an address, after all that this thread has written before."},
-    {"set_forked", native_set_forked, METH_NOARGS,
-     "From now on every call here is refused: this is a forked child."},
-    {"is_forked", native_is_forked, METH_NOARGS, "Whether set_forked() was called."},
+    /* Makes the queue's descriptor readable. */
+    METHOD(native, queue_wake, O),
+    /* Its number. The list is emptied if the watcher took the idle stream, which it does once. */
+    METHOD(native, context_register, VARARGS),
+    /* All counters, in the order of COUNTERS. */
+    METHOD(native, counters, NOARGS),
+    /* The points that are armed now, counted one by one. Of these, the host functions that live
+     * in graphs, and those in streams. */
+    METHOD(native, pending, NOARGS),
+    /* Stores 32 bits at an address, after all that this thread has written before. */
+    METHOD(native, store_word, VARARGS),
+    /* From now on every call here is refused: this is a forked child. */
+    METHOD(native, set_forked, NOARGS),
+    /* Whether set_forked() was called. */
+    METHOD(native, is_forked, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 

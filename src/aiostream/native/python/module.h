@@ -53,6 +53,9 @@ int to_waits(PyObject *wait_list, void *waits);
 int to_strategy(PyObject *number, void *strategy);
 /* What a converter returns for something that a number has found, or for NULL. */
 int is_found(const void *, const char *what, PyObject *number);
+/* The exception that was raised, which is no longer set, or NULL; and sets one again. */
+PyObject *raised_take(void);
+void raise_again(PyObject *);
 /* appends the object and releases it; false: with an exception set, or NULL was passed */
 bool append_new(PyObject *list, PyObject *object);
 
@@ -82,8 +85,10 @@ void run_host_function(uint64_t ticket, int status);
 
 /* A stream's name, or a text with one. It may have been cut within a character. */
 PyObject *as_text(const char *);
-/* The function and the flags of a method that gets an array of arguments. */
-#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+/* A row of a type's methods, or of the module's functions, which begin with `native`. Their types
+ * stand in `_native.pyi`. */
+#define METHOD(of, name, flags)                                                                    \
+    {#name, (PyCFunction)(void (*)(void))of##_##name, METH_##flags, NULL}
 /* What a type's tp_dealloc does last. */
 void free_object(PyObject *);
 /* Adds a type that it has made, and makes it if the module is imported first. -1: an exception is

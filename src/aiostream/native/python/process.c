@@ -155,25 +155,26 @@ static PyObject *native_open_orphans(PyObject *Py_UNUSED(self), PyObject *Py_UNU
 static PyObject *native_write_unraisable(PyObject *Py_UNUSED(self), PyObject *args) {
     PyObject *error, *where;
     if (!PyArg_ParseTuple(args, "OO", &error, &where)) return NULL;
-    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error),
-                  PyException_GetTraceback(error));
+    raise_again(Py_NewRef(error));
     PyErr_WriteUnraisable(where);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef process_functions[] = {
-    {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
-    {"open_orphans", native_open_orphans, METH_NOARGS,
-     "The descriptor of the orphans' queue, which is made once."},
-    {"gate_close", native_gate_close, METH_NOARGS,
-     "Closes the exit gate and waits for those inside."},
-    {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
-    {"watcher_stop", native_watcher_stop, METH_O,
-     "Stops and joins it. With True, fails what is pending. Whether it ran."},
-    {"watcher_held", native_watcher_held, METH_NOARGS,
-     "For how many seconds it has been in its pass; 0 while it sleeps."},
-    {"write_unraisable", native_write_unraisable, METH_VARARGS,
-     "Reports an exception to sys.unraisablehook."},
+    /* Takes the driver's raw addresses, by name. */
+    METHOD(native, bind, O),
+    /* The descriptor of the orphans' queue, which is made once. */
+    METHOD(native, open_orphans, NOARGS),
+    /* Closes the exit gate and waits for those inside. */
+    METHOD(native, gate_close, NOARGS),
+    /* Starts the watcher thread, once. */
+    METHOD(native, watcher_start, NOARGS),
+    /* Stops and joins it. With True, fails what is pending. Whether it ran. */
+    METHOD(native, watcher_stop, O),
+    /* For how many seconds it has been in its pass; 0 while it sleeps. */
+    METHOD(native, watcher_held, NOARGS),
+    /* Reports an exception to sys.unraisablehook. */
+    METHOD(native, write_unraisable, VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

@@ -113,11 +113,11 @@ static PyMemberDef wait_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef wait_methods[] = {
-    {"poll", Wait_poll, METH_NOARGS,
-     "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
-     "watcher."},
-    {"drop", Wait_drop, METH_VARARGS,
-     "No task waits any more. May be called again, and when it is over."},
+    /* Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the
+     * watcher. */
+    METHOD(Wait, poll, NOARGS),
+    /* No task waits any more. May be called again, and when it is over. */
+    METHOD(Wait, drop, VARARGS),
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot wait_slots[] = {
@@ -168,7 +168,8 @@ static PyObject *History_asked(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef history_methods[] = {
-    {"asked", History_asked, METH_VARARGS, "When to ask a Python function again, in ns."},
+    /* When to ask a Python function again, in ns. */
+    METHOD(History, asked, VARARGS),
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot history_slots[] = {
@@ -352,14 +353,16 @@ static PyObject *WaitList_block(PyObject *object, PyObject *args) {
 }
 
 static PyMethodDef wait_list_methods[] = {
-    {"block", WaitList_block, METH_VARARGS, "Waits in this thread: 0, an error, or None in time."},
-    {"begin", FAST(WaitList_begin),
-     "Begins a wait for a stream's present end, or an event's present record."},
-    {"label", WaitList_label, METH_VARARGS,
-     "What operators call the stream, and the seconds after which it is stalled; 0: never."},
-    {"shared", WaitList_shared, METH_O, "The same for another owner of the stream."},
-    {"enqueue", FAST(WaitList_enqueue),
-     "Enqueues work and an event behind it, at which a future settles."},
+    /* Waits in this thread: 0, an error, or None in time. */
+    METHOD(WaitList, block, VARARGS),
+    /* Begins a wait for a stream's present end, or an event's present record. */
+    METHOD(WaitList, begin, FASTCALL),
+    /* What operators call the stream, and the seconds after which it is stalled; 0: never. */
+    METHOD(WaitList, label, VARARGS),
+    /* The same for another owner of the stream. */
+    METHOD(WaitList, shared, O),
+    /* Enqueues work and an event behind it, at which a future settles. */
+    METHOD(WaitList, enqueue, FASTCALL),
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef wait_list_members[] = {
@@ -418,16 +421,20 @@ static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UN
 }
 
 static PyMethodDef wait_functions[] = {
-    {"wrap_blocking", native_wrap_blocking, METH_O, "What notes the calls that block."},
-    {"spend_turn", FAST(native_spend_turn), "A wait of a task was ready: TURN_ flags."},
-    {"new_turn", native_new_turn, METH_O, "A new turn of the queue's loop has begun."},
-    {"wake_by", native_wake_by, METH_VARARGS, "Has the queue's loop drain it at a time."},
-    {"predict", native_predict, METH_O,
-     "Whether the policy uses what waits have learnt; for benchmarks and tests."},
-    {"limit_timer", native_limit_timer, METH_O,
-     "How many waits a loop's timer takes; what it was. For tests."},
-    {"pending_waits", native_pending_waits, METH_NOARGS,
-     "How many waits have a task, also those that the task polls; the age of the oldest."},
+    /* What notes the calls that block. */
+    METHOD(native, wrap_blocking, O),
+    /* A wait of a task was ready: TURN_ flags. */
+    METHOD(native, spend_turn, FASTCALL),
+    /* A new turn of the queue's loop has begun. */
+    METHOD(native, new_turn, O),
+    /* Has the queue's loop drain it at a time. */
+    METHOD(native, wake_by, VARARGS),
+    /* Whether the policy uses what waits have learnt; for benchmarks and tests. */
+    METHOD(native, predict, O),
+    /* How many waits a loop's timer takes; what it was. For tests. */
+    METHOD(native, limit_timer, O),
+    /* How many waits have a task, also those that the task polls; the age of the oldest. */
+    METHOD(native, pending_waits, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 

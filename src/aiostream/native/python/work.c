@@ -57,8 +57,7 @@ static bool is_used(const WorkObject *self) { return self->handle && self->call;
 
 /* The objects may still be in use. They go to another object, because this one is dying. */
 static void give_away(WorkObject *self) {
-    PyObject *kind, *value, *traceback;
-    PyErr_Fetch(&kind, &value, &traceback);
+    PyObject *raised = raised_take();
     PyObject *object = self->tries < MOST_TRIES ? PyType_GenericAlloc(work_type, 0) : NULL;
     WorkObject *heir = (WorkObject *)object;
     if (heir) {
@@ -77,7 +76,7 @@ static void give_away(WorkObject *self) {
         self->call = self->result = NULL; /* which nothing releases any more */
         let_go(self);
     }
-    PyErr_Restore(kind, value, traceback);
+    raise_again(raised);
 }
 
 static int Work_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -187,10 +186,14 @@ static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
 }
 
 static PyMethodDef work_methods[] = {
-    {"begin", FAST(Work_begin), "Makes the call in the context of a stream: 0, or a refusal."},
-    {"end", Work_end, METH_NOARGS, "Lets go of everything: what the call has returned."},
-    {"let_go", Work_let_go, METH_NOARGS, "Lets go of the stream, and not of the objects."},
-    {"complete", Work_complete, METH_VARARGS, "The GPU has passed the event that owns it."},
+    /* Makes the call in the context of a stream: 0, or a refusal. */
+    METHOD(Work, begin, FASTCALL),
+    /* Lets go of everything: what the call has returned. */
+    METHOD(Work, end, NOARGS),
+    /* Lets go of the stream, and not of the objects. */
+    METHOD(Work, let_go, NOARGS),
+    /* The GPU has passed the event that owns it. */
+    METHOD(Work, complete, VARARGS),
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef work_members[] = {
