@@ -435,28 +435,24 @@ static PyGetSetDef completion_properties[] = {
     {"is_ordered", is_ordered, NULL, "Whether others settle after it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
+/* A point for which a task waits: its future, and what is kept alive. */
 static PyType_Slot completion_slots[] = {
-    {Py_tp_new, PyType_GenericNew},
-    {Py_tp_init, Completion_init},
-    {Py_tp_dealloc, Completion_dealloc},
-    {Py_tp_traverse, Completion_traverse},
-    {Py_tp_clear, Completion_clear},
-    {Py_tp_methods, completion_methods},
-    {Py_tp_getset, completion_properties},
-    {Py_tp_doc, "A point for which a task waits: its future, and what is kept alive."},
-    {0, NULL},
+    {Py_tp_new, PyType_GenericNew},        {Py_tp_init, Completion_init},
+    {Py_tp_dealloc, Completion_dealloc},   {Py_tp_traverse, Completion_traverse},
+    {Py_tp_clear, Completion_clear},       {Py_tp_methods, completion_methods},
+    {Py_tp_getset, completion_properties}, {0, NULL},
 };
 
+/* The completions of one stream, in the order of their points. */
 static PyType_Slot order_slots[] = {
-    {Py_tp_doc, "The completions of one stream, in the order of their points."},
     {0, NULL},
 };
 
 PyObject *new_order(void) { return PyType_GenericAlloc(order_type, 0); }
 
 typedef PyObject OwnFutureObject;
+/* The base of the library's own futures, whose setters are private. */
 static PyType_Slot own_future_slots[] = {
-    {Py_tp_doc, "The base of the library's own futures, whose setters are private."},
     {0, NULL},
 };
 
@@ -477,7 +473,7 @@ static PyObject *native_set_callbacks(PyObject *Py_UNUSED(module), PyObject *arg
     Py_RETURN_NONE;
 }
 
-static PyMethodDef completion_functions[] = {
+PyMethodDef completion_functions[] = {
     /* What completions call of Python. */
     METHOD(native, set_callbacks, VARARGS),
     /* What hears of the futures that end. */
@@ -488,10 +484,7 @@ static PyMethodDef completion_functions[] = {
 int add_completion_types(PyObject *module) {
     enum { BASE = Py_TPFLAGS_BASETYPE };
     if (ADD_TYPE(module, completion, Completion, BASE | Py_TPFLAGS_HAVE_GC) < 0 ||
-        ADD_TYPE(module, order, Order, 0) < 0 ||
-        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 || add_queue_type(module) < 0 ||
-        PyModule_AddFunctions(module, completion_functions) < 0 ||
-        PyModule_AddFunctions(module, enqueue_functions) < 0)
+        ADD_TYPE(module, order, Order, 0) < 0)
         return -1;
-    return PyModule_AddFunctions(module, drain_functions);
+    return ADD_TYPE(module, own_future, OwnFuture, BASE);
 }

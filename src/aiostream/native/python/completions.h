@@ -68,8 +68,6 @@ void completion_leak(CompletionObject *);
  * may not run for long. In the loop's thread. */
 void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
-extern PyMethodDef enqueue_functions[], drain_functions[];
-int add_queue_type(PyObject *module);
 PyObject *Completion_enqueue(PyObject *, PyObject *args);
 PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);

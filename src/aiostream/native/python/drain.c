@@ -234,11 +234,12 @@ static PyMethodDef queue_methods[] = {
 };
 static PyMemberDef queue_members[] = {
     {"number", T_INT, offsetof(QueueObject, number), READONLY, "What native calls take."},
-    {"descriptor", T_INT, offsetof(QueueObject, descriptor), READONLY,
-     "Readable if something has arrived, or a wait's timer is due."},
+    /* Readable if something has arrived, or a wait's timer is due. */
+    {"descriptor", T_INT, offsetof(QueueObject, descriptor), READONLY, NULL},
     {"is_open", T_BOOL, offsetof(QueueObject, is_open), READONLY, "Whether it was not closed."},
     {NULL, 0, 0, 0, NULL},
 };
+/* The queue of a loop. When it dies it is closed. */
 static PyType_Slot queue_slots[] = {
     {Py_tp_new, Queue_new},
     {Py_tp_methods, queue_methods},
@@ -246,7 +247,6 @@ static PyType_Slot queue_slots[] = {
     {Py_tp_dealloc, Queue_dealloc},
     {Py_tp_finalize, close_queue},
     {Py_tp_traverse, Queue_traverse},
-    {Py_tp_doc, "The queue of a loop. When it dies it is closed."},
     {0, NULL},
 };
 

@@ -153,7 +153,7 @@ static PyObject *native_look_for_stalls(PyObject *Py_UNUSED(self), PyObject *arg
     Py_RETURN_NONE;
 }
 
-static PyMethodDef failure_functions[] = {
+PyMethodDef failure_functions[] = {
     /* Which call of this thread's latest operation answered this error, if it noted that. */
     METHOD(native, failed_call, O),
     /* Whether the context that had this id was destroyed or reset. */
@@ -189,10 +189,9 @@ static PyMethodDef failure_functions[] = {
 
 static PyObject *fatal_code(int i) { return PyLong_FromLong(fatal_codes[i].code); }
 
-int add_failure_functions(PyObject *module) {
+int add_fatal_codes(PyObject *module) {
     failures_set_listener(wake_janitor);
     int count = 0;
     while (fatal_codes[count].code) count++;
-    if (add_tuple(module, "FATAL_CODES", fatal_code, count) < 0) return -1;
-    return PyModule_AddFunctions(module, failure_functions);
+    return add_tuple(module, "FATAL_CODES", fatal_code, count);
 }

@@ -169,23 +169,20 @@ static PyMethodDef handle_methods[] = {
 static PyGetSetDef handle_properties[] = {
     {"value", Handle_value, NULL, "The driver's handle, as an integer.", NULL},
     {"is_open", is_so, NULL, "Whether new uses are accepted.", (void *)handle_is_open},
-    {"is_used", is_so, NULL, "Whether a call is using it, or a thread of enqueue_in_thread.",
-     (void *)handle_is_used},
-    {"is_captured", is_so, NULL, "Whether it is an event that was recorded on a capturing stream.",
-     (void *)event_is_captured},
-    {"is_shared", is_so, NULL,
-     "Whether another library has it too: then it is retired and not destroyed.",
-     (void *)handle_is_shared},
+    {"is_used", is_so, NULL, "Whether a call or a thread uses it.", (void *)handle_is_used},
+    /* an event that was recorded on a capturing stream */
+    {"is_captured", is_so, NULL, "Whether a capture has it.", (void *)event_is_captured},
+    /* then it is retired and not destroyed */
+    {"is_shared", is_so, NULL, "Whether another library has it.", (void *)handle_is_shared},
     {NULL, NULL, NULL, NULL, NULL},
 };
+/* Counts the uses of a driver's stream, event or graph, so that no thread destroys it while
+ * another uses it. */
 static PyType_Slot handle_slots[] = {
     {Py_tp_new, Handle_new},
     {Py_tp_dealloc, Handle_dealloc},
     {Py_tp_methods, handle_methods},
     {Py_tp_getset, handle_properties},
-    {Py_tp_doc,
-     "Counts the uses of a driver's stream, event or graph, so that no thread destroys it while "
-     "another uses it."},
     {0, NULL},
 };
 
@@ -281,7 +278,7 @@ static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) 
     return failed ? NULL : PyLong_FromLong(result);
 }
 
-static PyMethodDef handle_functions[] = {
+PyMethodDef handle_functions[] = {
     /* Destroys what no object has got, because an error came. The janitor's. */
     METHOD(native, drop_abandoned, NOARGS),
     /* cuStreamQuery, unless the stream captures. */
@@ -297,7 +294,4 @@ static PyMethodDef handle_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-int add_handle_type(PyObject *module) {
-    if (ADD_TYPE(module, handle, Handle, 0) < 0) return -1;
-    return PyModule_AddFunctions(module, handle_functions);
-}
+int add_handle_type(PyObject *module) { return ADD_TYPE(module, handle, Handle, 0); }

@@ -254,21 +254,13 @@ static PyObject *strategy_name(int number) { return PyUnicode_FromString(strateg
 struct names names;
 
 static bool make_names(void) {
-    const struct {
-        PyObject **place;
-        const char *name;
-    } made[] = {
-        {&names.done, "done"},
-        {&names.cancelled, "cancelled"},
-        {&names.set_result, "set_result"},
-        {&names.own_set_result, "_set_result"},
-        {&names.set_exception, "set_exception"},
-        {&names.own_set_exception, "_set_exception"},
-        {&names.point, "point"},
-    };
-    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
-        if (!*made[i].place && !(*made[i].place = PyUnicode_InternFromString(made[i].name)))
-            return false;
+    /* in the order of the fields */
+    static const char *const texts[] = {"done",        "cancelled",     "set_result",
+                                        "_set_result", "set_exception", "_set_exception",
+                                        "point"};
+    PyObject **place = (PyObject **)&names;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (!place[i] && !(place[i] = PyUnicode_InternFromString(texts[i]))) return false;
     return true;
 }
 
@@ -283,13 +275,20 @@ static int module_exec(PyObject *module) {
             "(multiprocessing's 'spawn' method).");
         return -1;
     }
-    if (!make_names() || add_handle_type(module) < 0 || add_completion_types(module) < 0 ||
-        add_wait_types(module) < 0 || add_work_type(module) < 0 ||
-        add_failure_functions(module) < 0 || add_frame_functions(module) < 0 ||
-        add_process_functions(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0 ||
-        add_tuple(module, "COUNTERS", counter_name, COUNTERS) < 0 ||
+    static adder *const adders[] = {add_handle_type,     add_completion_types, add_queue_type,
+                                    add_wait_types,      add_work_type,        add_fatal_codes,
+                                    add_frame_addresses, add_driver_calls};
+    static PyMethodDef *const tables[] = {
+        functions,       handle_functions, completion_functions, enqueue_functions,
+        drain_functions, wait_functions,   graph_functions,      failure_functions,
+        frame_functions, process_functions};
+    if (!make_names() || add_tuple(module, "COUNTERS", counter_name, COUNTERS) < 0 ||
         add_tuple(module, "WAIT_STRATEGIES", strategy_name, strategy_count) < 0)
         return -1;
+    for (size_t i = 0; i < sizeof adders / sizeof *adders; i++)
+        if (adders[i](module) < 0) return -1;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;
     return 0;

@@ -100,14 +100,12 @@ int add_type(PyObject *module, PyTypeObject **, const char *name, int size, unsi
              name##_slots)
 /* Adds a tuple, in which the place of an item is its number. */
 int add_tuple(PyObject *module, const char *name, PyObject *(*item)(int), int count);
-/* Each adds types or functions to the module. -1: an exception is set. */
-int add_handle_type(PyObject *module);
-int add_completion_types(PyObject *module);
-int add_wait_types(PyObject *module);
-int add_work_type(PyObject *module);
-int add_failure_functions(PyObject *module);
-int add_frame_functions(PyObject *module);
-int add_process_functions(PyObject *module);
-extern PyMethodDef graph_functions[];
+/* Each adds types or constants to the module. -1: an exception is set. */
+typedef int adder(PyObject *module);
+adder add_handle_type, add_completion_types, add_queue_type, add_wait_types, add_work_type,
+    add_fatal_codes, add_frame_addresses, add_driver_calls;
+extern PyMethodDef handle_functions[], completion_functions[], enqueue_functions[],
+    drain_functions[], wait_functions[], graph_functions[], failure_functions[], frame_functions[],
+    process_functions[];
 
 #endif

@@ -160,7 +160,7 @@ static PyObject *native_write_unraisable(PyObject *Py_UNUSED(self), PyObject *ar
     Py_RETURN_NONE;
 }
 
-static PyMethodDef process_functions[] = {
+PyMethodDef process_functions[] = {
     /* Takes the driver's raw addresses, by name. */
     METHOD(native, bind, O),
     /* The descriptor of the orphans' queue, which is made once. */
@@ -178,8 +178,7 @@ static PyMethodDef process_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-int add_process_functions(PyObject *module) {
+int add_driver_calls(PyObject *module) {
     points_set_dispatcher(python_dispatch);
-    if (add_tuple(module, "DRIVER_CALLS", driver_row, DRIVER_ROWS) < 0) return -1;
-    return PyModule_AddFunctions(module, process_functions);
+    return add_tuple(module, "DRIVER_CALLS", driver_row, DRIVER_ROWS);
 }

@@ -108,8 +108,8 @@ static void Wait_dealloc(PyObject *object) {
 }
 
 static PyMemberDef wait_members[] = {
-    {"address", T_PYSSIZET, offsetof(WaitObject, wait), READONLY,
-     "The address of the native wait, as in waiting()."},
+    /* The address of the native wait, as in waiting(). */
+    {"address", T_PYSSIZET, offsetof(WaitObject, wait), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef wait_methods[] = {
@@ -120,6 +120,8 @@ static PyMethodDef wait_methods[] = {
     METHOD(Wait, drop, VARARGS),
     {NULL, NULL, 0, NULL},
 };
+/* A wait at which its task polls itself; an asyncio task can await it. When it dies it is
+ * dropped. */
 static PyType_Slot wait_slots[] = {
     {Py_tp_dealloc, Wait_dealloc},
     {Py_tp_methods, wait_methods},
@@ -127,8 +129,6 @@ static PyType_Slot wait_slots[] = {
     {Py_am_await, PyObject_SelfIter},
     {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, Wait_next},
-    {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies "
-                "it is dropped."},
     {0, NULL},
 };
 
@@ -172,11 +172,11 @@ static PyMethodDef history_methods[] = {
     METHOD(History, asked, VARARGS),
     {NULL, NULL, 0, NULL},
 };
+/* How long waits took: of one stream, of one event, or of the streams of a pool. */
 static PyType_Slot history_slots[] = {
     {Py_tp_new, History_new},
     {Py_tp_dealloc, History_dealloc},
     {Py_tp_methods, history_methods},
-    {Py_tp_doc, "How long waits took: of one stream, of one event, or of the streams of a pool."},
     {0, NULL},
 };
 
@@ -257,6 +257,15 @@ static int do_begin(struct handle *handle, void *argument) {
     return 0;
 }
 
+/* Begins a wait for a stream's present end, or an event's present record, and leaves what came of
+ * it in the result. Without the GIL. */
+static void begin(struct handle *handle, struct beginning *with) {
+    struct wait *call = call_begin(with->waits);
+    int refusal = (handle_is_event(handle) ? operate : operate_as_is)(handle, do_begin, with);
+    if (refusal) with->result.refusal = refusal;
+    call_end(call);
+}
+
 /* begin(handle, queue, strategy): waits for what the handle's stream has reached now, or for what
  * its event has recorded. */
 static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -268,10 +277,7 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
         !to_strategy(args[2], &beginning.strategy))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    struct wait *call = call_begin(beginning.waits);
-    int refusal = (handle_is_event(handle) ? operate : operate_as_is)(handle, do_begin, &beginning);
-    if (refusal) beginning.result.refusal = refusal;
-    call_end(call);
+    begin(handle, &beginning);
     Py_END_ALLOW_THREADS
     struct wait *spinning = beginning.result.spinning;
     if (!spinning) return as_answer(&beginning.result);
@@ -294,12 +300,8 @@ static int block_stream(void *stream, struct blocking *with) {
     static const int64_t SLICE_NS = 25000000;
     (void)stream;
     struct wait_result *result = &with->beginning.result;
-    struct wait *call = call_begin(with->beginning.waits);
-    int refusal = (handle_is_event(with->handle) ? operate : operate_as_is)(with->handle, do_begin,
-                                                                            &with->beginning),
-        over = refusal || !result->spinning;
-    if (refusal) result->refusal = refusal;
-    call_end(call);
+    begin(with->handle, &with->beginning);
+    int over = !result->spinning;
     while (!over) {
         int64_t slice = with->is_main ? now_ns() + SLICE_NS : NEVER;
         int mode = relaxed_enter();
@@ -366,16 +368,16 @@ static PyMethodDef wait_list_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef wait_list_members[] = {
-    {"order", T_OBJECT, offsetof(WaitListObject, order), READONLY,
-     "The order of the stream's completions."},
+    /* The order of the stream's completions. */
+    {"order", T_OBJECT, offsetof(WaitListObject, order), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
+/* The waits on one stream, in its order, or those for one event. */
 static PyType_Slot wait_list_slots[] = {
     {Py_tp_new, WaitList_new},
     {Py_tp_dealloc, WaitList_dealloc},
     {Py_tp_methods, wait_list_methods},
     {Py_tp_members, wait_list_members},
-    {Py_tp_doc, "The waits on one stream, in its order, or those for one event."},
     {0, NULL},
 };
 
@@ -420,7 +422,7 @@ static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UN
     return Py_BuildValue("Ld", (long long)pending, (double)(now - oldest) / 1e9);
 }
 
-static PyMethodDef wait_functions[] = {
+PyMethodDef wait_functions[] = {
     /* What notes the calls that block. */
     METHOD(native, wrap_blocking, O),
     /* A wait of a task was ready: TURN_ flags. */
@@ -439,8 +441,7 @@ static PyMethodDef wait_functions[] = {
 };
 
 int add_wait_types(PyObject *module) {
-    if (ADD_TYPE(module, wait_list, WaitList, 0) < 0 || ADD_TYPE(module, history, History, 0) < 0 ||
-        ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION) < 0)
+    if (ADD_TYPE(module, wait_list, WaitList, 0) < 0 || ADD_TYPE(module, history, History, 0) < 0)
         return -1;
-    return PyModule_AddFunctions(module, wait_functions);
+    return ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION);
 }

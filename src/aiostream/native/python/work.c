@@ -209,16 +209,12 @@ static PyGetSetDef work_properties[] = {
     {"objects", Work_objects, NULL, "What the GPU may use. None: nothing.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
+/* A call on a stream, until its task has seen the end of the work. */
 static PyType_Slot work_slots[] = {
-    {Py_tp_new, Work_new},
-    {Py_tp_dealloc, Work_dealloc},
-    {Py_tp_traverse, Work_traverse},
-    {Py_tp_del, Work_del},
-    {Py_tp_methods, work_methods},
-    {Py_tp_members, work_members},
-    {Py_tp_getset, work_properties},
-    {Py_tp_doc, "A call on a stream, until its task has seen the end of the work."},
-    {0, NULL},
+    {Py_tp_new, Work_new},           {Py_tp_dealloc, Work_dealloc},
+    {Py_tp_traverse, Work_traverse}, {Py_tp_del, Work_del},
+    {Py_tp_methods, work_methods},   {Py_tp_members, work_members},
+    {Py_tp_getset, work_properties}, {0, NULL},
 };
 
 int add_work_type(PyObject *module) {
