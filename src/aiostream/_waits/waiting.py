@@ -3,10 +3,9 @@
 `_native.WaitList.begin`, `_native.Wait.poll` and `await` of a `Wait` all answer in one form:
 
 - `None`: the wait is over, and the work has succeeded.
-- A `Wait`: it is not over, and this task polls it (not an answer of `await`).
-- A number from `_native.FIRST_TICKET` on: the ticket of a wait that a timer or the watcher has now.
-  A future that was given to `_native.own` gets its answer: any of the others.
-- Any other number: an error or a refusal, for `driver.raise_for`.
+- The `Wait`: it is not over. If it has a ticket, a timer or the watcher has it now, and the future
+  that was given to `Wait.own` gets its answer. If not, this task polls it.
+- A number: an error or a refusal, for `driver.raise_for`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from aiostream.errors import CudaError, StreamClosedError
 
 __all__ = ["default_wait", "set_default_wait"]
 
-_FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
 _AT_ONCE, _AFTERWARDS = _native.RESULT_AT_ONCE, _native.RESULT_AFTERWARDS
 now = time.perf_counter_ns
@@ -164,7 +162,7 @@ async def synchronize_async(self: Any) -> None:
         return
     bridge = _current_bridge()
     wait_list = operand.wait_list or wait_list_of(operand)
-    answer = wait_list.begin(operand.handle, bridge.queue, mode)
+    answer: Any = wait_list.begin(operand.handle, bridge.queue, mode)
     checkpoint, until_over = bridge.checkpoint, bridge.until_over
     yields = answer is None and checkpoint is None and bridge.must_yield()
     # An exception or a suspended task keeps this frame. If the frame kept the bridge, the bridge
@@ -176,49 +174,37 @@ async def synchronize_async(self: Any) -> None:
         elif yields:
             await _yield_turn()
         return
-    # Exactly one of task, timer and watcher holds the wait (`wait_inside.h`). Here it is the task
-    # while `answer` is a Wait, and another one while it is a ticket.
-    future: Any = None
-    asked = "cuEventQuery" if operand.is_event else "cuStreamQuery"
+    if not isinstance(answer, _Wait):
+        asked = "cuEventQuery" if operand.is_event else "cuStreamQuery"
+        driver.raise_for(answer, asked, operand.name)
+    # Exactly one of task, timer and watcher holds the wait (`wait_inside.h`). It is not this task
+    # while `wait` has a ticket.
+    wait, future = answer, None
     try:
-        while answer is not None:
-            if isinstance(answer, _Wait):
-                answer = await until_over(answer)
-            elif answer >= _FIRST_TICKET:
-                # The ticket may have fired already. It is not lost, because this thread delivers it
-                # and does so in the next await at the earliest.
-                future = _current_bridge().new_future()
-                _native.own(answer, future)
-                if observers:
-                    future_made(future)
-                answer = await future
-                future, asked = None, "cuEventQuery"
-                # Handed back. The task polls before the next turn, because the end may have come.
-                if isinstance(answer, _Wait):
-                    answer = answer.poll()
-            else:
-                break
-        else:
-            return
+        while answer is wait:
+            if not wait.ticket:
+                answer = await until_over(wait)
+                continue
+            # The ticket may have fired already. It is not lost, because this thread delivers it
+            # and does so in the next await at the earliest.
+            future = _current_bridge().new_future()
+            if observers:
+                future_made(future)
+            answer = await wait.own(future)
+            # Handed back. The task polls before the next turn, because the end may have come.
+            if answer is wait:
+                answer = wait.poll()
     except BaseException as problem:
         # A cancellation or an interrupt. A stream's wait goes to the watcher, which recycles it
         # when its event is complete. Until then the GPU has not passed the event, and no other wait
         # may record it. The event may own a `Work`. A coroutine may be closed in any thread.
         in_loop = not isinstance(problem, GeneratorExit) and getattr(self, "in_halves", False)
-        given = False
-        if isinstance(answer, _Wait):
-            given = answer.drop(self, in_loop)
-        elif answer is not None:
-            given = _native.orphan(answer, self, in_loop)
-        if future is not None and future.done() and not future.cancelled():
-            answer = future.result()
-            if isinstance(answer, _Wait):
-                given = answer.drop(self, in_loop)
-        if given:
+        if wait.drop(self, in_loop):
             self.is_left = True
         future = None
         raise
-    driver.raise_for(answer, asked, operand.name)
+    if answer is not None:
+        driver.raise_for(answer, "cuEventQuery", operand.name)
 
 
 def synchronize(awaited: Any, limit: float | None) -> None:

@@ -13,9 +13,8 @@
  * because a destructor may block. The same happens if the loop is gone. None of this runs on the
  * driver's threads or in the watcher.
  *
- * A slot may own other things too. A bare future of a loop is one on which a task sleeps while a
- * timer or the watcher has its wait: it gets the wait's answer (`as_answer` in waits.c). Of
- * any other object, the method `complete` is called.
+ * A slot may own other things too. A Wait is left to a timer or the watcher while its task sleeps
+ * on a future, which gets the answer. Of any other object, the method `complete` is called.
  *
  * A KeyboardInterrupt may come in what a step here calls: the function of `enqueue`, a future's
  * methods, finalizers. So an object changes its state after such a call, and everything may be done

@@ -79,7 +79,7 @@ static int do_record(struct handle *stream, void *argument) {
 static int record(CompletionObject *self, struct handle *stream, bool leaves, bool *at_once) {
     struct recording recording = {self->wait, self->ticket, *at_once};
     int status;
-    own(self->ticket, (PyObject *)self, 0);
+    own(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
     if (leaves) context_pop();
     status = recording.wait ? operate_pinned_as_is(stream, do_record, &recording)
@@ -321,7 +321,7 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
     if (!self->ticket || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not expected, or was recorded before");
     self->recorded = true;
-    own(self->ticket, object, 0);
+    own(self->ticket, object);
     if (self->wait) wait_fire_unrecorded(self->wait, status);
     else point_arm_polled(self->ticket), point_fire(self->ticket, status);
     Py_RETURN_NONE;

@@ -70,9 +70,20 @@ void pop_from_python(void);
 /* --- of one file each --- */
 
 struct wait;
-/* A Wait that its task polls. NULL: no memory, and the wait is still the caller's. */
-PyObject *new_wait(struct wait *, struct queue *);
-void disown_wait(PyObject *); /* the wait is the caller's again */
+/* A wait of a task, which polls it, or sleeps while a timer or the watcher has it.
+ *
+ * A KeyboardInterrupt may come between a call's return and the next step of Python, and then the
+ * call's answer is lost. So what must not be lost is an object, and it gives up what it owns in one
+ * step with the call that takes that over. */
+typedef struct {
+    PyObject_HEAD
+    struct wait *wait;         /* NULL: it is over, or it was left */
+    unsigned long long ticket; /* with which it was left; 0: it was not */
+    struct queue *queue;       /* of the loop whose task waits */
+    PyObject *future; /* on which the task sleeps; the slot of the ticket owns this object */
+    bool yielded;     /* the loop has had its turn, so the next step is a poll */
+} WaitObject;
+extern PyTypeObject *wait_type;
 PyObject *new_order(void);
 PyObject *wait_list_order(PyObject *wait_list); /* borrowed */
 PyObject *WaitList_enqueue(PyObject *, PyObject *const *args, Py_ssize_t count);

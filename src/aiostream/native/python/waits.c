@@ -1,67 +1,45 @@
 /* The Python face of the waits: the types Wait, History and WaitList, and the turns of a loop.
  *
- * `WaitList.begin` begins a wait in the thread of its loop, and answers: it is over, the task polls
- * (a Wait), or a timer or the watcher has it (a ticket). A Wait is polled once in each turn of the
- * loop. It is awaitable on asyncio without a coroutine, so this is the C side of asyncio's file.
- * The policy and the state of the wait lie below (task_waits.c).
+ * `WaitList.begin` begins a wait in the thread of its loop, and answers: it is over, or a Wait,
+ * which its task polls, or which a timer or the watcher has. The task polls a Wait once in each
+ * turn of the loop. It is awaitable on asyncio without a coroutine, so this is the C side of
+ * asyncio's file. The policy and the state of the wait lie below (task_waits.c).
  *
  * A Wait belongs to one task. When it dies it is dropped, and the watcher has the wait. It is left
  * alone in a forked child.
  */
-#include "module.h"
-
-#include "../engine/waits.h"
+#include "completions.h"
 
 /* --- Wait --- */
 
-/* A KeyboardInterrupt may come between a call's return and the next step of Python, and then the
- * call's answer is lost. So what must not be lost is an object, and it gives up what it owns in one
- * step with the call that takes that over. */
-typedef struct {
-    PyObject_HEAD
-    struct wait *wait;   /* NULL: it is over, or the watcher has it */
-    struct queue *queue; /* of the loop whose task polls it */
-    bool yielded;        /* the loop has had its turn, so the next step is a poll */
-} WaitObject;
-
-static PyTypeObject *wait_type;
-
-PyObject *new_wait(struct wait *wait, struct queue *queue) {
-    WaitObject *self = (WaitObject *)PyType_GenericAlloc(wait_type, 0);
-    if (!self) return NULL;
-    self->wait = wait;
-    self->queue = queue;
-    return (PyObject *)self;
-}
-
-void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
+PyTypeObject *wait_type;
 
 /* What begin, poll and await answer, always in the same form. None: the wait is over and has
- * succeeded. A number from FIRST_TICKET on: the ticket of a wait that a timer or the watcher has
- * from now on. Any other number: an error or a refusal. And, except of await, a Wait: it is not
- * over, and the task polls it. None costs no object, and a StopIteration carries it for free. */
-static PyObject *as_answer(const struct wait_result *result) {
-    if (result->ticket) return PyLong_FromUnsignedLongLong(result->ticket);
+ * succeeded. A Wait: it is not over. If it has a ticket, a timer or the watcher has it from now on,
+ * and otherwise its task polls it. A number: an error or a refusal. None costs no object, and a
+ * StopIteration carries it for free. The reference to the Wait is passed on. */
+static PyObject *as_answer(WaitObject *self, const struct wait_result *result) {
+    self->wait = result->spinning;
+    self->ticket = result->ticket;
+    if (self->wait || self->ticket) return (PyObject *)self;
+    Py_DECREF(self);
     if (result->refusal) return PyLong_FromLong(result->refusal);
     Py_RETURN_NONE;
 }
 
-/* The answer; the Wait itself if it is not over. */
 static PyObject *poll(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     if (refuse_in_child()) return NULL;
     if (!self->wait) return PyErr_Format(PyExc_ValueError, "the wait is over");
-    struct wait_result result = {.spinning = self->wait};
-    bool over;
+    struct wait_result result;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
     int mode = relaxed_enter();
-    over = wait_poll(self->wait, self->queue, &result);
+    wait_poll(self->wait, self->queue, &result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
-    if (!over) return Py_NewRef(object);
-    self->wait = NULL;
-    return as_answer(&result);
+    Py_INCREF(object);
+    return as_answer(self, &result);
 }
 
 static PyObject *Wait_poll(PyObject *self, PyObject *Py_UNUSED(unused)) { return poll(self); }
@@ -74,7 +52,7 @@ static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     PyObject *answer = self->yielded ? poll(object) : Py_NewRef(object);
     self->yielded = true;
-    bool yields = answer == object;
+    bool yields = answer == object && self->wait;
     if (answer && !yields && answer != Py_None) PyErr_SetObject(PyExc_StopIteration, answer);
     Py_XDECREF(answer);
     return yields ? Py_NewRef(Py_None) : NULL;
@@ -92,30 +70,68 @@ static void drop(WaitObject *self) {
  * the loop, whose thread this is, or to the janitor. */
 static PyObject *Wait_drop(PyObject *object, PyObject *args) {
     WaitObject *self = (WaitObject *)object;
-    PyObject *work = Py_None;
-    int in_loop = 0;
-    if (!PyArg_ParseTuple(args, "|Op", &work, &in_loop)) return NULL;
-    bool given = self->wait && !is_child() &&
-                 work_takes(work, self->wait, in_loop ? self->queue : queue_orphans());
-    if (given) self->wait = NULL;
+    PyObject *work;
+    int in_loop;
+    if (!PyArg_ParseTuple(args, "Op", &work, &in_loop)) return NULL;
+    uint64_t ticket = self->ticket;
+    bool given = false;
+    self->ticket = 0;
+    if (ticket && !is_child()) {
+        given = is_work(work) && replace_owner(ticket, object, work);
+        if (given && in_loop) Py_RETURN_TRUE;
+        /* This comes first, because from then on the janitor may deliver it. */
+        replace_owner(ticket, object, NULL);
+        wait_orphan(ticket);
+    } else if (self->wait && !is_child()) {
+        given = work_takes(work, self->wait, in_loop ? self->queue : queue_orphans());
+        if (given) self->wait = NULL;
+    }
     drop(self);
     return PyBool_FromLong(given);
 }
 
+/* own(future): it gets the answer of a wait that was left, and is returned. In the loop's thread,
+ * which would deliver the ticket. */
+static PyObject *Wait_own(PyObject *object, PyObject *future) {
+    WaitObject *self = (WaitObject *)object;
+    if (!self->ticket || self->future)
+        return PyErr_Format(PyExc_ValueError, "the wait was not left, or has a future");
+    self->future = Py_NewRef(future);
+    own(self->ticket, object);
+    return Py_NewRef(future);
+}
+
+static int Wait_clear(PyObject *object) {
+    Py_CLEAR(((WaitObject *)object)->future);
+    return 0;
+}
+
+/* If the future that sleeps refers to its loop, the collector has to see that: see Queue. */
+static int Wait_traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((WaitObject *)object)->future);
+    return 0;
+}
+
 static void Wait_dealloc(PyObject *object) {
+    PyObject_GC_UnTrack(object);
     drop((WaitObject *)object);
+    Wait_clear(object);
     free_object(object);
 }
 
 static PyMemberDef wait_members[] = {
     /* The address of the native wait, as in waiting(). */
     {"address", T_PYSSIZET, offsetof(WaitObject, wait), READONLY, NULL},
+    {"ticket", T_ULONGLONG, offsetof(WaitObject, ticket), READONLY, "0: its task polls it."},
+    {"future", T_OBJECT, offsetof(WaitObject, future), READONLY, "On which its task sleeps."},
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef wait_methods[] = {
-    /* Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the
-     * watcher. */
+    /* Queries it: itself if it is not over, else None or an error. */
     METHOD(Wait, poll, NOARGS),
+    /* The future that gets the answer. */
+    METHOD(Wait, own, O),
     /* No task waits any more. May be called again, and when it is over. */
     METHOD(Wait, drop, VARARGS),
     {NULL, NULL, 0, NULL},
@@ -124,6 +140,8 @@ static PyMethodDef wait_methods[] = {
  * dropped. */
 static PyType_Slot wait_slots[] = {
     {Py_tp_dealloc, Wait_dealloc},
+    {Py_tp_traverse, Wait_traverse},
+    {Py_tp_clear, Wait_clear},
     {Py_tp_methods, wait_methods},
     {Py_tp_members, wait_members},
     {Py_am_await, PyObject_SelfIter},
@@ -279,11 +297,16 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
     Py_BEGIN_ALLOW_THREADS
     begin(handle, &beginning);
     Py_END_ALLOW_THREADS
-    struct wait *spinning = beginning.result.spinning;
-    if (!spinning) return as_answer(&beginning.result);
-    PyObject *wait = new_wait(spinning, beginning.queue);
-    if (!wait) wait_drop(spinning);
-    return wait;
+    struct wait_result *result = &beginning.result;
+    if (!result->spinning && !result->ticket && !result->refusal) Py_RETURN_NONE;
+    WaitObject *wait = (WaitObject *)PyType_GenericAlloc(wait_type, 0);
+    if (!wait) {
+        if (result->spinning) wait_drop(result->spinning);
+        if (result->ticket) wait_orphan(result->ticket);
+        return NULL;
+    }
+    wait->queue = beginning.queue;
+    return as_answer(wait, result);
 }
 
 struct blocking {
@@ -443,5 +466,5 @@ PyMethodDef wait_functions[] = {
 int add_wait_types(PyObject *module) {
     if (ADD_TYPE(module, wait_list, WaitList, 0) < 0 || ADD_TYPE(module, history, History, 0) < 0)
         return -1;
-    return ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION);
+    return ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC);
 }

@@ -169,7 +169,7 @@ bool is_work(PyObject *object) { return Py_IS_TYPE(object, work_type); }
 bool work_takes(PyObject *object, struct wait *wait, struct queue *queue) {
     uint64_t ticket = is_work(object) ? wait_reserve_end(wait, queue) : 0;
     if (!ticket) return false;
-    own(ticket, object, 0);
+    own(ticket, object);
     wait_leave_to_watcher(wait);
     return true;
 }
