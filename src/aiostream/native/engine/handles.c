@@ -8,7 +8,7 @@
  *
  * One word holds the number of uses and all of these states, because a KeyboardInterrupt must not
  * come between the count and the call. No lock is held across a driver call. Driver calls on
- * one handle go through `operate` or one of its kin. python/handles.c is the face of this for
+ * one handle go through `operate`. python/handles.c is the face of this for
  * Python.
  */
 #include "handles.h"
@@ -98,7 +98,7 @@ bool handle_is_gone(const struct handle *handle) {
 
 bool handle_is_event(const struct handle *handle) { return handle->kind == HANDLE_EVENT; }
 /* The legacy and per-thread streams, 0 to 2, belong to the *current* context. */
-bool handle_needs_context(const struct handle *handle) {
+static bool needs_context(const struct handle *handle) {
     return handle->kind == HANDLE_STREAM && (uintptr_t)handle->value <= 2;
 }
 
@@ -257,43 +257,23 @@ void handles_drop_abandoned(void) {
 /* Asks first whether the context is there. Other code may have destroyed or reset it, and the
  * driver crashes the process, or finds a new stream at the old address. Each operation asks anew,
  * because no answer holds for longer: the reset may come from the next line of the same thread. */
-int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
+int operate(struct handle *handle, int how, handle_operation operation, void *argument) {
+    if (!(how & PINNED) && !handle_pin(handle)) return RESULT_CLOSED;
     failed_forget();
-    if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
-    bool enters = handle_needs_context(handle);
-    int result = enters ? context_push(handle_context(handle)) : CUDA_SUCCESS;
-    if (result) return result;
-    result = operation(handle, argument);
-    if (enters) context_pop();
-    return result;
-}
-
-int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
-    int mode = relaxed_enter();
-    int result = operate_pinned_as_is(handle, operation, argument);
+    int mode = how & AS_IS ? -1 : relaxed_enter();
+    bool enters = needs_context(handle);
+    int result = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED
+                 : enters               ? context_push(handle_context(handle))
+                                        : CUDA_SUCCESS;
+    if (!result) {
+        result = operation(handle, argument);
+        if (enters) context_pop();
+    }
     relaxed_leave(mode);
+    if (!(how & PINNED)) handle_unpin(handle);
     return result;
 }
 
-int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
-    if (!handle_pin(handle)) return RESULT_CLOSED;
-    int result = operate_pinned_as_is(handle, operation, argument);
-    handle_unpin(handle);
-    return result;
-}
-
-int operate(struct handle *handle, handle_operation operation, void *argument) {
-    if (!handle_pin(handle)) return RESULT_CLOSED;
-    int result = operate_pinned(handle, operation, argument);
-    handle_unpin(handle);
-    return result;
-}
-
-int do_stream_query(struct handle *handle, void *unused) {
-    (void)unused;
-    int refusal = capture_refusal(handle_value(handle));
-    return refusal ? refusal : driver.stream_query(handle_value(handle));
-}
 int do_capture_refusal(struct handle *handle, void *unused) {
     (void)unused;
     return capture_refusal(handle_value(handle));

@@ -44,7 +44,7 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
     own(ticket, owner);
     int result;
     Py_BEGIN_ALLOW_THREADS
-    result = operate(stream, do_arm, &ticket);
+    result = operate(stream, 0, do_arm, &ticket);
     point_unreserve(ticket); /* it never came to arming */
     Py_END_ALLOW_THREADS
     if (result && !point_is_live(ticket)) disown(ticket);
@@ -76,7 +76,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     uint64_t ticket = wait_ticket(wait);
     own(ticket, owner);
     Py_BEGIN_ALLOW_THREADS
-    status = (is_work(owner) ? operate_pinned : operate)(stream, do_watch, wait);
+    status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) disown(ticket);

@@ -52,7 +52,7 @@ static int reserve(struct reserving *reserving, struct handle *stream) {
              : reserving->waits ? wait_list_health(reserving->waits->list)
                                 : context_recent_health(reserving->context);
     if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
-    else status = operate_pinned(stream, do_reserve, reserving);
+    else status = operate(stream, PINNED, do_reserve, reserving);
     if (status == CUDA_SUCCESS && reserving->enters) status = context_push(handle_context(stream));
     Py_END_ALLOW_THREADS
     return status;
@@ -82,8 +82,7 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves, bo
     own(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
     if (leaves) context_pop();
-    status = recording.wait ? operate_pinned_as_is(stream, do_record, &recording)
-                            : operate_pinned(stream, do_record, &recording);
+    status = operate(stream, recording.wait ? PINNED | AS_IS : PINNED, do_record, &recording);
     Py_END_ALLOW_THREADS
     *at_once = recording.at_once;
     self->recorded = !*at_once && (status == CUDA_SUCCESS || status == RESULT_QUARANTINED);

@@ -111,7 +111,7 @@ static PyObject *stall_tuple(const struct stall *stall) {
 /* stall(): (text, name, seconds) of what is stalled now, or None. */
 static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct stall stall;
-    if (is_child() || !waits_stalled("watcher", watcher_held_ns(), &stall)) Py_RETURN_NONE;
+    if (is_child() || !waits_stalled(false, "watcher", watcher_held_ns(), &stall)) Py_RETURN_NONE;
     return stall_tuple(&stall);
 }
 

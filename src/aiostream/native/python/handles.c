@@ -200,6 +200,11 @@ int to_handle(PyObject *object, void *handle) {
 
 /* --- driver calls on a handle --- */
 
+static int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
+    int refusal = capture_refusal(handle_value(handle));
+    return refusal ? refusal : driver.stream_query(handle_value(handle));
+}
+
 static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
     return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
                                      : driver.event_query(handle_value(handle));

@@ -49,7 +49,7 @@ void unpin_from_python(struct handle *handle) {
 int operate_from_python(struct handle *handle, handle_operation operation, void *argument) {
     int result;
     Py_BEGIN_ALLOW_THREADS
-    result = operate(handle, operation, argument);
+    result = operate(handle, 0, operation, argument);
     Py_END_ALLOW_THREADS
     return result;
 }

@@ -279,7 +279,7 @@ static int do_begin(struct handle *handle, void *argument) {
  * it in the result. Without the GIL. */
 static void begin(struct handle *handle, struct beginning *with) {
     struct wait *call = call_begin(with->waits);
-    int refusal = (handle_is_event(handle) ? operate : operate_as_is)(handle, do_begin, with);
+    int refusal = operate(handle, handle_is_event(handle) ? 0 : AS_IS, do_begin, with);
     if (refusal) with->result.refusal = refusal;
     call_end(call);
 }

@@ -106,7 +106,7 @@ static int enter(struct handle *handle, const struct wait_list *list) {
     int status = failed_in("cuStreamQuery", wait_list_health(list));
     if (status) return status;
     if (!handle_pin(handle)) return RESULT_CLOSED;
-    status = operate_pinned_as_is(handle, do_capture_refusal, NULL);
+    status = operate(handle, PINNED | AS_IS, do_capture_refusal, NULL);
     if (!status) status = context_push(handle_context(handle));
     if (status) handle_unpin(handle);
     return status;
