@@ -29,8 +29,8 @@ if os.environ.get("AIOSTREAM_DEBUG", "0") in ("", "0"):
 
 native = Extension(
     "aiostream._native",
-    sources=sorted(glob("src/aiostream/native/*.c")),
-    depends=sorted(glob("src/aiostream/native/*.h")),
+    sources=sorted(glob("src/aiostream/native/*/*.c")),
+    depends=sorted(glob("src/aiostream/native/*/*.h")),
     define_macros=[("Py_LIMITED_API", f"0x03{version.minor:02x}0000")] if limited else [],
     extra_compile_args=compile_args,
     extra_link_args=link_args,

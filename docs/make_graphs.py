@@ -17,11 +17,20 @@ _KEYWORDS = {"graph", "end", "default", "style", "class", "click"}  # of mermaid
 
 
 def native_includes() -> Graph:
-    """By native file, a header and its C file being one, the files whose headers it includes."""
+    """By native file, a header and its C file being one, the files whose headers it includes.
+
+    A file of the floor `python/` has the floor in its name.
+    """
+
+    def name_of(path: Path) -> str:
+        relative = path.resolve().relative_to(NATIVE.resolve())
+        return str(relative.with_suffix("")).removeprefix("engine/")
+
     graph: Graph = {}
-    for path in NATIVE.glob("*.[ch]"):
-        included = set(re.findall(r'#include "(\w+)\.h"', path.read_text()))
-        graph.setdefault(path.stem, set()).update(included - {path.stem})
+    for path in NATIVE.glob("*/*.[ch]"):
+        found = re.findall(r'#include "([\w./]+\.h)"', path.read_text())
+        included = {name_of(path.parent / each) for each in found}
+        graph.setdefault(name_of(path), set()).update(included - {name_of(path)})
     return graph
 
 
@@ -48,7 +57,8 @@ def drawing(graph: Graph) -> str:
     """The graph in mermaid's language. Each arrow goes from a module to one that it uses."""
 
     def node(name: str) -> str:
-        return f'{name}_["{name}"]' if name in _KEYWORDS else name
+        is_plain = name.isidentifier() and name not in _KEYWORDS
+        return name if is_plain else f'{name.replace("/", "_")}_["{name}"]'
 
     arrows = [
         f"    {node(name)} --> {' & '.join(map(node, sorted(others)))}"

@@ -1,4 +1,4 @@
-"""Compiles C for the tests, with the library's own native files, and runs what comes of it."""
+"""Compiles C for the tests, with the files of the library's engine, and runs what comes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support import LIMIT
 
 PROGRAMS = Path(__file__).parent / "native"
 FAULTY_LIBC = Path(__file__).parents[1] / "driver" / "tests" / "faulty_libc.c"
-NATIVE = PROGRAMS.parents[1] / "src" / "aiostream" / "native"
+ENGINE = PROGRAMS.parents[1] / "src" / "aiostream" / "native" / "engine"
 
 
 def run_command(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -31,14 +31,14 @@ def gcc(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[s
     """Compiles or links, and skips the test where there is no gcc.
 
     Args:
-        arguments: Flags and files. The native files' headers are found in any case.
+        arguments: Flags and files. The headers of the engine are found in any case.
         check: Whether it must succeed.
     """
     # Some systems' gcc fortifies by itself. glibc then ends a program that jumps between stacks,
     # as explore.h does from thread to thread.
     options = ["-std=gnu11", "-pthread", "-U_FORTIFY_SOURCE"]
     try:
-        done = run_command("gcc", *options, *arguments, f"-I{NATIVE}")
+        done = run_command("gcc", *options, *arguments, f"-I{ENGINE}")
     except FileNotFoundError:
         pytest.skip("there is no gcc here")
     assert done.returncode == 0 or not check, done.stderr

@@ -36,21 +36,21 @@ from universalmutator import mutator
 NATIVE, PACKAGE = Path("src/aiostream/native"), Path("src/aiostream")
 # The parts, their tests, and their files.
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "policy": (("tests/runtime/test_native.py", "tests/waits"), ("native/policy.c",)),
-    "points": (("tests/runtime", "tests/waits"), ("native/points.c", "native/queues.c")),
+    "policy": (("tests/runtime/test_native.py", "tests/waits"), ("native/engine/policy.c",)),
+    "points": (
+        ("tests/runtime", "tests/waits"),
+        ("native/engine/points.c", "native/engine/queues.c"),
+    ),
     "completion": (
         ("tests/waits", "tests/runtime", "tests/objects", "tests/handles/test_releases.py"),
         (
-            *("native/module_completions.c", "native/module_enqueue.c", "native/module_drain.c"),
+            *("native/python/completions.c", "native/python/enqueue.c", "native/python/drain.c"),
             *("futures.py", "_runtime/completion.py"),
         ),
     ),
     "waits": (
         ("tests/waits", "tests/runtime"),
-        (
-            *("native/wait_store.c", "native/task_waits.c", "native/future_waits.c"),
-            *("native/watched_waits.c", "native/module_waits.c", "_waits/*.py"),
-        ),
+        (*("native/engine/*wait*.c", "native/python/waits.c", "_waits/*.py"),),
     ),
     "pool": (
         ("tests/servers", "tests/waits", "tests/runtime/test_fair_turns.py"),
@@ -129,9 +129,9 @@ def build(copy: Path, changed: Path | None) -> bytes | None:
     objects.mkdir(exist_ok=True)
     flags = ("-std=c11", "-O1", "-g0", "-fPIC", "-pthread", "-DPy_LIMITED_API=0x030b0000")
     include = sysconfig.get_paths()["include"]
-    sources = [copy / changed] if changed else sorted((copy / NATIVE).glob("*.c"))
+    sources = [copy / changed] if changed else sorted((copy / NATIVE).glob("*/*.c"))
     for source in sources:
-        target = objects / f"{source.stem}.o"
+        target = objects / f"{source.parent.name}_{source.stem}.o"
         command = ("cc", *flags, f"-I{include}", "-c", source, "-o", target)
         if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
             return None

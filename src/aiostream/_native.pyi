@@ -11,19 +11,20 @@ HANDLE_EVENT: int
 HANDLE_GRAPH: int
 HANDLE_GRAPH_EXEC: int
 RESULT_CLOSED: int
-FIRST_TICKET: int
 TURN_YIELD: int
 TURN_BEGAN: int
 RESULT_QUARANTINED: int
 RESULT_AWAITED: int
 RESULT_CAPTURING: int
 RESULT_NO_MEMORY: int
+RESULT_AT_ONCE: int
+RESULT_AFTERWARDS: int
 
 # The names in the order of counters().
 COUNTERS: tuple[str, ...]
-# The names of the strategies in native/policy.c, each at its number.
+# The names of the strategies in native/engine/policy.c, each at its number.
 WAIT_STRATEGIES: tuple[str, ...]
-# The rows of native/driver_calls.h: name, name for cuGetProcAddress, version, may be missing.
+# The rows of driver_calls.h: name, name for cuGetProcAddress, version, may be missing.
 DRIVER_CALLS: tuple[tuple[str, str, int, bool], ...]
 
 # The attributes of Handle, Work, Completion, WaitList and Wait are read-only.
@@ -86,9 +87,19 @@ class Completion:
     seconds: float | None
     def begin(self) -> None: ...
     def expect(self, context_id: int, queue: int, /) -> None: ...
-    def run(
-        self, wait_list: WaitList, mode: int, stream: Handle, call: object, /
-    ) -> int | tuple[int] | None: ...
+    # These two, and that of WaitList, answer 0, or a refusal before `call` ran, or
+    # RESULT_AFTERWARDS and one after that.
+    def run(self, wait_list: WaitList, mode: int, stream: Handle, call: object, /) -> int: ...
+    def enqueue(
+        self,
+        stream: Handle,
+        context_id: int,
+        queue: int,
+        kind: int,
+        call: Callable[[], object] | None,
+        order: Order,
+        /,
+    ) -> int: ...
     def fire(self, status: int, /) -> None: ...
     def unreserve(self) -> None: ...
     def take(self) -> list[Any]: ...
@@ -105,7 +116,20 @@ class History:
 class WaitList:
     def __init__(self, context_id: int, history: History) -> None: ...
     def label(self, name: str, seconds: float, /) -> None: ...
-    def shared(self) -> WaitList: ...
+    def shared(self, order: Order, /) -> WaitList: ...
+    # Also RESULT_AT_ONCE: the future is done.
+    def enqueue(
+        self,
+        stream: Handle,
+        queue: int,
+        mode: int,
+        future: object,
+        call: Callable[[], object],
+        keepalive: object,
+        name: str,
+        at_once: bool,
+        /,
+    ) -> int: ...
     def block(self, of: Handle, mode: int, seconds: float, is_main: bool, /) -> int | None: ...
     def begin(self, of: Handle, queue: int, mode: int, /) -> int | Wait | None: ...
     order: Order
@@ -121,9 +145,12 @@ class Queue:
 @final
 class Wait:
     address: int
+    ticket: int
+    future: Any
     def poll(self) -> int | Wait | None: ...
-    def drop(self, work: object = None, in_loop: bool = False, /) -> bool: ...
-    def __await__(self) -> Generator[None, None, int | None]: ...
+    def own(self, future: Any, /) -> Any: ...
+    def drop(self, work: object, in_loop: bool, /) -> bool: ...
+    def __await__(self) -> Generator[None, None, int | Wait | None]: ...
 
 FATAL_CODES: tuple[int, ...]
 
@@ -154,25 +181,16 @@ def exit_disarm(number: int, /) -> None: ...
 # is 0, or the error of the driver. `orphaned`: the loop is gone, or the point belongs to none, and
 # this is the janitor's thread. If the context of a host function has failed, it is not called, and
 # the owner stays: the driver may or may not come to the point.
-def own(ticket: int, future: object, /) -> None: ...
-def orphan(ticket: int, work: object, in_loop: bool, /) -> bool: ...
 def owners() -> list[object]: ...
 def waiting(only_slow: bool, /) -> list[tuple[str, float, float, int, int, object]]: ...
+
+# `error(code, call, stream)` makes the exception for a driver's code. `release(held)` drops what is
+# in a list, in a thread of the library.
+def set_callbacks(
+    error: Callable[[int, str, str], BaseException], release: Callable[[list[Any]], object], /
+) -> None: ...
 def set_observer(function: Callable[[Any], object] | None, /) -> None: ...
 def watch(stream: Handle, wait_list: WaitList, queue: int, mode: int, owner: object, /) -> bool: ...
-def enqueue(
-    stream: Handle,
-    where: WaitList | int,
-    queue: int,
-    number: int,
-    future: object,
-    call: Callable[[], object] | None,
-    keepalive: object,
-    order: Order,
-    name: str,
-    at_once: bool,
-    /,
-) -> bool | int | tuple[int] | Completion | None: ...
 def pending_waits() -> tuple[int, float]: ...
 def predict(enabled: bool, /) -> None: ...
 def limit_timer(most: int, /) -> int: ...

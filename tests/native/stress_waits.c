@@ -312,7 +312,7 @@ static void *lister(void *unused) {
         struct stall stall;
         struct waiting each;
         bool ends, fresh;
-        if (waits_stalled("", 0, &stall) || stall_take(&stall, &ends, &fresh))
+        if (waits_stalled(false, "", 0, &stall) || stall_take(&stall, &ends, &fresh))
             REQUIRE(stall.ns > LIMIT_NS, "a stall of %lld ns is none", (long long)stall.ns);
         if (listed % 2) waits_note_stall("", 0);
         for (struct wait *wait = NULL; waits_next(&wait, &each); listed++) {

@@ -49,6 +49,8 @@ def rows(number: int) -> dict[str, int]:
 
 
 Imports = dict[str, set[str]]
+# Functions that import a module by a name, which counts if it is written there.
+_IMPORTERS = {f"{each}import_module" for each in ("", "importlib.", "_importlib.")} | {"__import__"}
 
 
 def imports_of(folder: Path, package: str, *, all_of_them: bool) -> Imports:
@@ -84,6 +86,10 @@ def imports_of(folder: Path, package: str, *, all_of_them: bool) -> Imports:
             for alias in node.names:
                 if alias.name.startswith(f"{package}."):
                     add(name, package, [alias.name.removeprefix(f"{package}.")])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in _IMPORTERS:
+            named = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+            if str(named).startswith(f"{package}."):
+                add(name, package, [str(named).removeprefix(f"{package}.")])
         for child in ast.iter_child_nodes(node):
             visit(name, child)
 
@@ -105,6 +111,16 @@ def test_storeys_import_downwards_only() -> None:
             if levels[other.split(".")[0]] > storey:
                 wrong.append(f"{name} imports {other}")
     assert not wrong
+
+
+def test_native_code_imports_nothing_of_the_library() -> None:
+    """It lies below all of it, and gets at the start what it calls: `_native.set_callbacks`."""
+    names = {
+        f"{path.name} imports {name}"
+        for path in PACKAGE.glob("native/*/*.[ch]")
+        for name in re.findall(r"\bPyImport_\w+\s*\(\s*([^),]+)", path.read_text())
+    }
+    assert names == {'work.c imports "types"'}
 
 
 @pytest.mark.parametrize("package", ["aiostream", "benchmarks"])
@@ -129,15 +145,20 @@ def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
 
 
 def test_native_files_include_downwards_only() -> None:
-    sources = list(beside("src/aiostream/native").glob("*.[ch]"))
-    floors = rows(2)
-    drawn = {path.stem for path in sources}
-    assert drawn == floors.keys(), "a new native file needs its floor in docs/design.md"
-    wrong = []
-    for path in sources:
-        for included in re.findall(r'#include "(\w+)\.h"', path.read_text()):
-            if included != path.stem and floors[included] >= floors[path.stem]:
-                wrong.append(f"{path.name} includes {included}.h")
+    """Of the engine none includes a file of the other floor, or Python's headers."""
+    graph, levels = program("docs/make_graphs.py").native_includes(), rows(2)
+    assert graph.keys() == levels.keys(), "a new native file needs its level in docs/design.md"
+    wrong = [
+        f"{name} includes {other}"
+        for name, others in graph.items()
+        for other in others
+        if levels[other] >= levels[name]
+    ]
+    wrong += [
+        f"{path.name} is of the engine, and has {line}"
+        for path in PACKAGE.glob("native/engine/*.[ch]")
+        for line in re.findall(r"#include .*(?:Python|python/|structmember).*", path.read_text())
+    ]
     assert not wrong
 
 
@@ -154,7 +175,8 @@ def test_the_picture_of_batches_is_current() -> None:
 
 def test_c_is_formatted() -> None:
     """By `.clang-format`. Another major version breaks some lines elsewhere, so only one counts."""
-    folders = [PACKAGE / "native", *(TESTS.parent / "driver/src/nogpu").iterdir()]
+    stand_ins = (TESTS.parent / "driver/src/nogpu").iterdir()
+    folders = [PACKAGE / "native/engine", PACKAGE / "native/python", *stand_ins]
     files = [path for folder in [*folders, TESTS / "native"] for path in folder.glob("*.[ch]")]
     beside(".clang-format")
     formatter = shutil.which("clang-format")
@@ -240,7 +262,7 @@ def test_only_three_files_list_the_wait_strategies() -> None:
     listing = re.compile(rf"(?:(?:{name})[^`]{{1,12}}){{{len(names) - 2},}}(?:{name})")
     folders = ("benchmarks", "docs", "examples", "src", "tests", "tools")
     patterns = ["*.md", *(f"{folder}/**/*.{kind}" for folder in folders for kind in ("md", "py"))]
-    patterns += ["src/aiostream/*.pyi", "src/aiostream/native/*.[ch]"]
+    patterns += ["src/aiostream/*.pyi", "src/aiostream/native/*/*.[ch]"]
     lists = {
         f"{path.relative_to(root)}: {found[0]}"
         for pattern in patterns

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from compiling import NATIVE, PROGRAMS, gcc, run_command
+from compiling import ENGINE, PROGRAMS, gcc, run_command
 from support import LIMIT
 
 INTERLEAVED = ["base", "points", "failures", "timer", "waker", "handles", "policy", "interleaved"]
@@ -26,7 +26,7 @@ def compile_native(name: str, folder: Path, *include_first: Path) -> Path:
 
     ThreadSanitizer's runtime is not linked: explore.h has these functions.
     """
-    places = [directory / f"{name}.c" for directory in (*include_first, NATIVE, PROGRAMS)]
+    places = [directory / f"{name}.c" for directory in (*include_first, ENGINE, PROGRAMS)]
     source = next(path for path in places if path.exists())
     target = folder / f"{name}.o"
     first = [f"-I{directory}" for directory in include_first]
@@ -134,7 +134,7 @@ MISTAKES = {
 def test_mistakes_are_found(mistake: str, objects: dict[str, Path], tmp_path: Path) -> None:
     """The check itself is checked: with these mistakes in the library's code it must complain."""
     file, old, new, scenario, complaint = MISTAKES[mistake]
-    (tmp_path / f"{file}.c").write_text(changed((NATIVE / f"{file}.c").read_text(), old, new))
+    (tmp_path / f"{file}.c").write_text(changed((ENGINE / f"{file}.c").read_text(), old, new))
     name = file if file in objects else "interleaved"
     link(
         [*{**objects, name: compile_native(name, tmp_path, tmp_path)}.values()],

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import platform
 import re
 import shutil
@@ -15,12 +16,10 @@ from pathlib import Path
 import pytest
 
 import internals
-from compiling import NATIVE, PROGRAMS, gcc, run_command
+from compiling import ENGINE, PROGRAMS, gcc, run_command
 from support import FULL, LIMIT, chosen_seconds, chosen_seed
 
-# The compiled files of the library that are not Python's. module.c and its companions are the ones
-# that are.
-DRIVER_SIDE = sorted(path for path in NATIVE.glob("*.c") if not path.name.startswith("module"))
+ENGINE_FILES = sorted(ENGINE.glob("*.c"))
 SANITIZERS = {
     "thread": (
         ["-fsanitize=thread"],
@@ -45,7 +44,7 @@ FLAGS = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-error=tsan"]
 
 
 def compile_all(folder: Path) -> None:
-    for source in DRIVER_SIDE:
+    for source in ENGINE_FILES:
         gcc(*FLAGS, "-fPIC", "-c", source, "-o", folder / f"{source.stem}.o")
 
 
@@ -88,7 +87,7 @@ def run_under(sanitizer: str, name: str, folder: Path, *more_flags: str) -> None
     build_and_run(
         name,
         folder,
-        DRIVER_SIDE,
+        ENGINE_FILES,
         chosen_seconds(1 if more_flags else 0.5),
         chosen_seed(),
         flags=[*flags, *more_flags],
@@ -138,15 +137,35 @@ def test_model_of_one_list_in_virtual_time(objects: list[Path], tmp_path: Path) 
     build_and_run("one_list", tmp_path, objects, chosen_seconds(0.25), chosen_seed(), flags=wraps)
 
 
-def test_nothing_that_the_driver_calls_needs_python(objects: list[Path], tmp_path: Path) -> None:
-    """Without module.c and its companions, the native files need no symbol of Python's and nothing
-    of libcuda's.
-    """
+def test_engine_needs_no_symbol_of_python_or_the_driver(
+    objects: list[Path], tmp_path: Path
+) -> None:
+    """It is all that the driver's threads run."""
     library = tmp_path / "n.so"
     gcc("-shared", *objects, "-o", library)
     undefined = subprocess.check_output(["nm", "-D", "--undefined-only", library], text=True)
     names = {line.split()[-1].split("@")[0] for line in undefined.splitlines()}
     assert not {name for name in names if re.match(r"_?Py|cu[A-Z]", name)}
+
+
+def test_no_symbols_of_the_engine_run_in_a_circle(objects: list[Path]) -> None:
+    """Its files use each other in one direction, also where one header has what two of them do."""
+    known: dict[str, set[str]] = {}
+    for kind in ("defined", "undefined"):
+        for path in objects:
+            printed = subprocess.check_output(["nm", "-g", f"--{kind}-only", path], text=True)
+            known[kind + path.stem] = {line.split()[-1] for line in printed.splitlines()}
+    names = [path.stem for path in objects]
+    graphlib.TopologicalSorter(
+        {
+            name: {
+                other
+                for other in names
+                if other != name and known["undefined" + name] & known["defined" + other]
+            }
+            for name in names
+        }
+    ).prepare()
 
 
 # --------------------------------------------------------------------------------------- its tables

@@ -28,7 +28,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream, StreamPool, simulator
-from compiling import NATIVE, PROGRAMS, gcc, run_command
+from compiling import ENGINE, PROGRAMS, gcc, run_command
 from support import Gate, run_on, settle, spin
 from waiters import counts, default_wait, since, until
 
@@ -313,7 +313,7 @@ def measure_policy(folder: Path) -> Counts:
     and the wake-ups of the loop.
     """
     program = folder / "policy"
-    gcc("-O1", PROGRAMS / "policy.c", NATIVE / "policy.c", "-lm", "-o", program)
+    gcc("-O1", PROGRAMS / "policy.c", ENGINE / "policy.c", "-lm", "-o", program)
     title, found = "", {}
     for line in run_command(program, 0).stdout.splitlines():
         if head := re.match(r" *(\w+, +\d+ (?:wait lists?|waits))", line):

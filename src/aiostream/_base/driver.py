@@ -388,7 +388,7 @@ def driver_version() -> int:
 
 
 def native_addresses() -> dict[str, int]:
-    """Returns the addresses that native code calls: the rows of `native/driver_calls.h`.
+    """Returns the addresses that native code calls: the rows of `native/engine/driver_calls.h`.
 
     0 stands for what only newer drivers have.
     """

@@ -34,8 +34,7 @@ class SharedByBorrowers:
     # The waits that worker threads leave behind (`enqueue_in_thread`). They are apart from the
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
-    order: _native.Order | None = None  # see `order_of`; `chosen` has it first
-    chosen: dict[str, Any] = field(default_factory=dict)  # the order, and the wait list
+    chosen: dict[str, Any] = field(default_factory=dict)  # see `order_of` and `wait_list_of`
     stalled_after: float = 0  # seconds; 0: no limit
     longer: list[float] = field(default_factory=list)  # the same in each open `may_take`
     # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
@@ -186,7 +185,7 @@ def wait_list_of(operand: Operand) -> _native.WaitList:
 
 def _labelled(waits: _native.WaitList, operand: Operand) -> _native.WaitList:
     """Returns the same waits as this owner of the stream sees them."""
-    own = waits.shared()
+    own = waits.shared(order_of(operand, waits.order))
     own.label(operand.name, operand.shared.limit())
     return own
 
@@ -199,22 +198,22 @@ def new_wait_list(operand: Operand, history: _native.History | None = None) -> _
     return made
 
 
-def order_of(operand: Operand) -> _native.Order:
+def order_of(operand: Operand, first: _native.Order | None = None) -> _native.Order:
     """Returns the order in which the futures of a stream settle.
 
     It is one for a stream and all that are borrowed from it. It asks the driver nothing, because
     a question could end a capture that another thread begins.
+
+    Args:
+        operand: The stream.
+        first: That of its wait list, which is also that of other objects on the same stream.
     """
+    # It is chosen once, by `setdefault`, because with two there would be two orders.
     if operand.handle.value == PER_THREAD:  # another stream in each thread
-        return _per_thread.orders.setdefault(operand.context._ensure_monitored(), _native.Order())
-    shared = operand.shared
-    if shared.order is None:
-        # The list's, if it is known, because it is also that of other objects on the same stream.
-        # It is chosen once, by `setdefault`, because with two there would be two orders.
-        known = operand.wait_list
-        made = known.order if known is not None else _native.Order()
-        shared.order = shared.chosen.setdefault("order", made)
-    return shared.order
+        key = operand.context._ensure_monitored()
+        return _per_thread.orders.setdefault(key, first or _native.Order())
+    made: _native.Order = operand.shared.chosen.setdefault("order", first or _native.Order())
+    return made
 
 
 def share_history(operands: Iterable[Operand]) -> None:

@@ -106,13 +106,12 @@ class _ThreadCall(Completion):
             return
         status = 0
         try:
-            answer = None
             if self.bare:
                 self._call()
             else:
-                answer = self._launch()
-            if answer is not None:
-                self.refusal, status = answer[0], _UNKNOWN_ERROR
+                self.refusal = self._launch()
+            if self.refusal:
+                status = _UNKNOWN_ERROR
                 # Asked in this thread, which has met it.
                 self.refused = _native.failed_call(self.refusal) or self.refused
         except BaseException as error:
@@ -121,8 +120,8 @@ class _ThreadCall(Completion):
         if not self.is_recorded:
             self.fire(status)
 
-    def _launch(self) -> tuple[int] | None:
-        """Returns why no event is behind the work, in a tuple, or `None`."""
+    def _launch(self) -> int:
+        """Returns why no event is behind the work, or 0."""
         operand, handle = self.operand, self.operand.handle
         # Until the loop learns of the end, because the task may give the stream away then, and this
         # thread may not have returned yet.
@@ -131,9 +130,10 @@ class _ThreadCall(Completion):
         # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
         # and this thread records the event.
         answer = super().run(_wait_list(operand), waiting.BY_WATCHER, handle, self._call)
-        if isinstance(answer, int):
+        late = waiting.refusal_afterwards(answer)
+        if answer and not late:
             waiting.refuse(answer, operand, "cuEventCreate")
-        return answer
+        return late
 
     def _call(self) -> Any:
         call: Any = None

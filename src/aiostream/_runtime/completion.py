@@ -1,6 +1,6 @@
 """What a loop's future is to a completion, and which completions are pending.
 
-The completion itself is a native object (`native/module_completions.c`). The slot of its point
+The completion itself is a native object (`native/python/completions.c`). The slot of its point
 holds it until the GPU has passed the point, whatever has become of the task, the loop or the
 stream, because the GPU may use what it keeps alive until then.
 """

@@ -421,6 +421,7 @@ def start() -> None:
             return
         # Each of these steps can be repeated, because an interrupt or an error may come after any
         # of them, and the next call then does all of them again.
+        _native.set_callbacks(driver.error, release_in_thread)
         _native.bind(addresses)
         _epoll = _epoll or select.epoll()
         serve_in_janitor(_native.open_orphans(), _serve_orphans)

@@ -5,7 +5,7 @@ which the janitor makes it. `_noticed` runs where the error is made, perhaps on 
 and calls no listener itself. `process.call_in_order` has the listeners' thread call them, one after
 another, so they may block, and no loop waits for them. If no thread can be started, the janitor
 calls them. `health()` asks in the thread of its caller. The end of the process is native and needs
-no GIL (`native/failures.c`).
+no GIL (`native/engine/failures.c`).
 """
 
 from __future__ import annotations

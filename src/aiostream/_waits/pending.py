@@ -112,6 +112,8 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
     """
     of, seconds, expected, queue, address, owner = row
     future, function, where, seen = owner, None, None, False
+    if isinstance(owner, _native.Wait):
+        future = owner.future
     if isinstance(owner, Completion):
         future, function = owner.future, completion.function_name(owner)
         by_event = owner.seconds is None
@@ -161,13 +163,11 @@ def _find_tasks() -> _Tasks:
         for frame in _frames_of(task):
             if frame.f_code is not waiting.synchronize_async.__code__:
                 continue
-            answer, slept = map(frame.f_locals.get, ("answer", "future"))
-            # Handed back to a task that its loop has yet to resume, perhaps because it is blocked.
-            if slept is not None and slept.done() and not slept.cancelled():
-                answer = slept.result()
-            if isinstance(answer, _native.Wait):
-                found[answer.address] = task
+            # Polled, or handed back to a task that its loop has yet to resume.
+            if (wait := frame.f_locals.get("wait")) is not None:
+                found[wait.address] = task
     found.pop(id(None), None)
+    found.pop(0, None)
     return found
 
 

@@ -3,10 +3,9 @@
 `_native.WaitList.begin`, `_native.Wait.poll` and `await` of a `Wait` all answer in one form:
 
 - `None`: the wait is over, and the work has succeeded.
-- A `Wait`: it is not over, and this task polls it (not an answer of `await`).
-- A number from `_native.FIRST_TICKET` on: the ticket of a wait that a timer or the watcher has now.
-  A future that was given to `_native.own` gets its answer: any of the others.
-- Any other number: an error or a refusal, for `driver.raise_for`.
+- The `Wait`: it is not over. If it has a ticket, a timer or the watcher has it now, and the future
+  that was given to `Wait.own` gets its answer. If not, this task polls it.
+- A number: an error or a refusal, for `driver.raise_for`.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from aiostream.errors import CudaError, StreamClosedError
 
 __all__ = ["default_wait", "set_default_wait"]
 
-_FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
+_AT_ONCE, _AFTERWARDS = _native.RESULT_AT_ONCE, _native.RESULT_AFTERWARDS
 now = time.perf_counter_ns
 # The number of each strategy in native code. Streams look it up once, because a lookup in each wait
 # would take longer than all else.
@@ -165,7 +164,7 @@ async def synchronize_async(self: Any) -> None:
         return
     bridge = _current_bridge()
     wait_list = operand.wait_list or wait_list_of(operand)
-    answer = wait_list.begin(operand.handle, bridge.queue, mode)
+    answer: Any = wait_list.begin(operand.handle, bridge.queue, mode)
     checkpoint, until_over = bridge.checkpoint, bridge.until_over
     yields = answer is None and checkpoint is None and bridge.must_yield()
     # An exception or a suspended task keeps this frame. If the frame kept the bridge, the bridge
@@ -177,49 +176,37 @@ async def synchronize_async(self: Any) -> None:
         elif yields:
             await _yield_turn()
         return
-    # Exactly one of task, timer and watcher holds the wait (`wait_inside.h`). Here it is the task
-    # while `answer` is a Wait, and another one while it is a ticket.
-    future: Any = None
-    asked = "cuEventQuery" if operand.is_event else "cuStreamQuery"
+    if not isinstance(answer, _Wait):
+        asked = "cuEventQuery" if operand.is_event else "cuStreamQuery"
+        driver.raise_for(answer, asked, operand.name)
+    # Exactly one of task, timer and watcher holds the wait (`wait_inside.h`). It is not this task
+    # while `wait` has a ticket.
+    wait, future = answer, None
     try:
-        while answer is not None:
-            if isinstance(answer, _Wait):
-                answer = await until_over(answer)
-            elif answer >= _FIRST_TICKET:
-                # The ticket may have fired already. It is not lost, because this thread delivers it
-                # and does so in the next await at the earliest.
-                future = _current_bridge().new_future()
-                _native.own(answer, future)
-                if observers:
-                    future_made(future)
-                answer = await future
-                future, asked = None, "cuEventQuery"
-                # Handed back. The task polls before the next turn, because the end may have come.
-                if isinstance(answer, _Wait):
-                    answer = answer.poll()
-            else:
-                break
-        else:
-            return
+        while answer is wait:
+            if not wait.ticket:
+                answer = await until_over(wait)
+                continue
+            # The ticket may have fired already. It is not lost, because this thread delivers it
+            # and does so in the next await at the earliest.
+            future = _current_bridge().new_future()
+            if observers:
+                future_made(future)
+            answer = await wait.own(future)
+            # Handed back. The task polls before the next turn, because the end may have come.
+            if answer is wait:
+                answer = wait.poll()
     except BaseException as problem:
         # A cancellation or an interrupt. A stream's wait goes to the watcher, which recycles it
         # when its event is complete. Until then the GPU has not passed the event, and no other wait
         # may record it. The event may own a `Work`. A coroutine may be closed in any thread.
         in_loop = not isinstance(problem, GeneratorExit) and getattr(self, "in_halves", False)
-        given = False
-        if isinstance(answer, _Wait):
-            given = answer.drop(self, in_loop)
-        elif answer is not None:
-            given = _native.orphan(answer, self, in_loop)
-        if future is not None and future.done() and not future.cancelled():
-            answer = future.result()
-            if isinstance(answer, _Wait):
-                given = answer.drop(self, in_loop)
-        if given:
+        if wait.drop(self, in_loop):
             self.is_left = True
         future = None
         raise
-    driver.raise_for(answer, asked, operand.name)
+    if answer is not None:
+        driver.raise_for(answer, "cuEventQuery", operand.name)
 
 
 def synchronize(awaited: Any, limit: float | None) -> None:
@@ -314,7 +301,6 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
     if mode == BY_HOST_FUNCTION:
         return complete(operand, _HOST_FUNCTION, call, keepalive).future
     bridge = _current_bridge()
-    shared = operand.shared
     try:
         wait_list = operand.wait_list
         if wait_list is None:
@@ -326,23 +312,21 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
             future_made(future)
         began = now()
         try:
-            answer = _native.enqueue(
+            answer = wait_list.enqueue(
                 operand.handle,
-                wait_list,
                 bridge.queue,
                 mode,
                 future,
-                in_libraries(operand, call) if shared.currents else call,
+                in_libraries(operand, call) if operand.shared.currents else call,
                 keepalive,
-                shared.order or order_of(operand),
                 operand.name,
                 bridge.at_once,
             )
         finally:
             bridge.launches.note(now() - began)
-        if answer is True:
+        if answer == _AT_ONCE:
             bridge.at_once = not bridge.must_yield()
-        elif answer is not None:
+        elif answer:
             refuse(answer, operand, "cuEventCreate", "cuEventRecord")
         return future
     finally:
@@ -376,36 +360,37 @@ def complete(
         future = bridge.new_future()
         if observers:
             future_made(future)
-        answer = _native.enqueue(
+        point = Completion(future, operand.name, keepalive)
+        answer = point.enqueue(
             operand.handle,
             operand.context._ensure_monitored(),
             bridge.queue,
             kind,
-            future,
             in_libraries(operand, call) if call is not None else None,
-            keepalive,
             order_of(operand),
-            operand.name,
-            False,
         )
     finally:
         del bridge  # as in `enqueue`
-    if not isinstance(answer, Completion):
+    if answer:
         name = "cuLaunchHostFunc" if kind == _HOST_FUNCTION else "cuStreamAddCallback"
         refuse(answer, operand, name, name, call is not None)
-    return answer
+    return point
+
+
+def refusal_afterwards(answer: int) -> int:
+    """Returns why there is no completion behind the work, or 0 if the work was refused before."""
+    return answer - _AFTERWARDS if answer > _AFTERWARDS // 2 else 0
 
 
 def refuse(
-    answer: Any, operand: Operand, before: str, after: str = "", has_call: bool = True
+    answer: int, operand: Operand, before: str, after: str = "", has_call: bool = True
 ) -> NoReturn:
-    """Raises why work was not enqueued, or its completion: see `_native.enqueue`."""
-    if isinstance(answer, int):
+    """Raises why work was not enqueued, or its completion."""
+    if late := refusal_afterwards(answer):
+        driver.raise_for(late, after, operand.name, LEFT_CAPTURING if has_call else None)
+    else:
         captures = answer <= _native.RESULT_CAPTURING
         driver.raise_for(answer, "cuStreamIsCapturing" if captures else before, operand.name)
-    else:
-        hint = LEFT_CAPTURING if has_call else None
-        driver.raise_for(answer[0], after, operand.name, hint)
     raise AssertionError("a completion is refused with an error")
 
 

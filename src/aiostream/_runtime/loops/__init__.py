@@ -16,7 +16,7 @@ But the janitor asks loops without readers for a drain, and closes the bridges o
 Each kind of loop is one file: a subclass of `Bridge`, and the functions of a `LoopKind`.
 To support another kind of loop, add its file here and its name to `_KINDS`.
 
-asyncio's file has a part in C: `_native.Wait` is an awaitable of asyncio (`native/module_waits.c`).
+asyncio's file has a part in C: `_native.Wait` is an awaitable of asyncio (`native/python/waits.c`).
 Its iterator yields `None` for each turn of the loop, as a bare `yield` does in `asyncio.sleep(0)`.
 Only `on_asyncio` awaits it, because trio expects other values from a task.
 """

@@ -24,7 +24,7 @@ class Bridge:
     # Polls a wait once in each turn of the loop and returns its answer (see `waiting`). It must not
     # refer to the bridge, because the frame of a waiting task holds it, and would keep the bridge
     # alive when the loop is gone.
-    until_over: Callable[[_native.Wait], Awaitable[int | None]]
+    until_over: Callable[[_native.Wait], Awaitable[int | _native.Wait | None]]
     # Returns the task that runs now, or None in a callback of the loop.
     current_task: Callable[[], Any]
     # Makes a future of the loop: asyncio's, or an `_native.OwnFuture` with a method `belongs_here`

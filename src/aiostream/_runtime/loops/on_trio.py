@@ -64,9 +64,11 @@ def current_bridge(loop: object = None) -> TrioBridge:
         return bridge
 
 
-async def _until_over(checkpoint: Callable[[], Awaitable[None]], wait: _native.Wait) -> int | None:
+async def _until_over(
+    checkpoint: Callable[[], Awaitable[None]], wait: _native.Wait
+) -> int | _native.Wait | None:
     answer: int | _native.Wait | None = wait
-    while isinstance(answer, _native.Wait):
+    while answer is wait and not wait.ticket:
         await checkpoint()
         answer = wait.poll()
     return answer

@@ -2,7 +2,7 @@
  *
  * The loop's thread calls drain() when its queue's descriptor is readable. It first polls the waits
  * whose timer is due, without the GIL, then takes the queue whole, and settles what it finds: a
- * completion, a bare future on which a task sleeps, or an object with `complete`. The janitor calls
+ * completion, a wait whose task sleeps, or an object with `complete`. The janitor calls
  * the same for the orphans' queue. It settles no future with a result, because that belongs to its
  * loop.
  *
@@ -11,38 +11,11 @@
  * it belongs to no loop. No driver call is made with the GIL held. owners() and waiting() list what
  * is pending, for any thread.
  */
-#include "module_completions.h"
+#include "completions.h"
 
 #include <string.h>
 
 /* --- other owners --- */
-
-/* own(ticket, future): the future gets the answer of the wait that has this ticket. In the loop's
- * thread, which would deliver the ticket. */
-static PyObject *native_own(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long ticket;
-    PyObject *future;
-    if (!PyArg_ParseTuple(args, "KO", &ticket, &future)) return NULL;
-    own(ticket, future, BARE);
-    Py_RETURN_NONE;
-}
-
-/* orphan(ticket, work, in_loop): no task waits for it any more. Whether a Work owns it now. Its end
- * goes to the loop, whose thread this is, or to the janitor. */
-static PyObject *native_orphan(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long ticket;
-    PyObject *work;
-    int in_loop;
-    if (!PyArg_ParseTuple(args, "KOp", &ticket, &work, &in_loop)) return NULL;
-    if (is_child()) Py_RETURN_FALSE;
-    bool given = is_work(work) && replace_bare(ticket, work);
-    if (given && in_loop) Py_RETURN_TRUE;
-    /* This comes first, because from then on the janitor may deliver it. */
-    void *owner = disown_if(ticket, BARE);
-    wait_orphan(ticket);
-    Py_XDECREF(object_of(owner));
-    return PyBool_FromLong(given);
-}
 
 static int do_arm(struct handle *stream, void *argument) {
     return point_arm(*(uint64_t *)argument, handle_value(stream));
@@ -68,10 +41,10 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
      * lock as soon as the GPU is there. The arming orders the two. */
     host_function called = (host_function)(uintptr_t)function;
     point_set_call(ticket, called, (void *)(uintptr_t)data, sync_mode);
-    own(ticket, owner, 0);
+    own(ticket, owner);
     int result;
     Py_BEGIN_ALLOW_THREADS
-    result = operate(stream, do_arm, &ticket);
+    result = operate(stream, 0, do_arm, &ticket);
     point_unreserve(ticket); /* it never came to arming */
     Py_END_ALLOW_THREADS
     if (result && !point_is_live(ticket)) disown(ticket);
@@ -101,18 +74,16 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
     uint64_t ticket = wait_ticket(wait);
-    own(ticket, owner, 0);
+    own(ticket, owner);
     Py_BEGIN_ALLOW_THREADS
-    status = (is_work(owner) ? operate_pinned : operate)(stream, do_watch, wait);
+    status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) disown(ticket);
     return PyBool_FromLong(status == CUDA_SUCCESS);
 }
 
-static void append_owner(void *list, uint64_t ticket) {
-    append_new(list, object_of(owner_of(ticket)));
-}
+static void append_owner(void *list, uint64_t ticket) { append_new(list, owner_of(ticket)); }
 
 /* owners(): of all points, for the ledger and for tests. */
 static PyObject *native_owners(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
@@ -133,12 +104,12 @@ static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *only_slow
         int64_t age = now_ns() - each.began;
         bool slow = each.expected && age > 1000000000 && age > 20 * each.expected;
         if (only_slow == Py_True && !slow) continue;
-        void *owner = each.ticket && only_slow != Py_True ? owner_of(each.ticket) : NULL;
+        PyObject *owner = each.ticket && only_slow != Py_True ? owner_of(each.ticket) : NULL;
         PyObject *row = Py_BuildValue("(NddiNO)", as_text(each.name), (double)age / 1e9,
                                       (double)each.expected / 1e9, each.queue,
-                                      PyLong_FromVoidPtr(wait), owner ? object_of(owner) : Py_None);
+                                      PyLong_FromVoidPtr(wait), owner ? owner : Py_None);
         if (!append_new(list, row)) Py_CLEAR(list);
-        Py_XDECREF(object_of(owner));
+        Py_XDECREF(owner);
     }
     return list;
 }
@@ -197,7 +168,7 @@ struct visiting {
 
 static int visit_owner(void *owner, void *argument) {
     struct visiting *visiting = argument;
-    return visiting->visit(object_of(owner), visiting->argument);
+    return visiting->visit(owner, visiting->argument);
 }
 
 /* The thread is attached to Python, so none takes what has arrived, and none closes the queue. */
@@ -208,7 +179,7 @@ static int Queue_traverse(PyObject *self, visitproc visit, void *arg) {
     return queue ? points_visit_arrived(queue, visit_owner, &visiting) : 0;
 }
 
-static int append_arrived(void *owner, void *list) { return PyList_Append(list, object_of(owner)); }
+static int append_arrived(void *owner, void *list) { return PyList_Append(list, owner); }
 
 /* arrived(): what those points stand for. No collection comes in the loop, which could take them.
  */
@@ -226,18 +197,20 @@ static void Queue_dealloc(PyObject *self) {
 }
 
 static PyMethodDef queue_methods[] = {
-    {"close", Queue_close, METH_NOARGS,
-     "What is on it and what still comes goes to the orphans' queue."},
-    {"arrived", Queue_arrived, METH_NOARGS, "What has arrived and was not taken."},
+    /* What is on it and what still comes goes to the orphans' queue. */
+    METHOD(Queue, close, NOARGS),
+    /* What has arrived and was not taken. */
+    METHOD(Queue, arrived, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef queue_members[] = {
     {"number", T_INT, offsetof(QueueObject, number), READONLY, "What native calls take."},
-    {"descriptor", T_INT, offsetof(QueueObject, descriptor), READONLY,
-     "Readable if something has arrived, or a wait's timer is due."},
+    /* Readable if something has arrived, or a wait's timer is due. */
+    {"descriptor", T_INT, offsetof(QueueObject, descriptor), READONLY, NULL},
     {"is_open", T_BOOL, offsetof(QueueObject, is_open), READONLY, "Whether it was not closed."},
     {NULL, 0, 0, 0, NULL},
 };
+/* The queue of a loop. When it dies it is closed. */
 static PyType_Slot queue_slots[] = {
     {Py_tp_new, Queue_new},
     {Py_tp_methods, queue_methods},
@@ -245,7 +218,6 @@ static PyType_Slot queue_slots[] = {
     {Py_tp_dealloc, Queue_dealloc},
     {Py_tp_finalize, close_queue},
     {Py_tp_traverse, Queue_traverse},
-    {Py_tp_doc, "The queue of a loop. When it dies it is closed."},
     {0, NULL},
 };
 
@@ -259,7 +231,7 @@ struct draining {
     struct context *context; /* whose health was read in this drain */
     int health;
     /* An exception that came when its cause had been dealt with. */
-    PyObject *kind, *value, *traceback;
+    PyObject *raised;
 };
 
 /* An event and a stream callback bring their status. A host function brings none. By the manual it
@@ -279,34 +251,38 @@ static int code_of(struct draining *draining, uint64_t ticket, int64_t status) {
     return draining->health;
 }
 
-/* Gives a task the answer of its wait. False: it has raised, and the task has got nothing. */
-static bool answer_task(struct draining *draining, PyObject *future, int64_t status) {
+/* Gives a task the answer of its wait: the Wait itself if it was handed back, None or an error.
+ * False: it has raised, and the task has got nothing. */
+static bool answer_task(struct draining *draining, WaitObject *self, int64_t status) {
     struct wait *wait = wait_handed_back(status);
-    int done = draining->orphaned ? 1 : call_truth(future, names.done);
+    uint64_t ticket = self->ticket;
+    /* the collector may have taken the future of a loop that is gone */
+    int done = draining->orphaned || !self->future ? 1 : call_truth(self->future, names.done);
     if (done < 0) return false;
-    if (done) { /* no task waits any more */
-        if (wait && !is_child()) wait_drop(wait);
-        return true;
-    }
-    PyObject *answer = wait     ? new_wait(wait, draining->queue)
-                       : status ? PyLong_FromLongLong(status)
-                                : Py_NewRef(Py_None);
+    PyObject *answer = done || (!status && !wait) ? Py_NewRef(Py_None)
+                       : wait                     ? Py_NewRef((PyObject *)self)
+                                                  : PyLong_FromLongLong(status);
     if (!answer) return false;
+    self->ticket = 0;
+    if (!done) self->wait = wait;
+    else if (wait && !is_child()) wait_drop(wait); /* no task waits any more */
     bool given = true;
-    if (settle_future(future, NULL, answer) < 0 || (!wait && observe(future) < 0)) {
-        PyObject *kind, *value, *traceback;
-        PyErr_Fetch(&kind, &value, &traceback);
-        given = call_truth(future, names.done) != 0;
+    if (!done &&
+        (settle_future(self->future, NULL, answer) < 0 || (!wait && observe(self->future) < 0))) {
+        PyObject *raised = raised_take();
+        /* Another thread may have closed the task meanwhile, and dropped the wait. */
+        given = call_truth(self->future, names.done) != 0 || self->wait != wait;
         if (given) { /* the rest is delivered, and then this is raised */
-            Py_XDECREF(draining->kind), Py_XDECREF(draining->value);
-            Py_XDECREF(draining->traceback);
+            Py_XDECREF(draining->raised);
             PyErr_Clear();
-            draining->kind = kind, draining->value = value, draining->traceback = traceback;
+            draining->raised = raised;
         } else {
-            if (wait) disown_wait(answer);
-            PyErr_Restore(kind, value, traceback);
+            self->wait = NULL;
+            self->ticket = ticket;
+            raise_again(raised);
         }
     }
+    if (given) Py_CLEAR(self->future); /* which refers to this object */
     Py_DECREF(answer);
     return given;
 }
@@ -314,16 +290,15 @@ static bool answer_task(struct draining *draining, PyObject *future, int64_t sta
 /* One arrival. False: it has raised, and comes again. */
 static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed) {
     struct draining *draining = argument;
-    void *owner = owner_of(ticket);
-    if (!owner) { /* its task has gone */
+    PyObject *object = owner_of(ticket);
+    if (!object) { /* its task has gone */
         struct wait *wait = wait_handed_back(status);
         if (wait && !is_child()) wait_drop(wait);
         return true;
     }
-    PyObject *object = object_of(owner);
     int failed = 0;
-    if ((uintptr_t)owner & BARE) {
-        failed = answer_task(draining, object, status) ? 0 : -1;
+    if (Py_IS_TYPE(object, wait_type)) {
+        failed = answer_task(draining, (WaitObject *)object, status) ? 0 : -1;
     } else {
         struct wait *wait = is_work(object) ? wait_handed_back(status) : NULL;
         if (wait) wait_drop(wait);
@@ -362,17 +337,14 @@ static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
         Py_END_ALLOW_THREADS
     }
     bool failed = !queue_drain(draining.queue, arrive, &draining);
-    if (draining.kind && !failed) {
-        PyErr_Restore(draining.kind, draining.value, draining.traceback);
-        return NULL;
-    }
-    Py_XDECREF(draining.kind), Py_XDECREF(draining.value), Py_XDECREF(draining.traceback);
-    if (failed) return NULL;
+    if (failed) Py_XDECREF(draining.raised);
+    else raise_again(draining.raised);
+    if (failed || draining.raised) return NULL;
     Py_RETURN_NONE;
 }
 
 void run_host_function(uint64_t ticket, int status) {
-    PyObject *object = object_of(owner_of(ticket));
+    PyObject *object = owner_of(ticket);
     if (!object) return;
     PyObject *answer = PyObject_CallMethod(object, "run", "i", status);
     if (answer) Py_DECREF(answer);
@@ -381,15 +353,15 @@ void run_host_function(uint64_t ticket, int status) {
 }
 
 PyMethodDef drain_functions[] = {
-    {"drain", native_drain, METH_VARARGS, "Settles all that has arrived."},
-    {"own", native_own, METH_VARARGS, "The future that gets the answer of a wait."},
-    {"orphan", native_orphan, METH_VARARGS,
-     "No task waits for a ticket any more: the watcher and the janitor see to its end."},
-    {"arm", native_arm, METH_VARARGS,
-     "Enqueues a user's host function; 0, a driver code, or a negative refusal."},
-    {"watch", native_watch, METH_VARARGS,
-     "Has the watcher report the end of a stream's work to an owner. False: not possible."},
-    {"owners", native_owners, METH_NOARGS, "What the tickets of all points stand for."},
-    {"waiting", native_waiting, METH_O, "The waits that are pending, or those that are slow."},
+    /* Settles all that has arrived. */
+    METHOD(native, drain, VARARGS),
+    /* Enqueues a user's host function; 0, a driver code, or a negative refusal. */
+    METHOD(native, arm, VARARGS),
+    /* Has the watcher report the end of a stream's work to an owner. False: not possible. */
+    METHOD(native, watch, VARARGS),
+    /* What the tickets of all points stand for. */
+    METHOD(native, owners, NOARGS),
+    /* The waits that are pending, or those that are slow. */
+    METHOD(native, waiting, O),
     {NULL, NULL, 0, NULL},
 };

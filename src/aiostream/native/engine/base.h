@@ -1,10 +1,10 @@
 /* What every native file stands on: the driver's functions, result codes, counters, the clock, and
  * questions about captures.
  *
- * Only module*.c know Python. Nothing in the other files takes the GIL or holds a Python object,
- * because the driver's threads run them. A header includes only headers of lower floors. A test
- * holds that (tests/project/test_house.py). No lock, native or Python's, is held across a call of
- * the driver.
+ * The native part has two floors. This one, engine/, knows no Python and nothing of python/, the
+ * other: nothing here takes the GIL or holds a Python object, because the driver's threads run it.
+ * A header includes only headers of lower floors. A test holds that (tests/project/test_house.py).
+ * No lock, native or Python's, is held across a call of the driver.
  *
  * Memory orders: every atomic of the native part is sequentially consistent, which is C11's
  * default. A few could be weaker, but no measurement has shown that this matters, and the proofs in

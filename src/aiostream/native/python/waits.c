@@ -1,67 +1,45 @@
 /* The Python face of the waits: the types Wait, History and WaitList, and the turns of a loop.
  *
- * `WaitList.begin` begins a wait in the thread of its loop, and answers: it is over, the task polls
- * (a Wait), or a timer or the watcher has it (a ticket). A Wait is polled once in each turn of the
- * loop. It is awaitable on asyncio without a coroutine, so this is the C side of asyncio's file.
- * The policy and the state of the wait lie below (task_waits.c).
+ * `WaitList.begin` begins a wait in the thread of its loop, and answers: it is over, or a Wait,
+ * which its task polls, or which a timer or the watcher has. The task polls a Wait once in each
+ * turn of the loop. It is awaitable on asyncio without a coroutine, so this is the C side of
+ * asyncio's file. The policy and the state of the wait lie below (task_waits.c).
  *
  * A Wait belongs to one task. When it dies it is dropped, and the watcher has the wait. It is left
  * alone in a forked child.
  */
-#include "module.h"
-
-#include "waits.h"
+#include "completions.h"
 
 /* --- Wait --- */
 
-/* A KeyboardInterrupt may come between a call's return and the next step of Python, and then the
- * call's answer is lost. So what must not be lost is an object, and it gives up what it owns in one
- * step with the call that takes that over. */
-typedef struct {
-    PyObject_HEAD
-    struct wait *wait;   /* NULL: it is over, or the watcher has it */
-    struct queue *queue; /* of the loop whose task polls it */
-    bool yielded;        /* the loop has had its turn, so the next step is a poll */
-} WaitObject;
-
-static PyTypeObject *wait_type;
-
-PyObject *new_wait(struct wait *wait, struct queue *queue) {
-    WaitObject *self = (WaitObject *)PyType_GenericAlloc(wait_type, 0);
-    if (!self) return NULL;
-    self->wait = wait;
-    self->queue = queue;
-    return (PyObject *)self;
-}
-
-void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
+PyTypeObject *wait_type;
 
 /* What begin, poll and await answer, always in the same form. None: the wait is over and has
- * succeeded. A number from FIRST_TICKET on: the ticket of a wait that a timer or the watcher has
- * from now on. Any other number: an error or a refusal. And, except of await, a Wait: it is not
- * over, and the task polls it. None costs no object, and a StopIteration carries it for free. */
-static PyObject *as_answer(const struct wait_result *result) {
-    if (result->ticket) return PyLong_FromUnsignedLongLong(result->ticket);
+ * succeeded. A Wait: it is not over. If it has a ticket, a timer or the watcher has it from now on,
+ * and otherwise its task polls it. A number: an error or a refusal. None costs no object, and a
+ * StopIteration carries it for free. The reference to the Wait is passed on. */
+static PyObject *as_answer(WaitObject *self, const struct wait_result *result) {
+    self->wait = result->spinning;
+    self->ticket = result->ticket;
+    if (self->wait || self->ticket) return (PyObject *)self;
+    Py_DECREF(self);
     if (result->refusal) return PyLong_FromLong(result->refusal);
     Py_RETURN_NONE;
 }
 
-/* The answer; the Wait itself if it is not over. */
 static PyObject *poll(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     if (refuse_in_child()) return NULL;
     if (!self->wait) return PyErr_Format(PyExc_ValueError, "the wait is over");
-    struct wait_result result = {.spinning = self->wait};
-    bool over;
+    struct wait_result result;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
     int mode = relaxed_enter();
-    over = wait_poll(self->wait, self->queue, &result);
+    wait_poll(self->wait, self->queue, &result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
-    if (!over) return Py_NewRef(object);
-    self->wait = NULL;
-    return as_answer(&result);
+    Py_INCREF(object);
+    return as_answer(self, &result);
 }
 
 static PyObject *Wait_poll(PyObject *self, PyObject *Py_UNUSED(unused)) { return poll(self); }
@@ -74,7 +52,7 @@ static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     PyObject *answer = self->yielded ? poll(object) : Py_NewRef(object);
     self->yielded = true;
-    bool yields = answer == object;
+    bool yields = answer == object && self->wait;
     if (answer && !yields && answer != Py_None) PyErr_SetObject(PyExc_StopIteration, answer);
     Py_XDECREF(answer);
     return yields ? Py_NewRef(Py_None) : NULL;
@@ -92,43 +70,83 @@ static void drop(WaitObject *self) {
  * the loop, whose thread this is, or to the janitor. */
 static PyObject *Wait_drop(PyObject *object, PyObject *args) {
     WaitObject *self = (WaitObject *)object;
-    PyObject *work = Py_None;
-    int in_loop = 0;
-    if (!PyArg_ParseTuple(args, "|Op", &work, &in_loop)) return NULL;
-    bool given = self->wait && !is_child() &&
-                 work_takes(work, self->wait, in_loop ? self->queue : queue_orphans());
-    if (given) self->wait = NULL;
+    PyObject *work;
+    int in_loop;
+    if (!PyArg_ParseTuple(args, "Op", &work, &in_loop)) return NULL;
+    uint64_t ticket = self->ticket;
+    bool given = false;
+    self->ticket = 0;
+    if (ticket && !is_child()) {
+        given = is_work(work) && replace_owner(ticket, object, work);
+        if (given && in_loop) Py_RETURN_TRUE;
+        /* This comes first, because from then on the janitor may deliver it. */
+        replace_owner(ticket, object, NULL);
+        wait_orphan(ticket);
+    } else if (self->wait && !is_child()) {
+        given = work_takes(work, self->wait, in_loop ? self->queue : queue_orphans());
+        if (given) self->wait = NULL;
+    }
     drop(self);
     return PyBool_FromLong(given);
 }
 
+/* own(future): it gets the answer of a wait that was left, and is returned. In the loop's thread,
+ * which would deliver the ticket. */
+static PyObject *Wait_own(PyObject *object, PyObject *future) {
+    WaitObject *self = (WaitObject *)object;
+    if (!self->ticket || self->future)
+        return PyErr_Format(PyExc_ValueError, "the wait was not left, or has a future");
+    self->future = Py_NewRef(future);
+    own(self->ticket, object);
+    return Py_NewRef(future);
+}
+
+static int Wait_clear(PyObject *object) {
+    Py_CLEAR(((WaitObject *)object)->future);
+    return 0;
+}
+
+/* If the future that sleeps refers to its loop, the collector has to see that: see Queue. */
+static int Wait_traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((WaitObject *)object)->future);
+    return 0;
+}
+
 static void Wait_dealloc(PyObject *object) {
+    PyObject_GC_UnTrack(object);
     drop((WaitObject *)object);
+    Wait_clear(object);
     free_object(object);
 }
 
 static PyMemberDef wait_members[] = {
-    {"address", T_PYSSIZET, offsetof(WaitObject, wait), READONLY,
-     "The address of the native wait, as in waiting()."},
+    /* The address of the native wait, as in waiting(). */
+    {"address", T_PYSSIZET, offsetof(WaitObject, wait), READONLY, NULL},
+    {"ticket", T_ULONGLONG, offsetof(WaitObject, ticket), READONLY, "0: its task polls it."},
+    {"future", T_OBJECT, offsetof(WaitObject, future), READONLY, "On which its task sleeps."},
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef wait_methods[] = {
-    {"poll", Wait_poll, METH_NOARGS,
-     "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
-     "watcher."},
-    {"drop", Wait_drop, METH_VARARGS,
-     "No task waits any more. May be called again, and when it is over."},
+    /* Queries it: itself if it is not over, else None or an error. */
+    METHOD(Wait, poll, NOARGS),
+    /* The future that gets the answer. */
+    METHOD(Wait, own, O),
+    /* No task waits any more. May be called again, and when it is over. */
+    METHOD(Wait, drop, VARARGS),
     {NULL, NULL, 0, NULL},
 };
+/* A wait at which its task polls itself; an asyncio task can await it. When it dies it is
+ * dropped. */
 static PyType_Slot wait_slots[] = {
     {Py_tp_dealloc, Wait_dealloc},
+    {Py_tp_traverse, Wait_traverse},
+    {Py_tp_clear, Wait_clear},
     {Py_tp_methods, wait_methods},
     {Py_tp_members, wait_members},
     {Py_am_await, PyObject_SelfIter},
     {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, Wait_next},
-    {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies "
-                "it is dropped."},
     {0, NULL},
 };
 
@@ -168,14 +186,15 @@ static PyObject *History_asked(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef history_methods[] = {
-    {"asked", History_asked, METH_VARARGS, "When to ask a Python function again, in ns."},
+    /* When to ask a Python function again, in ns. */
+    METHOD(History, asked, VARARGS),
     {NULL, NULL, 0, NULL},
 };
+/* How long waits took: of one stream, of one event, or of the streams of a pool. */
 static PyType_Slot history_slots[] = {
     {Py_tp_new, History_new},
     {Py_tp_dealloc, History_dealloc},
     {Py_tp_methods, history_methods},
-    {Py_tp_doc, "How long waits took: of one stream, of one event, or of the streams of a pool."},
     {0, NULL},
 };
 
@@ -203,6 +222,8 @@ static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     return PyErr_NoMemory();
 }
 
+PyObject *wait_list_order(PyObject *object) { return ((WaitListObject *)object)->order; }
+
 /* label(name, seconds): see wait_list_label and struct waits. */
 static PyObject *WaitList_label(PyObject *object, PyObject *args) {
     struct waits *waits = &((WaitListObject *)object)->waits;
@@ -214,12 +235,12 @@ static PyObject *WaitList_label(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* shared(): the same list for another owner of the stream, without a limit. */
-static PyObject *WaitList_shared(PyObject *object, PyObject *Py_UNUSED(unused)) {
+/* shared(order): the same list for another owner of the stream, without a limit. */
+static PyObject *WaitList_shared(PyObject *object, PyObject *order) {
     WaitListObject *self = (WaitListObject *)object,
                    *made = (WaitListObject *)PyType_GenericAlloc(wait_list_type, 0);
     if (!made) return NULL;
-    made->order = Py_NewRef(self->order);
+    made->order = Py_NewRef(order);
     made->waits.list = self->waits.list;
     wait_list_ref(self->waits.list);
     return (PyObject *)made;
@@ -239,13 +260,6 @@ static void WaitList_dealloc(PyObject *object) {
     free_object(object);
 }
 
-int to_strategy(PyObject *number, void *strategy) {
-    long index = PyLong_AsLong(number);
-    bool exists = index >= 0 && index < strategy_count;
-    *(const struct strategy **)strategy = exists ? &strategies[index] : NULL;
-    return is_found(*(const struct strategy **)strategy, "wait strategy", number);
-}
-
 struct beginning {
     const struct waits *waits;
     struct queue *queue;
@@ -261,6 +275,15 @@ static int do_begin(struct handle *handle, void *argument) {
     return 0;
 }
 
+/* Begins a wait for a stream's present end, or an event's present record, and leaves what came of
+ * it in the result. Without the GIL. */
+static void begin(struct handle *handle, struct beginning *with) {
+    struct wait *call = call_begin(with->waits);
+    int refusal = operate(handle, handle_is_event(handle) ? 0 : AS_IS, do_begin, with);
+    if (refusal) with->result.refusal = refusal;
+    call_end(call);
+}
+
 /* begin(handle, queue, strategy): waits for what the handle's stream has reached now, or for what
  * its event has recorded. */
 static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -272,16 +295,18 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
         !to_strategy(args[2], &beginning.strategy))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    struct wait *call = call_begin(beginning.waits);
-    int refusal = (handle_is_event(handle) ? operate : operate_as_is)(handle, do_begin, &beginning);
-    if (refusal) beginning.result.refusal = refusal;
-    call_end(call);
+    begin(handle, &beginning);
     Py_END_ALLOW_THREADS
-    struct wait *spinning = beginning.result.spinning;
-    if (!spinning) return as_answer(&beginning.result);
-    PyObject *wait = new_wait(spinning, beginning.queue);
-    if (!wait) wait_drop(spinning);
-    return wait;
+    struct wait_result *result = &beginning.result;
+    if (!result->spinning && !result->ticket && !result->refusal) Py_RETURN_NONE;
+    WaitObject *wait = (WaitObject *)PyType_GenericAlloc(wait_type, 0);
+    if (!wait) {
+        if (result->spinning) wait_drop(result->spinning);
+        if (result->ticket) wait_orphan(result->ticket);
+        return NULL;
+    }
+    wait->queue = beginning.queue;
+    return as_answer(wait, result);
 }
 
 struct blocking {
@@ -298,12 +323,8 @@ static int block_stream(void *stream, struct blocking *with) {
     static const int64_t SLICE_NS = 25000000;
     (void)stream;
     struct wait_result *result = &with->beginning.result;
-    struct wait *call = call_begin(with->beginning.waits);
-    int refusal = (handle_is_event(with->handle) ? operate : operate_as_is)(with->handle, do_begin,
-                                                                            &with->beginning),
-        over = refusal || !result->spinning;
-    if (refusal) result->refusal = refusal;
-    call_end(call);
+    begin(with->handle, &with->beginning);
+    int over = !result->spinning;
     while (!over) {
         int64_t slice = with->is_main ? now_ns() + SLICE_NS : NEVER;
         int mode = relaxed_enter();
@@ -357,25 +378,29 @@ static PyObject *WaitList_block(PyObject *object, PyObject *args) {
 }
 
 static PyMethodDef wait_list_methods[] = {
-    {"block", WaitList_block, METH_VARARGS, "Waits in this thread: 0, an error, or None in time."},
-    {"begin", FAST(WaitList_begin),
-     "Begins a wait for a stream's present end, or an event's present record."},
-    {"label", WaitList_label, METH_VARARGS,
-     "What operators call the stream, and the seconds after which it is stalled; 0: never."},
-    {"shared", WaitList_shared, METH_NOARGS, "The same for another owner of the stream."},
+    /* Waits in this thread: 0, an error, or None in time. */
+    METHOD(WaitList, block, VARARGS),
+    /* Begins a wait for a stream's present end, or an event's present record. */
+    METHOD(WaitList, begin, FASTCALL),
+    /* What operators call the stream, and the seconds after which it is stalled; 0: never. */
+    METHOD(WaitList, label, VARARGS),
+    /* The same for another owner of the stream. */
+    METHOD(WaitList, shared, O),
+    /* Enqueues work and an event behind it, at which a future settles. */
+    METHOD(WaitList, enqueue, FASTCALL),
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef wait_list_members[] = {
-    {"order", T_OBJECT, offsetof(WaitListObject, order), READONLY,
-     "The order of the stream's completions."},
+    /* The order of the stream's completions. */
+    {"order", T_OBJECT, offsetof(WaitListObject, order), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
+/* The waits on one stream, in its order, or those for one event. */
 static PyType_Slot wait_list_slots[] = {
     {Py_tp_new, WaitList_new},
     {Py_tp_dealloc, WaitList_dealloc},
     {Py_tp_methods, wait_list_methods},
     {Py_tp_members, wait_list_members},
-    {Py_tp_doc, "The waits on one stream, in its order, or those for one event."},
     {0, NULL},
 };
 
@@ -420,23 +445,26 @@ static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UN
     return Py_BuildValue("Ld", (long long)pending, (double)(now - oldest) / 1e9);
 }
 
-static PyMethodDef wait_functions[] = {
-    {"wrap_blocking", native_wrap_blocking, METH_O, "What notes the calls that block."},
-    {"spend_turn", FAST(native_spend_turn), "A wait of a task was ready: TURN_ flags."},
-    {"new_turn", native_new_turn, METH_O, "A new turn of the queue's loop has begun."},
-    {"wake_by", native_wake_by, METH_VARARGS, "Has the queue's loop drain it at a time."},
-    {"predict", native_predict, METH_O,
-     "Whether the policy uses what waits have learnt; for benchmarks and tests."},
-    {"limit_timer", native_limit_timer, METH_O,
-     "How many waits a loop's timer takes; what it was. For tests."},
-    {"pending_waits", native_pending_waits, METH_NOARGS,
-     "How many waits have a task, also those that the task polls; the age of the oldest."},
+PyMethodDef wait_functions[] = {
+    /* What notes the calls that block. */
+    METHOD(native, wrap_blocking, O),
+    /* A wait of a task was ready: TURN_ flags. */
+    METHOD(native, spend_turn, FASTCALL),
+    /* A new turn of the queue's loop has begun. */
+    METHOD(native, new_turn, O),
+    /* Has the queue's loop drain it at a time. */
+    METHOD(native, wake_by, VARARGS),
+    /* Whether the policy uses what waits have learnt; for benchmarks and tests. */
+    METHOD(native, predict, O),
+    /* How many waits a loop's timer takes; what it was. For tests. */
+    METHOD(native, limit_timer, O),
+    /* How many waits have a task, also those that the task polls; the age of the oldest. */
+    METHOD(native, pending_waits, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 
 int add_wait_types(PyObject *module) {
-    if (ADD_TYPE(module, wait_list, WaitList, 0) < 0 || ADD_TYPE(module, history, History, 0) < 0 ||
-        ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION) < 0)
+    if (ADD_TYPE(module, wait_list, WaitList, 0) < 0 || ADD_TYPE(module, history, History, 0) < 0)
         return -1;
-    return PyModule_AddFunctions(module, wait_functions);
+    return ADD_TYPE(module, wait, Wait, Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC);
 }

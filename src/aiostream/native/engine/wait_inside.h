@@ -2,9 +2,10 @@
  *
  * A wait is an event and what is known of its end. Exactly one holder looks after it: its task, a
  * timer of its loop, or the watcher. task_waits.c is the task's side: it begins a wait, polls it,
- * and leaves it to one of the other two, all in the thread of the loop. future_waits.c is the same
- * for futures, which their loop polls. watched_waits.c is the watcher's side. wait_store.c makes
- * waits, recycles them, and learns from their ends.
+ * and leaves it to one of the other two, all in the thread of the loop. loop_waits.c is the loop's:
+ * what its timer has, and the waits of futures, which the loop polls. watched_waits.c is the
+ * watcher's side, and uses both. wait_store.c makes waits, recycles them, and learns from their
+ * ends.
  *
  * The word `holder` says who holds it, and the drawing below shows each change. The present holder
  * writes it: the task in the thread of its loop, or the watcher. While a timer has the wait, the
@@ -171,9 +172,6 @@ void wait_fire(struct wait *, int status); /* the same, and fires its ticket */
 int wait_ask(struct wait_list *, void *stream);
 /* records its event at what the stream has reached; 0, or why not */
 int wait_record(struct wait *, void *stream);
-/* the watcher has those that the loop polls from now on */
-void waits_leave_futures(struct queue *);
-void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
 /* Its task polls it from now on, and gets it as STATUS_HANDED_BACK, or the loop if it is a
  * future's. It is woken for an end at that length, or 0. */
 void wait_hand_back(struct wait *, int64_t length);

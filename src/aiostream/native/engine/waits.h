@@ -52,8 +52,9 @@ struct waits {
 };
 bool waits_limited(void); /* whether some wait may have a limit */
 /* Whether the work of a stream or a loop is stalled now, or this thread, which has been in a call
- * of the driver for `held`. Any thread, as the next two. */
-bool waits_stalled(const char *thread, int64_t held, struct stall *);
+ * of the driver for `held`. With `news`, only if that was not noted since. Any thread, as the next
+ * two. */
+bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *);
 /* Notes what is stalled and was not noted since. */
 void waits_note_stall(const char *thread, int64_t held);
 /* Whether a loop runs that did not come back. With `again` it is noted again if it still does not.

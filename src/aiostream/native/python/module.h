@@ -1,17 +1,17 @@
-/* What the files that know Python share: module.c and its companions. */
+/* What the files that know Python share: module.c and its companions, the rest of python/. */
 #ifndef AIOSTREAM_MODULE_H
 #define AIOSTREAM_MODULE_H
 
 #include <Python.h>
 #include <structmember.h>
 
-#include "handles.h"
-#include "points.h"
+#include "../engine/handles.h"
+#include "../engine/points.h"
 
 /* A free-threaded Python has no GIL, so several threads run these files at once. Then these exclude
  * each other:
  *
- * - The owner of a point is read and written under the lock of its slot (module_completions.h).
+ * - The owner of a point is read and written under the lock of its slot (completions.h).
  * - The fields of a Completion that several threads use, and the list of an Order, are read and
  *   written in a critical section. With the GIL it is nothing, and the limited API has none.
  * - Handles, queues, points and waits have their own atomics and locks, because the driver's
@@ -33,6 +33,13 @@ extern struct names {
         *point;
 } names;
 
+/* What a step that enqueues answers is 0, or a refusal before its function has run, or one of
+ * these. */
+enum {
+    RESULT_AT_ONCE = -5,        /* its future is done already */
+    RESULT_AFTERWARDS = 1 << 24 /* added to a refusal after its function has run */
+};
+
 bool is_child(void);        /* of a fork, in which the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
 bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
@@ -46,36 +53,40 @@ int to_waits(PyObject *wait_list, void *waits);
 int to_strategy(PyObject *number, void *strategy);
 /* What a converter returns for something that a number has found, or for NULL. */
 int is_found(const void *, const char *what, PyObject *number);
+/* The exception that was raised, which is no longer set, or NULL; and sets one again. */
+PyObject *raised_take(void);
+void raise_again(PyObject *);
 /* appends the object and releases it; false: with an exception set, or NULL was passed */
 bool append_new(PyObject *list, PyObject *object);
 
-/* Pins a handle, and makes one driver call on it, without the GIL, in its context, under
- * RELAXED. */
-typedef int (*handle_operation)(struct handle *, void *argument);
-int operate(struct handle *, handle_operation, void *argument);
-/* The same, if the caller has pinned the handle. */
-int operate_pinned(struct handle *, handle_operation, void *argument);
-/* The caller has pinned it, and the call is made in the thread's own capture mode. */
-int operate_pinned_as_is(struct handle *, handle_operation, void *argument);
-/* As operate, in the thread's own capture mode. */
-int operate_as_is(struct handle *, handle_operation, void *argument);
-/* As operate, for a caller that has the GIL. */
+/* As `operate`, for a caller that has the GIL. */
 int operate_from_python(struct handle *, handle_operation, void *argument);
 
-/* --- completions --- */
-
-int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
-int do_stream_query(struct handle *, void *unused);    /* another one */
 /* keeps the GIL, unless this destroys the driver's object */
 void unpin_from_python(struct handle *);
 /* Makes a stream's context current for a call of Python: 0, or a driver code. */
 int push_from_python(struct handle *);
 void pop_from_python(void);
+/* --- of one file each --- */
+
 struct wait;
-/* A Wait that its task polls. NULL: no memory, and the wait is still the caller's. */
-PyObject *new_wait(struct wait *, struct queue *);
-void disown_wait(PyObject *); /* the wait is the caller's again */
+/* A wait of a task, which polls it, or sleeps while a timer or the watcher has it.
+ *
+ * A KeyboardInterrupt may come between a call's return and the next step of Python, and then the
+ * call's answer is lost. So what must not be lost is an object, and it gives up what it owns in one
+ * step with the call that takes that over. */
+typedef struct {
+    PyObject_HEAD
+    struct wait *wait;         /* NULL: it is over, or it was left */
+    unsigned long long ticket; /* with which it was left; 0: it was not */
+    struct queue *queue;       /* of the loop whose task waits */
+    PyObject *future; /* on which the task sleeps; the slot of the ticket owns this object */
+    bool yielded;     /* the loop has had its turn, so the next step is a poll */
+} WaitObject;
+extern PyTypeObject *wait_type;
 PyObject *new_order(void);
+PyObject *wait_list_order(PyObject *wait_list); /* borrowed */
+PyObject *WaitList_enqueue(PyObject *, PyObject *const *args, Py_ssize_t count);
 bool is_work(PyObject *);
 /* A Work owns a wait that its task has polled, and the watcher has it. Its end goes to the queue.
  * False: it is no Work, or there is no memory. */
@@ -85,8 +96,10 @@ void run_host_function(uint64_t ticket, int status);
 
 /* A stream's name, or a text with one. It may have been cut within a character. */
 PyObject *as_text(const char *);
-/* The function and the flags of a method that gets an array of arguments. */
-#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+/* A row of a type's methods, or of the module's functions, which begin with `native`. Their types
+ * stand in `_native.pyi`. */
+#define METHOD(of, name, flags)                                                                    \
+    {#name, (PyCFunction)(void (*)(void))of##_##name, METH_##flags, NULL}
 /* What a type's tp_dealloc does last. */
 void free_object(PyObject *);
 /* Adds a type that it has made, and makes it if the module is imported first. -1: an exception is
@@ -98,14 +111,12 @@ int add_type(PyObject *module, PyTypeObject **, const char *name, int size, unsi
              name##_slots)
 /* Adds a tuple, in which the place of an item is its number. */
 int add_tuple(PyObject *module, const char *name, PyObject *(*item)(int), int count);
-/* Each adds types or functions to the module. -1: an exception is set. */
-int add_handle_type(PyObject *module);
-int add_completion_types(PyObject *module);
-int add_wait_types(PyObject *module);
-int add_work_type(PyObject *module);
-int add_failure_functions(PyObject *module);
-int add_frame_functions(PyObject *module);
-int add_process_functions(PyObject *module);
-extern PyMethodDef graph_functions[];
+/* Each adds types or constants to the module. -1: an exception is set. */
+typedef int adder(PyObject *module);
+adder add_handle_type, add_completion_types, add_queue_type, add_wait_types, add_work_type,
+    add_fatal_codes, add_frame_addresses, add_driver_calls;
+extern PyMethodDef handle_functions[], completion_functions[], enqueue_functions[],
+    drain_functions[], wait_functions[], graph_functions[], failure_functions[], frame_functions[],
+    process_functions[];
 
 #endif

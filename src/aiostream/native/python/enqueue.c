@@ -1,6 +1,6 @@
 /* How work is enqueued with a completion behind it, in one step for a KeyboardInterrupt.
  *
- * enqueue() runs in the thread of the loop. It reserves the wait, its event and the ticket first,
+ * `enqueue` runs in the thread of the loop. It reserves the wait, its event and the ticket first,
  * so that all that can be refused is refused before the user's function runs. It then calls the
  * function in the stream's context, counts the future as pending, and records the event behind the
  * work, or enqueues a host function. The completion belongs to the slot of its point before that,
@@ -10,7 +10,7 @@
  * nothing would prove that the GPU is done with them. The GIL is given up for the driver's calls
  * and never for the function. Completion.run does the same in a worker thread.
  */
-#include "module_completions.h"
+#include "completions.h"
 
 struct reserving {
     CompletionObject *completion;
@@ -52,7 +52,7 @@ static int reserve(struct reserving *reserving, struct handle *stream) {
              : reserving->waits ? wait_list_health(reserving->waits->list)
                                 : context_recent_health(reserving->context);
     if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
-    else status = operate_pinned(stream, do_reserve, reserving);
+    else status = operate(stream, PINNED, do_reserve, reserving);
     if (status == CUDA_SUCCESS && reserving->enters) status = context_push(handle_context(stream));
     Py_END_ALLOW_THREADS
     return status;
@@ -79,11 +79,10 @@ static int do_record(struct handle *stream, void *argument) {
 static int record(CompletionObject *self, struct handle *stream, bool leaves, bool *at_once) {
     struct recording recording = {self->wait, self->ticket, *at_once};
     int status;
-    own(self->ticket, (PyObject *)self, 0);
+    own(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
     if (leaves) context_pop();
-    status = recording.wait ? operate_pinned_as_is(stream, do_record, &recording)
-                            : operate_pinned(stream, do_record, &recording);
+    status = operate(stream, recording.wait ? PINNED | AS_IS : PINNED, do_record, &recording);
     Py_END_ALLOW_THREADS
     *at_once = recording.at_once;
     self->recorded = !*at_once && (status == CUDA_SUCCESS || status == RESULT_QUARANTINED);
@@ -98,7 +97,6 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves, bo
  */
 static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal,
                      bool *at_once) {
-    PyObject *kind = NULL, *value = NULL, *traceback = NULL;
     PyObject *result = call ? PyObject_CallNoArgs(call) : Py_NewRef(Py_None);
     *refusal = 0;
     if (is_child()) { /* `call` has forked, and the driver is the parent's */
@@ -106,7 +104,7 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
         Py_XDECREF(result);
         return -1;
     }
-    if (!result) PyErr_Fetch(&kind, &value, &traceback);
+    PyObject *raised = result ? NULL : raised_take();
     /* `call` may hold what it has got before it raised. */
     self->result = result ? result : Py_NewRef(call);
     /* This comes before the record. Otherwise the event could be complete and counted while this
@@ -119,9 +117,8 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
         pop_from_python();
         Py_CLEAR(self->result);
     }
-    if (result) return 0;
-    PyErr_Restore(kind, value, traceback);
-    return -1;
+    raise_again(raised);
+    return result ? 0 : -1;
 }
 
 static PyObject *call_inside(PyObject *currents, Py_ssize_t done, PyObject *call, PyObject *held) {
@@ -137,22 +134,17 @@ static PyObject *call_inside(PyObject *currents, Py_ssize_t done, PyObject *call
     PyObject *before = PyObject_CallNoArgs(PyTuple_GetItem(current, 0));
     if (!before) return NULL;
     PyObject *result = call_inside(currents, done + 1, call, held);
-    PyObject *kind, *value, *traceback, *handled[3];
-    PyErr_Fetch(&kind, &value, &traceback);
-    if (kind) { /* it is being handled, as at the end of a `with` block: see `__context__` */
-        PyErr_NormalizeException(&kind, &value, &traceback);
-        if (traceback) PyException_SetTraceback(value, traceback);
-        PyErr_GetExcInfo(&handled[0], &handled[1], &handled[2]);
-        PyErr_SetExcInfo(Py_NewRef(kind), Py_NewRef(value), Py_XNewRef(traceback));
-    }
+    PyObject *raised = raised_take(), *handled = raised ? PyErr_GetHandledException() : NULL;
+    /* It is being handled, as at the end of a `with` block: see `__context__`. */
+    if (raised) PyErr_SetHandledException(raised);
     PyObject *put = PyObject_CallFunctionObjArgs(PyTuple_GetItem(current, 1), before, NULL);
-    if (kind) PyErr_SetExcInfo(handled[0], handled[1], handled[2]);
+    if (raised) PyErr_SetHandledException(handled);
+    Py_XDECREF(handled);
     if (put) {
-        PyErr_Restore(kind, value, traceback);
+        raise_again(raised);
     } else {
         Py_CLEAR(result);
-        PyObject *first[] = {kind, value, traceback};
-        for (int i = 0; i < 3; i++) Py_XDECREF(first[i]);
+        Py_XDECREF(raised);
     }
     Py_XDECREF(put);
     Py_DECREF(before);
@@ -207,54 +199,23 @@ static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
     Py_RETURN_NONE;
 }
 
-/* enqueue(handle, where, queue, number, future, call, keepalive, order, name, at_once): a future of
- * what `call` enqueues on a stream, or of the stream's present end if `call` is None. `where` is a
- * wait list, and `number` that of a strategy. Or they are a context, and a KIND_. `call` runs in
- * the stream's context. Everything that can be refused is reserved before.
- *
- * `at_once` says that the future may be done when this returns.
- *
- * None: done. True: the same, and the future is done. The Completion: done, and it has no wait
- * list. A number: it was refused before `call` ran. A tuple with a number: after that. */
-static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *args,
-                                Py_ssize_t count) {
-    if (count != 10) return PyErr_Format(PyExc_TypeError, "ten arguments are needed");
-    struct handle *stream;
-    struct queue *queue;
-    struct reserving reserving = {0};
-    PyObject *call = args[5] == Py_None ? NULL : args[5], *order = args[7];
-    if (!to_handle(args[0], &stream) || !to_queue(args[2], &queue)) return NULL;
-    if (PyLong_CheckExact(args[1])) {
-        reserving.kind = (enum point_kind)PyLong_AsLong(args[3]);
-        if (!to_context(args[1], &reserving.context)) return NULL;
-    } else if (!to_waits(args[1], &reserving.waits) || !to_strategy(args[3], &reserving.strategy)) {
-        return NULL;
-    }
-    if (!is_order(order)) return PyErr_Format(PyExc_TypeError, "an Order is needed");
-    PyObject *object = PyType_GenericAlloc(completion_type, 0);
-    if (!object) return NULL;
-    CompletionObject *self = reserving.completion = (CompletionObject *)object;
-    completion_fill(self, args[4], args[8], args[6]);
-    if (!reserving.waits)
-        self->call = reserving.kind == KIND_CALLBACK ? "cuStreamAddCallback" : "cuLaunchHostFunc";
-    self->queue = queue;
-    self->queue_identity = queue_identity(queue);
-    reserving.enters = call != NULL;
+/* Enqueues what `call` does, or nothing if it is NULL, and the completion behind it, on a stream.
+ * 0, RESULT_AT_ONCE, or a refusal: see module.h. NULL: `call` has raised. */
+static PyObject *enqueue(struct reserving *reserving, struct handle *stream, PyObject *call,
+                         PyObject *order, bool at_once) {
+    CompletionObject *self = reserving->completion;
+    reserving->enters = call != NULL;
     /* The record would harm a capture only on the legacy stream. */
-    reserving.asks = call || (uintptr_t)handle_value(stream) <= 1;
-    PyObject *answer = NULL;
+    reserving->asks = call || (uintptr_t)handle_value(stream) <= 1;
     /* Until the point is behind the work, because `call` or another thread may close the stream,
      * and the work would then have no completion. */
-    if (!handle_pin(stream)) {
-        answer = PyLong_FromLong(RESULT_CLOSED);
-        goto end;
-    }
-    int refusal = reserve(&reserving, stream);
+    if (!handle_pin(stream)) return PyLong_FromLong(RESULT_CLOSED);
+    PyObject *answer = NULL;
+    int refusal = reserve(reserving, stream);
     if (refusal) {
         answer = PyLong_FromLong(refusal);
         goto unpin;
     }
-    bool at_once = args[9] == Py_True && self->wait;
     int raised = carry_out(self, stream, call, &refusal, &at_once);
     if (refusal) { /* the driver would refuse again */
         if (self->state == PENDING) completion_end(self, CANCELLED);
@@ -263,21 +224,62 @@ static PyObject *native_enqueue(PyObject *Py_UNUSED(module), PyObject *const *ar
     if (raised) {
         completion_give_up(self);
     } else if (refusal) {
-        answer = Py_BuildValue("(i)", refusal);
-    } else if (completion_enter(self, order), at_once) {
-        /* If this raises, the caller has no future, and the GPU has passed the work. */
-        if (completion_complete(self, CUDA_SUCCESS, false) == 0) answer = Py_NewRef(Py_True);
-        else completion_give_up(self), completion_end(self, CANCELLED);
-    } else {
-        if (!self->wait) answer = Py_NewRef(object);
-        else if (PyObject_SetAttr(args[4], names.point, object) == 0) answer = Py_NewRef(Py_None);
+        answer = PyLong_FromLong(RESULT_AFTERWARDS + refusal);
+    } else if (completion_enter(self, order), !at_once) {
+        answer = PyLong_FromLong(CUDA_SUCCESS);
+    } else if (completion_complete(self, CUDA_SUCCESS, false) == 0) {
+        answer = PyLong_FromLong(RESULT_AT_ONCE);
+    } else { /* the caller gets no future, and the GPU has passed the work */
+        completion_give_up(self), completion_end(self, CANCELLED);
     }
 unpin:
-    if (!is_child()) call_end(reserving.under_way);
+    if (!is_child()) call_end(reserving->under_way);
     unpin_from_python(stream);
-end:
-    Py_DECREF(object);
     return answer;
+}
+
+/* WaitList.enqueue(handle, queue, strategy, future, call, keepalive, name, at_once): a future of
+ * what `call` enqueues on a stream. `call` runs in the stream's context. Everything that can be
+ * refused is reserved before. `at_once` says that the future may be done when this returns. If it
+ * is not, its `point` is the completion. */
+PyObject *WaitList_enqueue(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    if (count != 8) return PyErr_Format(PyExc_TypeError, "eight arguments are needed");
+    struct handle *stream;
+    struct queue *queue;
+    struct reserving reserving = {0};
+    if (!to_waits(object, &reserving.waits) || !to_handle(args[0], &stream) ||
+        !to_queue(args[1], &queue) || !to_strategy(args[2], &reserving.strategy))
+        return NULL;
+    PyObject *made = PyType_GenericAlloc(completion_type, 0), *future = args[3];
+    if (!made) return NULL;
+    reserving.completion = (CompletionObject *)made;
+    completion_fill(reserving.completion, future, args[6], args[5]);
+    completion_expect(reserving.completion, queue);
+    PyObject *order = wait_list_order(object),
+             *answer = enqueue(&reserving, stream, args[4], order, args[7] == Py_True);
+    if (reserving.completion->order && PyObject_SetAttr(future, names.point, made) < 0)
+        Py_CLEAR(answer);
+    Py_DECREF(made);
+    return answer;
+}
+
+/* enqueue(handle, context, queue, kind, call, order): the same by a host function or callback, and
+ * for the stream's present end if `call` is None. */
+PyObject *Completion_enqueue(PyObject *object, PyObject *args) {
+    CompletionObject *self = (CompletionObject *)object;
+    struct handle *stream;
+    struct queue *queue;
+    struct reserving reserving = {.completion = self};
+    PyObject *call, *order;
+    int kind;
+    if (!PyArg_ParseTuple(args, "O&O&O&iOO!", to_handle, &stream, to_context, &reserving.context,
+                          to_queue, &queue, &kind, &call, order_type, &order))
+        return NULL;
+    if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was enqueued or expected before");
+    reserving.kind = (enum point_kind)kind;
+    self->call = kind == KIND_CALLBACK ? "cuStreamAddCallback" : "cuLaunchHostFunc";
+    completion_expect(self, queue);
+    return enqueue(&reserving, stream, call == Py_None ? NULL : call, order, false);
 }
 
 /* The steps of an enqueue that another thread carries out. */
@@ -287,17 +289,17 @@ end:
 PyObject *Completion_expect(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct context *context;
-    if (!PyArg_ParseTuple(args, "O&O&", to_context, &context, to_queue, &self->queue)) return NULL;
+    struct queue *queue;
+    if (!PyArg_ParseTuple(args, "O&O&", to_context, &context, to_queue, &queue)) return NULL;
     if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was expected before");
-    self->ticket = point_reserve(self->queue, context, KIND_POLLED);
+    completion_expect(self, queue);
+    self->ticket = point_reserve(queue, context, KIND_POLLED);
     if (!self->ticket) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
 /* run(wait_list, strategy, handle, call): as `enqueue`, once it was expected, with a stream that is
- * pinned. A number: it was refused before `call` ran. A tuple with a number: after that. None:
- * done.
- */
+ * pinned. */
 PyObject *Completion_run(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
@@ -315,8 +317,7 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     if (refusal) return PyLong_FromLong(refusal);
     bool at_once = false; /* another thread settles the future */
     if (carry_out(self, stream, call, &refusal, &at_once) < 0) return NULL;
-    if (refusal) return Py_BuildValue("(i)", refusal);
-    Py_RETURN_NONE;
+    return PyLong_FromLong(refusal ? RESULT_AFTERWARDS + refusal : CUDA_SUCCESS);
 }
 
 /* fire(status): ends it if there is nothing to record. Any thread. */
@@ -327,18 +328,18 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
     if (!self->ticket || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not expected, or was recorded before");
     self->recorded = true;
-    own(self->ticket, object, 0);
+    own(self->ticket, object);
     if (self->wait) wait_fire_unrecorded(self->wait, status);
     else point_arm_polled(self->ticket), point_fire(self->ticket, status);
     Py_RETURN_NONE;
 }
 
 PyMethodDef enqueue_functions[] = {
-    {"enqueue", FAST(native_enqueue),
-     "Enqueues work and a point behind it, at which a future settles."},
-    {"call_with", native_call_with, METH_VARARGS, "Calls with a stream current in torch or cupy."},
-    {"call_in_context", native_call_in_context, METH_VARARGS,
-     "Makes a call in the context of a pinned stream: 0, or why not."},
-    {"leak", native_leak, METH_O, "Keeps an object for the life of the process: counted."},
+    /* Calls with a stream current in torch or cupy. */
+    METHOD(native, call_with, VARARGS),
+    /* Makes a call in the context of a pinned stream: 0, or why not. */
+    METHOD(native, call_in_context, VARARGS),
+    /* Keeps an object for the life of the process: counted. */
+    METHOD(native, leak, O),
     {NULL, NULL, 0, NULL},
 };

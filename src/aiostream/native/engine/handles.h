@@ -47,7 +47,14 @@ void handles_drop_abandoned(void);
 bool handle_is_open(const struct handle *);
 bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
 bool handle_is_event(const struct handle *);
-bool handle_needs_context(const struct handle *); /* current in each driver call with it */
+
+/* Pins a handle, and makes one driver call on it, in its context, under RELAXED. The answer of the
+ * operation, or RESULT_CLOSED, or why there was no call. Call it without the GIL. */
+typedef int (*handle_operation)(struct handle *, void *argument);
+/* The caller has pinned the handle; the call is made in the thread's own capture mode. */
+enum { PINNED = 1, AS_IS = 2 };
+int operate(struct handle *, int how, handle_operation, void *argument);
+int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
 
 /* --- events --- */
 

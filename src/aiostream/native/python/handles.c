@@ -1,18 +1,16 @@
 /* Handles as Python sees them, and the driver calls that need one handle and no more.
  *
- * Each operation of Python's on a stream, event or graph goes through `operate` or one of its kin:
+ * Each operation of Python's on a stream, event or graph goes through `operate` (engine/handles.h):
  * it pins the handle, asks whether the context is still there, makes it current where that is
  * needed, and calls the driver, without the GIL. A capture is safe from it, because the thread's
  * mode is RELAXED meanwhile, unless the call is harmless. The thread is the caller's. A pin that
  * outlives a step is noted in a list in the same step, because a KeyboardInterrupt may come right
  * after it.
  *
- * A Handle that dies open is abandoned to the janitor (handles.c), because a finalizer may not call
- * the driver. In a forked child every call is refused or does nothing.
+ * A Handle that dies open is abandoned to the janitor (engine/handles.c), because a finalizer may
+ * not call the driver. In a forked child every call is refused or does nothing.
  */
 #include "module.h"
-
-#include "waits.h"
 
 typedef struct {
     PyObject_HEAD
@@ -91,18 +89,6 @@ static PyObject *Handle_pin(PyObject *self, PyObject *held) {
     Py_RETURN_TRUE;
 }
 
-/* Keeps the GIL unless this destroys the object. While another thread computes in Python, each time
- * that a thread gives up the GIL may cost it 5 ms. */
-void unpin_from_python(struct handle *handle) {
-    /* forked since the pin: the last user would destroy the parent's object */
-    if (is_child()) return;
-    handle = handle_unpin_at_once(handle);
-    if (!handle) return;
-    Py_BEGIN_ALLOW_THREADS
-    handle_unpin(handle);
-    Py_END_ALLOW_THREADS
-}
-
 /* unpin(held): if the list has an item, it is taken back with the pin, in one step again. */
 static PyObject *Handle_unpin(PyObject *self, PyObject *held) {
     if (PyList_Size(held) <= 0) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
@@ -159,46 +145,44 @@ static PyObject *is_so(PyObject *self, void *function) {
 }
 
 static PyMethodDef handle_methods[] = {
-    {"borrow", Handle_borrow, METH_NOARGS,
-     "Another handle of the same thing, which pins this one too, and destroys nothing."},
-    {"pin", Handle_pin, METH_O,
-     "True, noted in a list, and the handle stays valid until unpin(); False if it was closed."},
-    {"unpin", Handle_unpin, METH_O,
-     "Ends a pin that is in the list, in any thread; the last user of a closed handle destroys "
-     "it."},
-    {"close", Handle_close, METH_NOARGS,
-     "Refuses new uses; the driver's code of the destruction, if it happened here."},
-    {"drop", Handle_drop, METH_NOARGS,
-     "As close(), but what the driver refuses goes to sys.unraisablehook."},
-    {"share", Handle_share, METH_NOARGS,
-     "Another library has it: close() no longer destroys. False if it was closed before."},
-    {"mark_destroyed", Handle_mark_destroyed, METH_NOARGS,
-     "The driver destroyed it by itself; new uses are refused."},
-    {"hide", Handle_hide, METH_NOARGS, "It is the library's own, and no longer counted. Once."},
-    {"release", Handle_release, METH_NOARGS,
-     "Refuses new uses, unless there is one. False: there is, or it was closed before."},
+    /* Another handle of the same thing, which pins this one too, and destroys nothing. */
+    METHOD(Handle, borrow, NOARGS),
+    /* True, noted in a list, and the handle stays valid until unpin(); False if it was closed. */
+    METHOD(Handle, pin, O),
+    /* Ends a pin that is in the list, in any thread; the last user of a closed handle destroys
+     * it. */
+    METHOD(Handle, unpin, O),
+    /* Refuses new uses; the driver's code of the destruction, if it happened here. */
+    METHOD(Handle, close, NOARGS),
+    /* As close(), but what the driver refuses goes to sys.unraisablehook. */
+    METHOD(Handle, drop, NOARGS),
+    /* Another library has it: close() no longer destroys. False if it was closed before. */
+    METHOD(Handle, share, NOARGS),
+    /* The driver destroyed it by itself; new uses are refused. */
+    METHOD(Handle, mark_destroyed, NOARGS),
+    /* It is the library's own, and no longer counted. Once. */
+    METHOD(Handle, hide, NOARGS),
+    /* Refuses new uses, unless there is one. False: there is, or it was closed before. */
+    METHOD(Handle, release, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef handle_properties[] = {
     {"value", Handle_value, NULL, "The driver's handle, as an integer.", NULL},
     {"is_open", is_so, NULL, "Whether new uses are accepted.", (void *)handle_is_open},
-    {"is_used", is_so, NULL, "Whether a call is using it, or a thread of enqueue_in_thread.",
-     (void *)handle_is_used},
-    {"is_captured", is_so, NULL, "Whether it is an event that was recorded on a capturing stream.",
-     (void *)event_is_captured},
-    {"is_shared", is_so, NULL,
-     "Whether another library has it too: then it is retired and not destroyed.",
-     (void *)handle_is_shared},
+    {"is_used", is_so, NULL, "Whether a call or a thread uses it.", (void *)handle_is_used},
+    /* an event that was recorded on a capturing stream */
+    {"is_captured", is_so, NULL, "Whether a capture has it.", (void *)event_is_captured},
+    /* then it is retired and not destroyed */
+    {"is_shared", is_so, NULL, "Whether another library has it.", (void *)handle_is_shared},
     {NULL, NULL, NULL, NULL, NULL},
 };
+/* Counts the uses of a driver's stream, event or graph, so that no thread destroys it while
+ * another uses it. */
 static PyType_Slot handle_slots[] = {
     {Py_tp_new, Handle_new},
     {Py_tp_dealloc, Handle_dealloc},
     {Py_tp_methods, handle_methods},
     {Py_tp_getset, handle_properties},
-    {Py_tp_doc,
-     "Counts the uses of a driver's stream, event or graph, so that no thread destroys it while "
-     "another uses it."},
     {0, NULL},
 };
 
@@ -216,56 +200,11 @@ int to_handle(PyObject *object, void *handle) {
 
 /* --- driver calls on a handle --- */
 
-/* Asks first whether the context is there. Other code may have destroyed or reset it, and the
- * driver crashes the process, or finds a new stream at the old address. Each operation asks anew,
- * because no answer holds for longer: the reset may come from the next line of the same thread. */
-int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
-    failed_forget();
-    if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
-    bool enters = handle_needs_context(handle);
-    int result = enters ? context_push(handle_context(handle)) : CUDA_SUCCESS;
-    if (result) return result;
-    result = operation(handle, argument);
-    if (enters) context_pop();
-    return result;
-}
-
-int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
-    int mode = relaxed_enter();
-    int result = operate_pinned_as_is(handle, operation, argument);
-    relaxed_leave(mode);
-    return result;
-}
-
-int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
-    if (!handle_pin(handle)) return RESULT_CLOSED;
-    int result = operate_pinned_as_is(handle, operation, argument);
-    handle_unpin(handle);
-    return result;
-}
-
-int operate(struct handle *handle, handle_operation operation, void *argument) {
-    if (!handle_pin(handle)) return RESULT_CLOSED;
-    int result = operate_pinned(handle, operation, argument);
-    handle_unpin(handle);
-    return result;
-}
-
-int operate_from_python(struct handle *handle, handle_operation operation, void *argument) {
-    int result;
-    Py_BEGIN_ALLOW_THREADS
-    result = operate(handle, operation, argument);
-    Py_END_ALLOW_THREADS
-    return result;
-}
-
-int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
+static int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
     int refusal = capture_refusal(handle_value(handle));
     return refusal ? refusal : driver.stream_query(handle_value(handle));
 }
-int do_capture_refusal(struct handle *handle, void *Py_UNUSED(unused)) {
-    return capture_refusal(handle_value(handle));
-}
+
 static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
     return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
                                      : driver.event_query(handle_value(handle));
@@ -344,38 +283,20 @@ static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) 
     return failed ? NULL : PyLong_FromLong(result);
 }
 
-int push_from_python(struct handle *stream) {
-    int status;
-    Py_BEGIN_ALLOW_THREADS /* see Work.begin */
-    failed_forget();
-    status =
-        handle_is_gone(stream) ? CUDA_CONTEXT_IS_DESTROYED : context_push(handle_context(stream));
-    Py_END_ALLOW_THREADS
-    return status;
-}
-
-void pop_from_python(void) {
-    if (is_child()) return;
-    Py_BEGIN_ALLOW_THREADS
-    context_pop();
-    Py_END_ALLOW_THREADS
-}
-
-static PyMethodDef handle_functions[] = {
-    {"drop_abandoned", native_drop_abandoned, METH_NOARGS,
-     "Destroys what no object has got, because an error came. The janitor's."},
-    {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
-    {"capture_refusal", native_capture_refusal, METH_O,
-     "0, or the negative code that says that the stream captures."},
-    {"gone_refusal", native_gone_refusal, METH_O,
-     "0, or 709 if the context of a stream or event was destroyed or reset."},
-    {"event_record", native_event_record, METH_VARARGS,
-     "Records the event of an Operand, which may get a fresh handle: the driver's code."},
-    {"event_query", native_event_query, METH_O, "cuEventQuery."},
+PyMethodDef handle_functions[] = {
+    /* Destroys what no object has got, because an error came. The janitor's. */
+    METHOD(native, drop_abandoned, NOARGS),
+    /* cuStreamQuery, unless the stream captures. */
+    METHOD(native, stream_query, O),
+    /* 0, or the negative code that says that the stream captures. */
+    METHOD(native, capture_refusal, O),
+    /* 0, or 709 if the context of a stream or event was destroyed or reset. */
+    METHOD(native, gone_refusal, O),
+    /* Records the event of an Operand, which may get a fresh handle: the driver's code. */
+    METHOD(native, event_record, VARARGS),
+    /* cuEventQuery. */
+    METHOD(native, event_query, O),
     {NULL, NULL, 0, NULL},
 };
 
-int add_handle_type(PyObject *module) {
-    if (ADD_TYPE(module, handle, Handle, 0) < 0) return -1;
-    return PyModule_AddFunctions(module, handle_functions);
-}
+int add_handle_type(PyObject *module) { return ADD_TYPE(module, handle, Handle, 0); }

@@ -421,7 +421,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
     return true;
 }
 
-static bool find_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
+bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
     bool found = false;
     if (news) atomic_store(&some_limit, false); /* the waits say otherwise, also those to come */
     int64_t now = now_ns();
@@ -435,13 +435,9 @@ static bool find_stalled(bool news, const char *thread, int64_t held, struct sta
     return found;
 }
 
-bool waits_stalled(const char *thread, int64_t held, struct stall *stall) {
-    return find_stalled(false, thread, held, stall);
-}
-
 void waits_note_stall(const char *thread, int64_t held) {
     struct stall stall;
-    if (stall_has_room() && find_stalled(true, thread, held, &stall)) stall_note(&stall);
+    if (stall_has_room() && waits_stalled(true, thread, held, &stall)) stall_note(&stall);
 }
 
 /* The time at which the simulator dropped all work, before it recovered from a fault. The events of

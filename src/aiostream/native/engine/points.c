@@ -1,12 +1,12 @@
 /* Points: places in a stream, or in a graph, that the library reports when the GPU comes there.
  *
- * A thread of Python reserves a slot, gives it an owner (module_completions.h) and arms it: the
+ * A thread of Python reserves a slot, gives it an owner (python/completions.h) and arms it: the
  * driver gets a host function or a callback, and with it the ticket, a number: (generation << 24) |
  * slot. For a wait the driver gets no ticket, and the thread that polls the event fires it. When
  * the GPU comes to the point, the driver's thread runs point_fire: it marks the slot, pushes it on
  * the queue of the loop that waits, and counts itself out of the queue. The watcher does the same
  * for the points of a lost context (points_fail). The loop's thread, or the janitor's if the loop
- * is gone, takes the queue whole (queue_drain), gives each ticket to module_drain.c, and frees the
+ * is gone, takes the queue whole (queue_drain), gives each ticket to python/drain.c, and frees the
  * slot.
  *
  * A firing takes no GIL, allocates and frees nothing, and follows no owner. Only a Python host

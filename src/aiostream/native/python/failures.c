@@ -8,10 +8,10 @@
 
 #include <string.h>
 
-#include "failures.h"
-#include "waits.h"
-#include "waker.h"
-#include "watcher.h"
+#include "../engine/failures.h"
+#include "../engine/waits.h"
+#include "../engine/waker.h"
+#include "../engine/watcher.h"
 
 /* (code, call) of what is next, or None. */
 static PyObject *taken(int (*take)(const char **call)) {
@@ -103,10 +103,6 @@ static PyObject *native_failed_call(PyObject *Py_UNUSED(self), PyObject *status)
     Py_RETURN_NONE;
 }
 
-PyObject *as_text(const char *text) {
-    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-}
-
 static PyObject *stall_tuple(const struct stall *stall) {
     return Py_BuildValue("NNd", as_text(stall->text), as_text(stall->name),
                          (double)stall->ns / 1e9);
@@ -115,7 +111,7 @@ static PyObject *stall_tuple(const struct stall *stall) {
 /* stall(): (text, name, seconds) of what is stalled now, or None. */
 static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct stall stall;
-    if (is_child() || !waits_stalled("watcher", watcher_held_ns(), &stall)) Py_RETURN_NONE;
+    if (is_child() || !waits_stalled(false, "watcher", watcher_held_ns(), &stall)) Py_RETURN_NONE;
     return stall_tuple(&stall);
 }
 
@@ -157,43 +153,45 @@ static PyObject *native_look_for_stalls(PyObject *Py_UNUSED(self), PyObject *arg
     Py_RETURN_NONE;
 }
 
-static PyMethodDef failure_functions[] = {
-    {"failed_call", native_failed_call, METH_O,
-     "Which call of this thread's latest operation answered this error, if it noted that."},
-    {"context_is_gone", native_context_is_gone, METH_VARARGS,
-     "Whether the context that had this id was destroyed or reset."},
-    {"health", native_health, METH_VARARGS,
-     "0, or the error of a context; with True, it may be 1 ms old."},
-    {"failure_note", native_failure_note, METH_VARARGS,
-     "A driver call has answered this code: may end the process."},
-    {"failure_take", native_failure_take, METH_NOARGS,
-     "(code, call) of a fatal code that is new, or None."},
-    {"failures_forget", native_failures_forget, METH_NOARGS,
-     "For tests: no fatal code counts as met."},
-    {"refusal_take", native_refusal_take, METH_NOARGS,
-     "(code, call) of a destruction that the driver refused, or None."},
-    {"failures_expect", native_failures_expect, METH_O,
-     "So many more want to know of failures while nothing is pending."},
-    {"exit_arm", native_exit_arm, METH_VARARGS,
-     "The process ends at the first fatal code, or now if there was one."},
-    {"stall", native_stall, METH_NOARGS, "What is stalled now, or None."},
-    {"stall_take", native_stall_take, METH_NOARGS,
-     "The oldest news of a stall, and whether the process is to end for it, or None."},
-    {"stall_end", native_stall_end, METH_VARARGS, "Ends the process: the line and the stacks."},
-    {"loop_seen", native_loop_seen, METH_VARARGS, "Whether a queue's loop runs."},
-    {"look_for_stalls", native_look_for_stalls, METH_VARARGS,
-     "Notes what is stalled, also a call of the driver that has not returned."},
-    {"exit_disarm", native_exit_disarm, METH_O,
-     "It does not, unless it was armed again. With 0, in any case."},
+PyMethodDef failure_functions[] = {
+    /* Which call of this thread's latest operation answered this error, if it noted that. */
+    METHOD(native, failed_call, O),
+    /* Whether the context that had this id was destroyed or reset. */
+    METHOD(native, context_is_gone, VARARGS),
+    /* 0, or the error of a context; with True, it may be 1 ms old. */
+    METHOD(native, health, VARARGS),
+    /* A driver call has answered this code: may end the process. */
+    METHOD(native, failure_note, VARARGS),
+    /* (code, call) of a fatal code that is new, or None. */
+    METHOD(native, failure_take, NOARGS),
+    /* For tests: no fatal code counts as met. */
+    METHOD(native, failures_forget, NOARGS),
+    /* (code, call) of a destruction that the driver refused, or None. */
+    METHOD(native, refusal_take, NOARGS),
+    /* So many more want to know of failures while nothing is pending. */
+    METHOD(native, failures_expect, O),
+    /* The process ends at the first fatal code, or now if there was one. */
+    METHOD(native, exit_arm, VARARGS),
+    /* What is stalled now, or None. */
+    METHOD(native, stall, NOARGS),
+    /* The oldest news of a stall, and whether the process is to end for it, or None. */
+    METHOD(native, stall_take, NOARGS),
+    /* Ends the process: the line and the stacks. */
+    METHOD(native, stall_end, VARARGS),
+    /* Whether a queue's loop runs. */
+    METHOD(native, loop_seen, VARARGS),
+    /* Notes what is stalled, also a call of the driver that has not returned. */
+    METHOD(native, look_for_stalls, VARARGS),
+    /* It does not, unless it was armed again. With 0, in any case. */
+    METHOD(native, exit_disarm, O),
     {NULL, NULL, 0, NULL},
 };
 
 static PyObject *fatal_code(int i) { return PyLong_FromLong(fatal_codes[i].code); }
 
-int add_failure_functions(PyObject *module) {
+int add_fatal_codes(PyObject *module) {
     failures_set_listener(wake_janitor);
     int count = 0;
     while (fatal_codes[count].code) count++;
-    if (add_tuple(module, "FATAL_CODES", fatal_code, count) < 0) return -1;
-    return PyModule_AddFunctions(module, failure_functions);
+    return add_tuple(module, "FATAL_CODES", fatal_code, count);
 }

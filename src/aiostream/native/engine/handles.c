@@ -7,8 +7,9 @@
  * leaves the handle to the janitor (handle_abandon), and so does the last wait for a closed event.
  *
  * One word holds the number of uses and all of these states, because a KeyboardInterrupt must not
- * come between the count and the call. No lock is held across a driver call. module_handles.c is
- * the face of this for Python, and makes the calls.
+ * come between the count and the call. No lock is held across a driver call. Driver calls on
+ * one handle go through `operate`. python/handles.c is the face of this for
+ * Python.
  */
 #include "handles.h"
 
@@ -32,7 +33,7 @@ struct handle {
     void *value;        /* handle_new writes the rest, which is constant from then on */
     void *context;
     uint64_t identity; /* of the context; see context_is_gone */
-    /* A stream that is borrowed from this library pins its owner's handle too. module_handles.c
+    /* A stream that is borrowed from this library pins its owner's handle too. python/handles.c
      * keeps that alive. */
     struct handle *parent;
     enum handle_kind kind;
@@ -97,7 +98,7 @@ bool handle_is_gone(const struct handle *handle) {
 
 bool handle_is_event(const struct handle *handle) { return handle->kind == HANDLE_EVENT; }
 /* The legacy and per-thread streams, 0 to 2, belong to the *current* context. */
-bool handle_needs_context(const struct handle *handle) {
+static bool needs_context(const struct handle *handle) {
     return handle->kind == HANDLE_STREAM && (uintptr_t)handle->value <= 2;
 }
 
@@ -249,6 +250,33 @@ void handles_drop_abandoned(void) {
         handle_unref(handle);
         handle = next;
     }
+}
+
+/* --- driver calls on a handle --- */
+
+/* Asks first whether the context is there. Other code may have destroyed or reset it, and the
+ * driver crashes the process, or finds a new stream at the old address. Each operation asks anew,
+ * because no answer holds for longer: the reset may come from the next line of the same thread. */
+int operate(struct handle *handle, int how, handle_operation operation, void *argument) {
+    if (!(how & PINNED) && !handle_pin(handle)) return RESULT_CLOSED;
+    failed_forget();
+    int mode = how & AS_IS ? -1 : relaxed_enter();
+    bool enters = needs_context(handle);
+    int result = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED
+                 : enters               ? context_push(handle_context(handle))
+                                        : CUDA_SUCCESS;
+    if (!result) {
+        result = operation(handle, argument);
+        if (enters) context_pop();
+    }
+    relaxed_leave(mode);
+    if (!(how & PINNED)) handle_unpin(handle);
+    return result;
+}
+
+int do_capture_refusal(struct handle *handle, void *unused) {
+    (void)unused;
+    return capture_refusal(handle_value(handle));
 }
 
 /* --- events --- */

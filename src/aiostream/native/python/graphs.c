@@ -77,10 +77,11 @@ static PyObject *native_graph_update(PyObject *Py_UNUSED(self), PyObject *args) 
 }
 
 PyMethodDef graph_functions[] = {
-    {"graph_launch", native_graph_launch, METH_VARARGS,
-     "cuGraphLaunch of an executable graph's handle on a stream's."},
-    {"graph_upload", native_graph_upload, METH_VARARGS, "The same for cuGraphUpload."},
-    {"graph_update", native_graph_update, METH_VARARGS,
-     "cuGraphExecUpdate: (code, result, node, node it comes from)."},
+    /* cuGraphLaunch of an executable graph's handle on a stream's. */
+    METHOD(native, graph_launch, VARARGS),
+    /* The same for cuGraphUpload. */
+    METHOD(native, graph_upload, VARARGS),
+    /* cuGraphExecUpdate: (code, result, node, node it comes from). */
+    METHOD(native, graph_update, VARARGS),
     {NULL, NULL, 0, NULL},
 };

@@ -68,7 +68,7 @@ struct polled_waits {
     _Atomic(struct wait *) first;
     struct wait *last;
 };
-struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c */
+struct polled_waits *queue_polled_waits(struct queue *); /* see loop_waits.c */
 /* How long the loop now takes to come back to what waits for it, in ns. 0: it is not busy. */
 int64_t queue_lag(const struct queue *);
 void queue_note_lag(struct queue *, int64_t lag);

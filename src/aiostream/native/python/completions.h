@@ -1,9 +1,9 @@
-/* What the files about completions share. See module_completions.c. */
+/* What the files about completions share. See completions.c. */
 #ifndef AIOSTREAM_MODULE_COMPLETIONS_H
 #define AIOSTREAM_MODULE_COMPLETIONS_H
 
 #include "module.h"
-#include "waits.h"
+#include "../engine/waits.h"
 
 enum state { NEW, PENDING, DONE, FAILED, CANCELLED, DROPPED };
 
@@ -34,17 +34,21 @@ typedef struct completion {
     bool recorded;
 } CompletionObject;
 
-extern PyTypeObject *completion_type;
+extern PyTypeObject *completion_type, *order_type;
 /* -1: it has raised */
 int call_truth(PyObject *object, PyObject *method);
 /* Sets a future's exception, or without one its result. -1: it has raised */
 int settle_future(PyObject *future, PyObject *error, PyObject *result);
 bool is_own_future(PyObject *);
-bool is_order(PyObject *);
 /* calls the observer with a future that has ended; -1: it has raised */
 int observe(PyObject *future);
 
 void completion_fill(CompletionObject *, PyObject *future, PyObject *name, PyObject *keepalive);
+/* its point will arrive there */
+static inline void completion_expect(CompletionObject *self, struct queue *queue) {
+    self->queue = queue;
+    self->queue_identity = queue_identity(queue);
+}
 /* counts the future as pending, if it is new */
 void completion_begin(CompletionObject *);
 /* counts its end, if it is pending */
@@ -64,18 +68,10 @@ void completion_leak(CompletionObject *);
  * may not run for long. In the loop's thread. */
 void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
-extern PyMethodDef enqueue_functions[], drain_functions[];
-int add_queue_type(PyObject *module);
+PyObject *Completion_enqueue(PyObject *, PyObject *args);
 PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
 PyObject *Completion_fire(PyObject *, PyObject *args);
-
-/* A future that is an owner by itself has this bit in the slot. */
-enum { BARE = 1 };
-
-static inline PyObject *object_of(void *owner) {
-    return (PyObject *)((uintptr_t)owner & ~(uintptr_t)BARE);
-}
 
 /* Only these follow the owner of a slot. Another thread may take it out at any time, so a reference
  * is taken under the lock, and given back behind it. */
@@ -87,43 +83,36 @@ static inline PyObject *object_of(void *owner) {
 #define unlock_owner(ticket)
 #endif
 
-static inline void own(uint64_t ticket, PyObject *object, int bit) {
+static inline void own(uint64_t ticket, PyObject *object) {
     Py_INCREF(object);
     lock_owner(ticket);
-    void *former = point_own(ticket, (void *)((uintptr_t)object | bit));
+    PyObject *former = point_own(ticket, object);
     unlock_owner(ticket);
-    Py_XDECREF(object_of(former));
+    Py_XDECREF(former);
 }
 
-/* With all of these bits. */
-static inline void *disown_if(uint64_t ticket, int bits) {
+static inline void disown(uint64_t ticket) {
     lock_owner(ticket);
-    void *owner = point_owner(ticket);
-    if (((uintptr_t)owner & bits) != (uintptr_t)bits) owner = NULL;
-    if (owner) point_own(ticket, NULL);
+    PyObject *former = point_owner(ticket); /* NULL: another point may have the slot */
+    if (former) point_own(ticket, NULL);
     unlock_owner(ticket);
-    return owner;
+    Py_XDECREF(former);
 }
 
-/* Puts an object in the place of a future. False: it has got its answer, or there was none. */
-static inline bool replace_bare(uint64_t ticket, PyObject *object) {
-    Py_INCREF(object);
+/* Puts another owner, or NULL, in the place of one. False: that is not the owner any more. */
+static inline bool replace_owner(uint64_t ticket, PyObject *former, PyObject *owner) {
     lock_owner(ticket);
-    void *former = point_owner(ticket);
-    bool is_bare = (uintptr_t)former & BARE;
-    if (is_bare) point_own(ticket, object);
+    bool is_owner = point_owner(ticket) == former;
+    if (is_owner) point_own(ticket, Py_XNewRef(owner));
     unlock_owner(ticket);
-    Py_DECREF(is_bare ? object_of(former) : object);
-    return is_bare;
+    if (is_owner) Py_DECREF(former);
+    return is_owner;
 }
 
-static inline void disown(uint64_t ticket) { Py_XDECREF(object_of(disown_if(ticket, 0))); }
-
-/* With a reference to its object, or NULL. */
-static inline void *owner_of(uint64_t ticket) {
+/* A reference to it, or NULL. */
+static inline PyObject *owner_of(uint64_t ticket) {
     lock_owner(ticket);
-    void *owner = point_owner(ticket);
-    Py_XINCREF(object_of(owner));
+    PyObject *owner = Py_XNewRef((PyObject *)point_owner(ticket));
     unlock_owner(ticket);
     return owner;
 }

@@ -83,18 +83,18 @@ static PyObject *native_frames_here(PyObject *Py_UNUSED(self), PyObject *Py_UNUS
     return list || PyErr_Occurred() ? list : PyErr_NoMemory();
 }
 
-static PyMethodDef frame_functions[] = {
-    {"frames_here", native_frames_here, METH_NOARGS, "What FRAMES_HERE answers in this thread."},
-    {"set_questions", native_set_questions, METH_O, "What FRAMES_HERE asks, besides the frames."},
+PyMethodDef frame_functions[] = {
+    /* What FRAMES_HERE answers in this thread. */
+    METHOD(native, frames_here, NOARGS),
+    /* What FRAMES_HERE asks, besides the frames. */
+    METHOD(native, set_questions, O),
     {NULL, NULL, 0, NULL},
 };
 
-int add_frame_functions(PyObject *module) {
+int add_frame_addresses(PyObject *module) {
     void *found = dlsym(RTLD_DEFAULT, "PyThreadState_GetUnchecked");
     if (!found) found = dlsym(RTLD_DEFAULT, "_PyThreadState_UncheckedGet");
     *(void **)&holder_of_the_gil = found;
-    if (PyModule_AddIntConstant(module, "IS_PYTHON_THREAD", (long)is_python_thread) < 0 ||
-        PyModule_AddIntConstant(module, "FRAMES_HERE", (long)frames_here) < 0)
-        return -1;
-    return PyModule_AddFunctions(module, frame_functions);
+    if (PyModule_AddIntConstant(module, "IS_PYTHON_THREAD", (long)is_python_thread) < 0) return -1;
+    return PyModule_AddIntConstant(module, "FRAMES_HERE", (long)frames_here);
 }

@@ -2,9 +2,9 @@
  * live until the GPU has passed it.
  *
  * The step that enqueues the work makes the completion, in the thread of the loop
- * (module_enqueue.c). From then on the slot of the point owns it (`point_own`), so it lives on when
+ * (enqueue.c). From then on the slot of the point owns it (`point_own`), so it lives on when
  * the task, the future, the loop and the stream are gone. The drain of the loop's queue ends it
- * (module_drain.c). If the GPU has passed the point, completion_complete settles the future and
+ * (drain.c). If the GPU has passed the point, completion_complete settles the future and
  * drops the objects, those of earlier work on the stream first. If the context has failed,
  * completion_abandon fails the future and keeps the objects.
  *
@@ -13,23 +13,25 @@
  * because a destructor may block. The same happens if the loop is gone. None of this runs on the
  * driver's threads or in the watcher.
  *
- * A slot may own other things too. A bare future of a loop is one on which a task sleeps while a
- * timer or the watcher has its wait: it gets the wait's answer (`as_answer` in module_waits.c). Of
- * any other object, the method `complete` is called.
+ * A slot may own other things too. A Wait is left to a timer or the watcher while its task sleeps
+ * on a future, which gets the answer. Of any other object, the method `complete` is called.
  *
  * A KeyboardInterrupt may come in what a step here calls: the function of `enqueue`, a future's
  * methods, finalizers. So an object changes its state after such a call, and everything may be done
  * twice: if the call has raised, the arrival goes back to the queue, and the next drain does it
  * again.
  */
-#include "module_completions.h"
+#include "completions.h"
 
-PyTypeObject *completion_type;
-static PyTypeObject *order_type, *own_future_type;
+PyTypeObject *completion_type, *order_type;
+static PyTypeObject *own_future_type;
 
 /* Called with each future that ends because the GPU has passed its point or has failed. NULL:
  * nothing is observed. It is never released, because another thread may be about to call it. */
 static _Atomic(PyObject *) observer;
+
+/* The library's functions that an end calls: see `_native.pyi`. Never released either. */
+static PyObject *make_error, *release_objects;
 
 /* --- calls of Python --- */
 
@@ -52,8 +54,6 @@ int settle_future(PyObject *future, PyObject *error, PyObject *result) {
     Py_XDECREF(answer);
     return answer ? 0 : -1;
 }
-
-bool is_order(PyObject *object) { return PyObject_TypeCheck(object, order_type); }
 
 /* --- the order of a stream --- */
 
@@ -172,10 +172,7 @@ end:
 static int settle(CompletionObject *self, int code, bool orphaned) {
     if (self->state != PENDING || code == 0 || orphaned) return settle_with(self, NULL, orphaned);
     /* Each waiter gets an object of its own. */
-    PyObject *driver = PyImport_ImportModule("aiostream._base.driver");
-    PyObject *error =
-        driver ? PyObject_CallMethod(driver, "error", "isO", code, self->call, self->name) : NULL;
-    Py_XDECREF(driver);
+    PyObject *error = PyObject_CallFunction(make_error, "isO", code, self->call, self->name);
     int failed = error ? settle_with(self, error, false) : -1;
     Py_XDECREF(error);
     return failed;
@@ -207,10 +204,7 @@ static int release(CompletionObject *self) {
     }
     Py_XDECREF(keepalive);
     Py_CLEAR(self->result);
-    PyObject *process = PyImport_ImportModule("aiostream._runtime.process");
-    PyObject *answer =
-        process ? PyObject_CallMethod(process, "release_in_thread", "(O)", held) : NULL;
-    Py_XDECREF(process);
+    PyObject *answer = PyObject_CallFunctionObjArgs(release_objects, held, NULL);
     Py_XDECREF(answer);
     if (answer) Py_DECREF(held);
     else self->keepalive = held;
@@ -406,17 +400,26 @@ static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
 }
 
 static PyMethodDef completion_methods[] = {
-    {"begin", Completion_begin, METH_NOARGS, "Counts the future as pending."},
-    {"expect", Completion_expect, METH_VARARGS, "Takes a ticket: another thread does the rest."},
-    {"run", Completion_run, METH_VARARGS, "Calls a function and records an event behind its work."},
-    {"fire", Completion_fire, METH_VARARGS, "Ends it with a status in place of recording."},
-    {"unreserve", Completion_unreserve, METH_NOARGS, "Gives back what was reserved and not used."},
-    {"complete", Completion_complete, METH_VARARGS,
-     "The GPU has passed the point: settles the future with a code, releases everything."},
-    {"fail", Completion_fail, METH_VARARGS,
-     "Settles the future with an error, and leaks what is kept alive."},
-    {"cancel", Completion_cancel, METH_NOARGS, "No task waits any more."},
-    {"take", Completion_take, METH_NOARGS, "What is kept alive, once the GPU has passed."},
+    /* Counts the future as pending. */
+    METHOD(Completion, begin, NOARGS),
+    /* Calls a function and enqueues a host function or callback behind its work. */
+    METHOD(Completion, enqueue, VARARGS),
+    /* Takes a ticket: another thread does the rest. */
+    METHOD(Completion, expect, VARARGS),
+    /* Calls a function and records an event behind its work. */
+    METHOD(Completion, run, VARARGS),
+    /* Ends it with a status in place of recording. */
+    METHOD(Completion, fire, VARARGS),
+    /* Gives back what was reserved and not used. */
+    METHOD(Completion, unreserve, NOARGS),
+    /* The GPU has passed the point: settles the future with a code, releases everything. */
+    METHOD(Completion, complete, VARARGS),
+    /* Settles the future with an error, and leaks what is kept alive. */
+    METHOD(Completion, fail, VARARGS),
+    /* No task waits any more. */
+    METHOD(Completion, cancel, NOARGS),
+    /* What is kept alive, once the GPU has passed. */
+    METHOD(Completion, take, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 #define FIELD(name) (void *)offsetof(CompletionObject, name)
@@ -431,28 +434,24 @@ static PyGetSetDef completion_properties[] = {
     {"is_ordered", is_ordered, NULL, "Whether others settle after it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
+/* A point for which a task waits: its future, and what is kept alive. */
 static PyType_Slot completion_slots[] = {
-    {Py_tp_new, PyType_GenericNew},
-    {Py_tp_init, Completion_init},
-    {Py_tp_dealloc, Completion_dealloc},
-    {Py_tp_traverse, Completion_traverse},
-    {Py_tp_clear, Completion_clear},
-    {Py_tp_methods, completion_methods},
-    {Py_tp_getset, completion_properties},
-    {Py_tp_doc, "A point for which a task waits: its future, and what is kept alive."},
-    {0, NULL},
+    {Py_tp_new, PyType_GenericNew},        {Py_tp_init, Completion_init},
+    {Py_tp_dealloc, Completion_dealloc},   {Py_tp_traverse, Completion_traverse},
+    {Py_tp_clear, Completion_clear},       {Py_tp_methods, completion_methods},
+    {Py_tp_getset, completion_properties}, {0, NULL},
 };
 
+/* The completions of one stream, in the order of their points. */
 static PyType_Slot order_slots[] = {
-    {Py_tp_doc, "The completions of one stream, in the order of their points."},
     {0, NULL},
 };
 
 PyObject *new_order(void) { return PyType_GenericAlloc(order_type, 0); }
 
 typedef PyObject OwnFutureObject;
+/* The base of the library's own futures, whose setters are private. */
 static PyType_Slot own_future_slots[] = {
-    {Py_tp_doc, "The base of the library's own futures, whose setters are private."},
     {0, NULL},
 };
 
@@ -465,18 +464,26 @@ static PyObject *native_set_observer(PyObject *Py_UNUSED(module), PyObject *func
     Py_RETURN_NONE;
 }
 
-static PyMethodDef completion_functions[] = {
-    {"set_observer", native_set_observer, METH_O, "What hears of the futures that end."},
+/* set_callbacks(error, release): before the first point is armed. */
+static PyObject *native_set_callbacks(PyObject *Py_UNUSED(module), PyObject *args) {
+    if (!PyArg_ParseTuple(args, "OO", &make_error, &release_objects)) return NULL;
+    Py_INCREF(make_error);
+    Py_INCREF(release_objects);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef completion_functions[] = {
+    /* What completions call of Python. */
+    METHOD(native, set_callbacks, VARARGS),
+    /* What hears of the futures that end. */
+    METHOD(native, set_observer, O),
     {NULL, NULL, 0, NULL},
 };
 
 int add_completion_types(PyObject *module) {
     enum { BASE = Py_TPFLAGS_BASETYPE };
     if (ADD_TYPE(module, completion, Completion, BASE | Py_TPFLAGS_HAVE_GC) < 0 ||
-        ADD_TYPE(module, order, Order, 0) < 0 ||
-        ADD_TYPE(module, own_future, OwnFuture, BASE) < 0 || add_queue_type(module) < 0 ||
-        PyModule_AddFunctions(module, completion_functions) < 0 ||
-        PyModule_AddFunctions(module, enqueue_functions) < 0)
+        ADD_TYPE(module, order, Order, 0) < 0)
         return -1;
-    return PyModule_AddFunctions(module, drain_functions);
+    return ADD_TYPE(module, own_future, OwnFuture, BASE);
 }

@@ -8,10 +8,8 @@
  * looks, or the watcher has it alone. A wait that was left is handed back to its task when its end
  * is near, as often as the policy says.
  *
- * The drain calls waits_run_due for the waits whose timer is due. If the task goes away, wait_drop
- * or wait_orphan gives the wait to the watcher, from any thread, and the GPU goes on. If the loop
- * is closed, waits_leave_loop does that for all. If it does not come for its timer,
- * waits_leave_late does. No function here runs Python. All but wait_block return at once.
+ * If the task goes away, wait_drop or wait_orphan gives the wait to the watcher, from any thread,
+ * and the GPU goes on. No function here runs Python. All but wait_block return at once.
  */
 #define _GNU_SOURCE
 #include "wait_inside.h"
@@ -293,98 +291,4 @@ uint64_t wait_reserve_end(struct wait *wait, struct queue *queue) {
     wait->ticket = point_reserve_armed(queue, wait->context, KIND_POLLED);
     atomic_store_explicit(&wait->future, true, memory_order_relaxed); /* never handed back */
     return wait->ticket;
-}
-
-/* --- the loop's timer --- */
-
-void wait_hand_back(struct wait *wait, int64_t length) {
-    uint64_t ticket = wait->ticket;
-    wait->first_poll_due = true;
-    wait->first_poll = 0;
-    wait->polls = 0;
-    wait->woken_for = length;
-    if (wait->future) {
-        wait_poll_future(wait);
-        return;
-    }
-    wait->handed_back = ticket;
-    wait->ticket = 0;
-    point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
-}
-
-/* One native look in a wide window. */
-static void look_at(struct wait *wait, struct queue *queue) {
-    int status;
-    uint64_t ticket;
-    wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
-    if (wait_look(wait, queue, &status) == LOOK_OVER) wait_fire(wait, status);
-    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK)
-        wait_hand_back(wait, wait->woken_for);
-}
-
-void waits_run_due(struct queue *queue) {
-    int64_t now = now_ns();
-    struct timer_entry *due =
-        timer_take_due(queue_timer(queue), now, policy_due_soon(atomic_load(queue_waits(queue))));
-    if (due) queue_suppress_wakeup(queue);
-    int looks = 0;
-    while (due) {
-        struct wait *wait = (struct wait *)due;
-        due = due->next;
-        /* The exchange fails if the watcher has unlisted the wait, or has never listed it. */
-        int expected = HELD_BY_TIMER;
-        atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
-        looks += wait->look_at_due;
-        if (wait->look_at_due) look_at(wait, queue);
-        else wait_hand_back(wait, wait->woken_for);
-    }
-    if (!looks) return;
-    atomic_fetch_add(&counters[EVENT_POLLS], looks);
-    atomic_fetch_add(&counters[EVENT_PASSES], 1);
-}
-
-bool waits_are_due(struct queue *queue) {
-    return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns());
-}
-
-/* The caller has taken it out of its timer. */
-static void leave_timer(struct wait *wait) {
-    int expected = HELD_BY_TIMER;
-    atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
-    wait_leave_to_watcher(wait);
-}
-
-static bool has_ticket(struct timer_entry *entry, uint64_t ticket) {
-    return atomic_load(&((struct wait *)entry)->ticket) == ticket;
-}
-
-void wait_orphan(uint64_t ticket) {
-    struct queue *queue = point_orphan(ticket);
-    void *wait = queue ? timer_remove(queue_timer(queue), has_ticket, ticket) : NULL;
-    if (wait) leave_timer(wait);
-}
-
-static void leave_all(struct queue *queue, struct timer_entry *left) {
-    while (left) {
-        struct wait *wait = (struct wait *)left;
-        left = left->next;
-        leave_timer(wait);
-    }
-    waits_leave_futures(queue);
-}
-
-void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(queue_timer(queue))); }
-
-/* so late the loop is blocked, or does not run, and perhaps never again */
-static const int64_t LATE_NS = 100000000;
-
-void waits_leave_late(int64_t now) {
-    struct queue *queue;
-    for (int i = 1; (queue = queue_at(i)); i++) {
-        if (atomic_load(&queue_loop_state(queue)->leaving) ||
-            !timer_is_due(queue_timer(queue), now - LATE_NS))
-            continue;
-        leave_all(queue, timer_take_due(queue_timer(queue), now - LATE_NS, 0));
-        timer_wake_by(queue_timer(queue), now); /* the loop may have other reasons to drain */
-    }
 }

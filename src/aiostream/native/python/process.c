@@ -12,23 +12,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "watcher.h"
-
-static _Atomic bool forked; /* set in a forked child, in which the driver may not be called */
-
-bool is_child(void) { return atomic_load(&forked); }
-
-bool refuse_in_child(void) {
-    if (!is_child()) return false;
-    PyErr_SetString(
-        PyExc_RuntimeError,
-        "CUDA cannot be used in a forked child: neither the driver nor aiostream survives "
-        "fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A "
-        "server that loads its application before it forks (gunicorn --preload, Celery) must not "
-        "use CUDA in the parent, not even Device.count(): make streams in the lifespan, or in a "
-        "hook after the fork.");
-    return true;
-}
+#include "../engine/watcher.h"
 
 /* --- the exit gate ---
  *
@@ -105,7 +89,7 @@ static const struct {
     {#name, #name, version, false, offsetof(struct driver_calls, field)},
 #define NEWER(field, name, version, plain, parameters)                                             \
     {#name, #plain, version, true, offsetof(struct driver_calls, field)},
-#include "driver_calls.h"
+#include "../engine/driver_calls.h"
 };
 enum { DRIVER_ROWS = sizeof driver_rows / sizeof *driver_rows };
 
@@ -171,42 +155,30 @@ static PyObject *native_open_orphans(PyObject *Py_UNUSED(self), PyObject *Py_UNU
 static PyObject *native_write_unraisable(PyObject *Py_UNUSED(self), PyObject *args) {
     PyObject *error, *where;
     if (!PyArg_ParseTuple(args, "OO", &error, &where)) return NULL;
-    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error),
-                  PyException_GetTraceback(error));
+    raise_again(Py_NewRef(error));
     PyErr_WriteUnraisable(where);
     Py_RETURN_NONE;
 }
 
-static PyObject *native_set_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    forked = true;
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_is_forked(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    return PyBool_FromLong(atomic_load(&forked));
-}
-
-static PyMethodDef process_functions[] = {
-    {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
-    {"open_orphans", native_open_orphans, METH_NOARGS,
-     "The descriptor of the orphans' queue, which is made once."},
-    {"gate_close", native_gate_close, METH_NOARGS,
-     "Closes the exit gate and waits for those inside."},
-    {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
-    {"watcher_stop", native_watcher_stop, METH_O,
-     "Stops and joins it. With True, fails what is pending. Whether it ran."},
-    {"watcher_held", native_watcher_held, METH_NOARGS,
-     "For how many seconds it has been in its pass; 0 while it sleeps."},
-    {"write_unraisable", native_write_unraisable, METH_VARARGS,
-     "Reports an exception to sys.unraisablehook."},
-    {"set_forked", native_set_forked, METH_NOARGS,
-     "From now on every call here is refused: this is a forked child."},
-    {"is_forked", native_is_forked, METH_NOARGS, "Whether set_forked() was called."},
+PyMethodDef process_functions[] = {
+    /* Takes the driver's raw addresses, by name. */
+    METHOD(native, bind, O),
+    /* The descriptor of the orphans' queue, which is made once. */
+    METHOD(native, open_orphans, NOARGS),
+    /* Closes the exit gate and waits for those inside. */
+    METHOD(native, gate_close, NOARGS),
+    /* Starts the watcher thread, once. */
+    METHOD(native, watcher_start, NOARGS),
+    /* Stops and joins it. With True, fails what is pending. Whether it ran. */
+    METHOD(native, watcher_stop, O),
+    /* For how many seconds it has been in its pass; 0 while it sleeps. */
+    METHOD(native, watcher_held, NOARGS),
+    /* Reports an exception to sys.unraisablehook. */
+    METHOD(native, write_unraisable, VARARGS),
     {NULL, NULL, 0, NULL},
 };
 
-int add_process_functions(PyObject *module) {
+int add_driver_calls(PyObject *module) {
     points_set_dispatcher(python_dispatch);
-    if (add_tuple(module, "DRIVER_CALLS", driver_row, DRIVER_ROWS) < 0) return -1;
-    return PyModule_AddFunctions(module, process_functions);
+    return add_tuple(module, "DRIVER_CALLS", driver_row, DRIVER_ROWS);
 }

@@ -114,7 +114,7 @@ static void end_for_code(int place) {
     /* which says that one context was destroyed */
     if (fatal_codes[place].code == CUDA_CONTEXT_IS_DESTROYED) return;
     char what[160];
-    snprintf(what, sizeof what, "%s reported %s (%d): the CUDA context is lost", calls[place],
+    snprintf(what, sizeof what, "%.47s reported %s (%d): the CUDA context is lost", calls[place],
              fatal_codes[place].name, fatal_codes[place].code);
     end_process(what, "");
 }

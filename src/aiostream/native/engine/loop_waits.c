@@ -1,7 +1,8 @@
-/* The waits of futures, in the thread of their loop: how one is reserved, recorded and polled.
+/* The loop's side of the waits, in its thread: the waits of futures, how one is reserved, recorded
+ * and polled, and the waits that the loop's timer has.
  *
  * What enqueue_async keeps alive belongs to a ticket, so a future's wait has one ticket for all its
- * life. module_enqueue.c reserves everything before the user's function runs, and records the event
+ * life. python/enqueue.c reserves everything before the user's function runs, and records the event
  * behind its work (wait_record_future). From then on a timer of the loop or the watcher has the
  * wait, as any wait. For enqueue_in_thread a worker records it, and the watcher alone has it.
  *
@@ -9,6 +10,10 @@
  * in each of its turns: the drain of its queue does that, and asks for another turn while any such
  * wait is left. No task is resumed before the end. A cancelled future leaves the loop's list, and
  * the watcher takes its wait (wait_drop_future).
+ *
+ * The drain calls waits_run_due for the waits whose timer is due. If the loop is closed,
+ * waits_leave_loop gives all that it has to the watcher. If it does not come for its timer,
+ * waits_leave_late does.
  */
 #include "wait_inside.h"
 
@@ -105,7 +110,7 @@ bool wait_drop_future(struct wait *wait, uint64_t ticket) {
 
 /* --- polling by the loop --- */
 
-void wait_poll_future(struct wait *wait) {
+static void poll_future(struct wait *wait) {
     append(queue_polled_waits(wait->queue), wait);
     drain_again(wait->queue);
 }
@@ -136,11 +141,105 @@ void waits_poll_futures(struct queue *queue) {
     if (polled->first) drain_again(queue);
 }
 
-/* --- the loop is closed, or does not come --- */
+/* --- the loop's timer --- */
 
-void waits_leave_futures(struct queue *queue) {
+void wait_hand_back(struct wait *wait, int64_t length) {
+    uint64_t ticket = wait->ticket;
+    wait->first_poll_due = true;
+    wait->first_poll = 0;
+    wait->polls = 0;
+    wait->woken_for = length;
+    if (wait->future) {
+        poll_future(wait);
+        return;
+    }
+    wait->handed_back = ticket;
+    wait->ticket = 0;
+    point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
+}
+
+/* One native look in a wide window. */
+static void look_at(struct wait *wait, struct queue *queue) {
+    int status;
+    uint64_t ticket;
+    wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
+    if (wait_look(wait, queue, &status) == LOOK_OVER) wait_fire(wait, status);
+    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK)
+        wait_hand_back(wait, wait->woken_for);
+}
+
+void waits_run_due(struct queue *queue) {
+    int64_t now = now_ns();
+    struct timer_entry *due =
+        timer_take_due(queue_timer(queue), now, policy_due_soon(atomic_load(queue_waits(queue))));
+    if (due) queue_suppress_wakeup(queue);
+    int looks = 0;
+    while (due) {
+        struct wait *wait = (struct wait *)due;
+        due = due->next;
+        /* The exchange fails if the watcher has unlisted the wait, or has never listed it. */
+        int expected = HELD_BY_TIMER;
+        atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
+        looks += wait->look_at_due;
+        if (wait->look_at_due) look_at(wait, queue);
+        else wait_hand_back(wait, wait->woken_for);
+    }
+    if (!looks) return;
+    atomic_fetch_add(&counters[EVENT_POLLS], looks);
+    atomic_fetch_add(&counters[EVENT_PASSES], 1);
+}
+
+bool waits_are_due(struct queue *queue) {
+    return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns());
+}
+
+/* --- the task has gone, or the loop is closed or does not come --- */
+
+/* The caller has taken it out of its timer. */
+static void leave_timer(struct wait *wait) {
+    int expected = HELD_BY_TIMER;
+    atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
+    wait_leave_to_watcher(wait);
+}
+
+static bool has_ticket(struct timer_entry *entry, uint64_t ticket) {
+    return atomic_load(&((struct wait *)entry)->ticket) == ticket;
+}
+
+void wait_orphan(uint64_t ticket) {
+    struct queue *queue = point_orphan(ticket);
+    void *wait = queue ? timer_remove(queue_timer(queue), has_ticket, ticket) : NULL;
+    if (wait) leave_timer(wait);
+}
+
+static void leave_futures(struct queue *queue) {
     for (struct wait *wait = take_all(queue_polled_waits(queue)), *next; wait; wait = next) {
         next = wait->next_polled;
         wait_leave_to_watcher(wait);
+    }
+}
+
+static void leave_all(struct queue *queue, struct timer_entry *left) {
+    while (left) {
+        struct wait *wait = (struct wait *)left;
+        left = left->next;
+        leave_timer(wait);
+    }
+    leave_futures(queue);
+}
+
+void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(queue_timer(queue))); }
+
+/* so late the loop is blocked, or does not run, and perhaps never again */
+static const int64_t LATE_NS = 100000000;
+
+void waits_leave_late(int64_t now) {
+    struct queue *queue;
+    for (int i = 1; (queue = queue_at(i)); i++) {
+        if (atomic_load(&queue_loop_state(queue)->leaving) ||
+            !timer_is_due(queue_timer(queue), now - LATE_NS))
+            continue;
+        leave_all(queue, timer_take_due(queue_timer(queue), now - LATE_NS, 0));
+        timer_wake_by(queue_timer(queue), now); /* the loop may have other reasons to drain */
     }
 }

@@ -14,8 +14,9 @@
  * looks for it. That is how a task is freed that its own arguments refer to, if its loop is closed
  * or gone.
  */
-#include "failures.h"
-#include "module_completions.h"
+#include "completions.h"
+
+#include <string.h>
 
 typedef struct {
     PyObject_HEAD
@@ -56,14 +57,11 @@ static bool is_used(const WorkObject *self) { return self->handle && self->call;
 
 /* The objects may still be in use. They go to another object, because this one is dying. */
 static void give_away(WorkObject *self) {
-    PyObject *kind, *value, *traceback;
-    PyErr_Fetch(&kind, &value, &traceback);
+    PyObject *raised = raised_take();
     PyObject *object = self->tries < MOST_TRIES ? PyType_GenericAlloc(work_type, 0) : NULL;
     WorkObject *heir = (WorkObject *)object;
     if (heir) {
-        PyObject fresh = heir->ob_base;
-        *heir = *self;
-        heir->ob_base = fresh;
+        memcpy(&heir->operand, &self->operand, sizeof *self - offsetof(WorkObject, operand));
         heir->left = false;
         heir->tries++;
         Py_INCREF(heir->keeper);
@@ -78,7 +76,7 @@ static void give_away(WorkObject *self) {
         self->call = self->result = NULL; /* which nothing releases any more */
         let_go(self);
     }
-    PyErr_Restore(kind, value, traceback);
+    raise_again(raised);
 }
 
 static int Work_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -108,7 +106,7 @@ static int enter(struct handle *handle, const struct wait_list *list) {
     int status = failed_in("cuStreamQuery", wait_list_health(list));
     if (status) return status;
     if (!handle_pin(handle)) return RESULT_CLOSED;
-    status = operate_pinned_as_is(handle, do_capture_refusal, NULL);
+    status = operate(handle, PINNED | AS_IS, do_capture_refusal, NULL);
     if (!status) status = context_push(handle_context(handle));
     if (status) handle_unpin(handle);
     return status;
@@ -171,7 +169,7 @@ bool is_work(PyObject *object) { return Py_IS_TYPE(object, work_type); }
 bool work_takes(PyObject *object, struct wait *wait, struct queue *queue) {
     uint64_t ticket = is_work(object) ? wait_reserve_end(wait, queue) : 0;
     if (!ticket) return false;
-    own(ticket, object, 0);
+    own(ticket, object);
     wait_leave_to_watcher(wait);
     return true;
 }
@@ -188,10 +186,14 @@ static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
 }
 
 static PyMethodDef work_methods[] = {
-    {"begin", FAST(Work_begin), "Makes the call in the context of a stream: 0, or a refusal."},
-    {"end", Work_end, METH_NOARGS, "Lets go of everything: what the call has returned."},
-    {"let_go", Work_let_go, METH_NOARGS, "Lets go of the stream, and not of the objects."},
-    {"complete", Work_complete, METH_VARARGS, "The GPU has passed the event that owns it."},
+    /* Makes the call in the context of a stream: 0, or a refusal. */
+    METHOD(Work, begin, FASTCALL),
+    /* Lets go of everything: what the call has returned. */
+    METHOD(Work, end, NOARGS),
+    /* Lets go of the stream, and not of the objects. */
+    METHOD(Work, let_go, NOARGS),
+    /* The GPU has passed the event that owns it. */
+    METHOD(Work, complete, VARARGS),
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef work_members[] = {
@@ -207,16 +209,12 @@ static PyGetSetDef work_properties[] = {
     {"objects", Work_objects, NULL, "What the GPU may use. None: nothing.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
+/* A call on a stream, until its task has seen the end of the work. */
 static PyType_Slot work_slots[] = {
-    {Py_tp_new, Work_new},
-    {Py_tp_dealloc, Work_dealloc},
-    {Py_tp_traverse, Work_traverse},
-    {Py_tp_del, Work_del},
-    {Py_tp_methods, work_methods},
-    {Py_tp_members, work_members},
-    {Py_tp_getset, work_properties},
-    {Py_tp_doc, "A call on a stream, until its task has seen the end of the work."},
-    {0, NULL},
+    {Py_tp_new, Work_new},           {Py_tp_dealloc, Work_dealloc},
+    {Py_tp_traverse, Work_traverse}, {Py_tp_del, Work_del},
+    {Py_tp_methods, work_methods},   {Py_tp_members, work_members},
+    {Py_tp_getset, work_properties}, {0, NULL},
 };
 
 int add_work_type(PyObject *module) {
