@@ -28,6 +28,8 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "examples/index.md": "examples",
+    "nogpu/functions.md": "driver/FUNCTIONS.md",
+    "nogpu/index.md": "driver/README.md",
 }
 
 
