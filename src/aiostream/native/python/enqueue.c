@@ -175,7 +175,7 @@ static PyObject *native_call_in_context(PyObject *Py_UNUSED(module), PyObject *a
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
     status = asks ? failed_in("cuStreamQuery", wait_list_health(waits->list)) : CUDA_SUCCESS;
-    if (asks && !status) status = operate_as_is(handle, do_capture_refusal, NULL);
+    if (asks && !status) status = operate(handle, AS_IS, do_capture_refusal, NULL);
     Py_END_ALLOW_THREADS
     if (status == CUDA_SUCCESS) status = push_from_python(handle);
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
