@@ -99,7 +99,7 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves, bo
 static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal,
                      bool *at_once) {
     PyObject *kind = NULL, *value = NULL, *traceback = NULL;
-    PyObject *result = call ? PyObject_CallNoArgs(call) : Py_NewRef(Py_None);
+    PyObject *result = call ? plain_result(PyObject_CallNoArgs(call)) : Py_NewRef(Py_None);
     *refusal = 0;
     if (is_child()) { /* `call` has forked, and the driver is the parent's */
         if (result) refuse_in_child();
@@ -331,6 +331,7 @@ PyMethodDef enqueue_functions[] = {
     {"call_with", native_call_with, METH_VARARGS, "Calls with a stream current in torch or cupy."},
     {"call_in_context", native_call_in_context, METH_VARARGS,
      "Makes a call in the context of a pinned stream: 0, or why not."},
+    {"plain_result", native_plain_result, METH_O, "Returns it, unless it is a coroutine."},
     {"leak", native_leak, METH_O, "Keeps an object for the life of the process: counted."},
     {NULL, NULL, 0, NULL},
 };
