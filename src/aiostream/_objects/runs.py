@@ -16,7 +16,7 @@ from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_l
 from aiostream._objects import halves
 from aiostream._runtime import loops, process
 from aiostream._runtime.observing import is_observed, observed, observers
-from aiostream._waits import waiting
+from aiostream._waits import pending, waiting
 from aiostream.errors import CudaError, StreamClosedError
 
 P = ParamSpec("P")
@@ -36,6 +36,8 @@ def _leave(work: _native.Work, here: bool = False) -> None:
     if work.objects is None:
         work.end()
         return
+    if here:
+        work.left_by = work.left_by or pending.left_here()
     operand: Operand = work._operand
     if not work.is_left:
         # Another thread has another per-thread stream, so from there nothing proves the end.
@@ -273,7 +275,7 @@ class RunMethods:
                 launches.note(waiting.now() - began)
             if isinstance(refusal, GeneratorType):
                 asks = True
-                result = await halves.drive(work)
+                result = _native.plain_result(await halves.drive(work))
                 _leave(work)
             else:
                 if refusal:
