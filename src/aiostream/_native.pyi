@@ -63,7 +63,7 @@ class Work:
     _operand: Any
     _mode: int
     result: Any  # these four are writable
-    left_by: tuple[str | None, str | None] | None
+    left_by: tuple[str | None, str | None, str | None] | None
     is_left: bool
     in_halves: bool
     objects: tuple[Any, Any] | None

@@ -36,8 +36,6 @@ def _leave(work: _native.Work, here: bool = False) -> None:
     if work.objects is None:
         work.end()
         return
-    if here:
-        work.left_by = work.left_by or pending.left_here()
     operand: Operand = work._operand
     if not work.is_left:
         # Another thread has another per-thread stream, so from there nothing proves the end.
@@ -285,7 +283,10 @@ class RunMethods:
         except BaseException as problem:
             # A coroutine may be closed in any thread, also by the collector.
             if work is not None:
-                _leave(work, not isinstance(problem, GeneratorExit))
+                is_here = not isinstance(problem, GeneratorExit)
+                if is_here:
+                    work.left_by = pending.left_here(fn)
+                _leave(work, is_here)
             if pool is not None:
                 pool._give(stream, loan, problem)
             if pool is not None and pool._has_own:

@@ -67,7 +67,7 @@ class _ThreadCall(Completion):
         self.operand = operand
         self.limiter = limiter
         self.halves = halves  # of the function, if it is one
-        self.left_by: tuple[str | None, str | None] | None = None  # for `pending`
+        self.left_by: pending.Left | None = None
         self.bare = bare  # the function is called without the stream
         self.taken: dict[str, str] = {}
         self.pins: list[bool] = []  # it has pinned the stream
@@ -379,7 +379,7 @@ class ThreadStream:
                 try:
                     function: Any = partial(halves.context.run, step)
                     call = _ThreadCall(operand, function, limiter, halves, bare)
-                    result = await self._in_thread(call)
+                    result = await self._in_thread(call, fn)
                     if halves.generator is None:
                         return result
                     if halves.ended:
@@ -400,7 +400,7 @@ class ThreadStream:
             if not halves.is_open:
                 _end(halves)
 
-    async def _in_thread(self, call: _ThreadCall) -> Any:
+    async def _in_thread(self, call: _ThreadCall, fn: Any) -> Any:
         limiter, future = call.limiter, cast("Any", call.future)
         try:
             expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
@@ -416,8 +416,8 @@ class ThreadStream:
                 if call.raised is None:
                     raise
         except BaseException as problem:
-            if not isinstance(problem, GeneratorExit):
-                call.left_by = pending.left_here()
+            if not isinstance(problem, GeneratorExit):  # else it may be any thread
+                call.left_by = pending.left_here(fn)
             try:
                 call.cancel()
             except BaseException:

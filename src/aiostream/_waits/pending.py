@@ -7,8 +7,6 @@ import re
 import sys
 import time
 import weakref
-from contextvars import Context
-from functools import partial
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
@@ -98,7 +96,13 @@ def pending() -> list[PendingWait]:
         for of, *row, owner in _native.waiting(False)
     ]
     # One that came back to its pool while its request waited is listed with that request alone.
-    left = {of for of, *_, owner in waits if not (hasattr(owner, "pool") or _is_awaited(owner))}
+    left = {
+        of
+        for of, *_, owner in waits
+        if not (
+            hasattr(owner, "pool") or (isinstance(owner, Completion) and not owner.is_cancelled)
+        )
+    }
     rows = [row for row in waits if row[0] not in left or not hasattr(row[5], "pool")]
     rows += [  # those that end by a host function, or have no point yet
         (point.stream, seconds, 0.0, process.ORPHANS, 0, point)
@@ -116,18 +120,18 @@ def pending() -> list[PendingWait]:
     return sorted((_entry(tasks, row) for row in rows), key=lambda entry: -entry["seconds"])
 
 
-def _is_awaited(owner: Any) -> bool:
-    """Whether it is a future whose task has not gone."""
-    return isinstance(owner, Completion) and not owner.is_cancelled
+Left = tuple[str | None, str | None, str | None]
+"""What a task that leaves a wait says of it: function, task and line, as `PendingWait` has them."""
 
 
-def left_here() -> tuple[str | None, str | None]:
-    """Returns the task that runs here, which leaves a wait, and the line of the program."""
+def left_here(fn: Any) -> Left:
+    """Says so of the task that runs here."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and _module(frame) in _LIBRARIES:
         frame = frame.f_back
     task = loops.task_here()
-    return task and loops.task_name(task), frame and _place(frame)
+    name = completion.name_of(getattr(fn, "func", fn))  # of a partial, what it calls
+    return name, task and loops.task_name(task), frame and _place(frame)
 
 
 # ------------------------------------------------------------------------ one entry
@@ -153,13 +157,12 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         call = "Stream.enqueue_async" if by_event or function else "Stream.completion_future"
         if hasattr(owner, "halves"):
             call = "Stream.run_in_thread"
-            function = _name_of(owner.halves.generator or owner.keepalive)
     elif queue == BATCHES:
         (future, function), call = owner, "Batches.__call__"
     elif hasattr(owner, "pool"):
         call = "StreamPool.release"
     elif isinstance(owner, _native.Work):
-        call, function = "Stream.run", _name_of((owner.objects or [None])[0])
+        call = "Stream.run"
     else:
         blocks = queue == process.ORPHANS and owner is None
         call = f"{of.partition(' ')[0].title()}.synchronize{'' if blocks else '_async'}"
@@ -176,10 +179,10 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
             values, seen = frame.f_locals, True
             if "self" in values:
                 call = f"{type(values['self']).__name__}.{code.co_name}"
-            function = _name_of(values["fn"]) if "fn" in values else function
+            function = completion.name_of(values["fn"]) if "fn" in values else function
     name = task and loops.task_name(task)
     if task is None and (left_by := getattr(owner, "left_by", None)):
-        name, where = left_by
+        function, name, where = left_by
     return {
         "stream": of,
         "call": call,
@@ -189,16 +192,6 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         "task": name,
         "where": where,
     }
-
-
-def _name_of(function: Any) -> str:
-    """Returns what a function is called, also if the library or its user wraps it in a partial."""
-    while isinstance(function, partial):
-        calls = isinstance(getattr(function.func, "__self__", None), Context)  # `Context.run`
-        calls = calls or str(function.func.__module__).startswith("aiostream.")
-        within = [each for each in function.args if calls and isinstance(each, partial)]
-        function = within[-1] if within else function.func
-    return completion.name_of(function)
 
 
 def _module(frame: FrameType) -> str:
