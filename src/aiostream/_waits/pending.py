@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import sys
 import time
 import weakref
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
-from typing import Any
+from typing import Any, TypedDict
 
 from aiostream import _native
 from aiostream._base import checks, driver
@@ -16,10 +17,9 @@ from aiostream._runtime import completion, loops, process
 from aiostream._runtime.completion import Completion
 from aiostream._waits import waiting
 
-if sys.version_info >= (3, 12):
-    from typing import TypedDict
-else:  # because pydantic takes no other there
-    from typing_extensions import TypedDict
+if sys.version_info < (3, 12):  # there pydantic takes no other
+    with contextlib.suppress(ImportError):  # anyio 4.4 does without it
+        from typing_extensions import TypedDict
 
 __all__ = ["PendingWait", "pending"]
 
