@@ -9,6 +9,7 @@ import functools
 import sys
 import threading
 import types
+import warnings
 from typing import Any
 
 import pytest
@@ -102,10 +103,24 @@ class TorchStream(TheirStream):
     __module__ = "torch.cuda.streams"
 
 
+def deprecated_stream(handle: int, device: int) -> CupyStream:
+    """`cupy.cuda.ExternalStream` of cupy 14."""
+    warnings.warn("ExternalStream is deprecated", DeprecationWarning, stacklevel=2)
+    return CupyStream(handle, device)
+
+
 class CupyStream(TheirStream):
     """One of cupy's, which a `with` block makes current."""
 
     __module__ = "cupy.cuda.stream"
+
+    @classmethod
+    def from_external(cls, thing: Any) -> CupyStream:
+        """Its device is that of the thread that uses it, until it is set."""
+        return cls(thing.__cuda_stream__()[1], -1)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(*("where", (value,)) if name == "device_id" else (name, value))
 
     def __enter__(self) -> CupyStream:
         currents.cupy.append(self)
@@ -161,7 +176,9 @@ def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
             "is_autocast_enabled": lambda: settings.autocast,
             "set_autocast_enabled": functools.partial(setattr, settings, "autocast"),
         },
-        "cupy": {"cuda": types.SimpleNamespace(ExternalStream=CupyStream)},
+        "cupy": {
+            "cuda": types.SimpleNamespace(ExternalStream=deprecated_stream, Stream=CupyStream)
+        },
         "numba": {},
         "numba.cuda": {"external_stream": TheirStream},
     }

@@ -78,6 +78,8 @@ def __dir__() -> list[str]:
 
 _driver.prepare_simulator()
 _install_blocking_if_asked()
+if _os.environ.get("AIOSTREAM_TRACE"):  # now, because only the main thread can do it
+    _process.save_at_sigterm(_process.save_now)
 _process.before_first_use += [_notice_failures, _trace_if_asked]
 
 __version__ = "0.1.0"

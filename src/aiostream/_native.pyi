@@ -1,5 +1,7 @@
 from collections.abc import Callable, Generator
-from typing import Any, final
+from typing import Any, TypeVar, final
+
+_T = TypeVar("_T")
 
 KIND_HOST_FUNCTION: int
 KIND_CALLBACK: int
@@ -61,7 +63,8 @@ class Work:
     def complete(self, code: int, orphaned: bool, /) -> None: ...
     _operand: Any
     _mode: int
-    result: Any  # these three are writable
+    result: Any  # these four are writable
+    left_by: tuple[str | None, str | None, str | None] | None
     is_left: bool
     in_halves: bool
     objects: tuple[Any, Any] | None
@@ -210,6 +213,7 @@ def call_in_context(
     handle: Handle, wait_list: WaitList, call: Callable[[], object], asks: bool, /
 ) -> int: ...
 def leak(keepalive: object, /) -> None: ...
+def plain_result(result: _T, /) -> _T: ...
 def spend_turn(queue: int, task: object, /) -> int: ...
 def new_turn(queue: int, /) -> None: ...
 def wake_by(queue: int, time: int, /) -> None: ...

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from aiostream._base import checks
 from aiostream._observers import blocked
 from aiostream._observers.blocked import BlockingCall, Subscriber
+from aiostream._runtime import process
 from aiostream._runtime.launches import LONG
 
 __all__ = [
@@ -267,9 +268,14 @@ def begin_from_environment(*, always_says: bool = False) -> None:
             f"threshold in seconds, such as warn:0.005, not {value!r}"
         ) from None
 
-    def at_exit() -> None:
-        end()
-        if _places or always_says:
-            print(f"\naiostream blocking, process {os.getpid()}:\n{table()}", file=sys.stderr)
+    said: list[list[Place]] = []
 
-    atexit.register(at_exit)
+    def say() -> None:
+        if (found := places()) not in said and (found or always_says):
+            said.append(found)
+            text = table() + ("" if found else " Worker processes print tables of their own.")
+            print(f"\naiostream blocking, process {os.getpid()}:\n{text}", file=sys.stderr)
+
+    atexit.register(say)
+    atexit.register(end)  # which runs before
+    process.save_at_sigterm(say)

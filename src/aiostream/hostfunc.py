@@ -11,6 +11,7 @@ or launch in flight can call the function any more, and then the ticket goes to 
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class HostFunction:
     arguments: tuple[Any, ...]
     takes_status: bool
     stream: str
+    context: Any  # that of the caller; a `contextvars.Context`
 
     def run(self, code: int) -> None:
         """Calls the function. Its exception goes to `sys.unraisablehook`, and the stream goes on.
@@ -49,11 +51,11 @@ class HostFunction:
         # all other host functions of the context, because the driver has one thread for them.
         stuck.begin("host function")
         try:
-            if self.takes_status:
-                error = driver.error(code, "cuStreamAddCallback", self.stream) if code else None
-                self.function(error, *self.arguments)
-            else:
-                self.function(*self.arguments)
+            error = driver.error(code, "cuStreamAddCallback", self.stream) if code else None
+            first = (error,) if self.takes_status else ()
+            # A copy, because launches of a graph may be under way in several contexts at once.
+            run = self.context.copy().run
+            _native.plain_result(run(self.function, *first, *self.arguments))
         except BaseException as error:
             # SystemExit too, because only the driver's own code is above this frame. An exception
             # that left it could be raised to no caller.
@@ -65,7 +67,8 @@ class HostFunction:
         """Drops everything, because the function has run for the last time."""
         # This runs in the janitor's thread. The releaser drops them, because a destructor may
         # block, and the janitor serves everything else.
-        held, self.function, self.arguments = [self.function, self.arguments], None, ()
+        held: list[Any] = [self.function, self.arguments, self.context]
+        self.function, self.arguments, self.context = None, (), None
         process.release_in_thread(held)
 
 
@@ -80,7 +83,8 @@ def _launch(
 ) -> None:
     # The point keeps a function pointer and its data object alive. The driver has only addresses.
     takes_status = kind == _native.KIND_PYTHON_CALLBACK
-    point = HostFunction(function, arguments, takes_status, stream.name)
+    context = contextvars.copy_context()
+    point = HostFunction(function, arguments, takes_status, stream.name, context)
     context_id = stream.context._ensure_monitored()
     answer = _native.arm(stream.handle, context_id, kind, point, sync_mode, address, data)
     call = "cuStreamAddCallback" if takes_status else "cuLaunchHostFunc"
@@ -127,10 +131,10 @@ class HostFunctionMethods:
     ) -> None:
         """Enqueues a function that the driver calls in stream order (`cuLaunchHostFunc`).
 
-        The driver calls it in a thread of its own. The stream waits until it returns, and no
-        other host function of the context runs meanwhile. A Python function also waits for the GIL:
-        if one of your threads keeps the GIL in a blocking CUDA call, the two wait for each other
-        forever. So prefer `completion_future` and ordinary code.
+        The driver calls it in a thread of its own, in a copy of your context variables. The stream
+        waits until it returns, and no other host function of the context runs meanwhile. A Python
+        function also waits for the GIL: if one of your threads keeps the GIL in a blocking CUDA
+        call, the two wait for each other forever. So prefer `completion_future` and ordinary code.
 
         The function must not call CUDA, nor wait for anything that does. The driver answers 800
         there, also to `close()`. Its exception goes to `sys.unraisablehook`, and the stream goes

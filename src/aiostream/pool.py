@@ -393,7 +393,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
         Raises:
             CudaError: The driver refused. All other streams are closed, and you get the first
-                error.
+                error. After a lost context it raises nothing: `health` says that.
         """
         self._refuse()
         # It closes all of them, whatever one of the closes raises, and the first one last.
@@ -417,6 +417,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             await waiting.checkpoint()
             # Other tasks of the loop run in the awaits, and give streams back, or close the pool.
             for stream in self._not_lent():
+                if stream.closed:  # by `close`: a wait would be recorded as one that failed
+                    continue
                 with contextlib.suppress(StreamClosedError):
                     await stream.synchronize_async()
         except BaseException:

@@ -317,9 +317,14 @@ class Faults:
     The block also finds out whether what you arranged has happened. A fault that never happened
     tests nothing.
 
+    Args:
+        patience: Seconds after which what hangs goes on by itself, so that the test ends. The block
+            fails then.
+
     Raises:
         RuntimeError: The simulator is not this process's driver.
-        AssertionError: At the end of the block, some arranged faults have not happened.
+        AssertionError: At the end of the block, some arranged faults have not happened. Or
+            something has hung for `patience`.
 
     Example:
         >>> from aiostream.testing import Faults
@@ -332,7 +337,7 @@ class Faults:
         refused
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 30.0) -> None:
         from aiostream import simulator
 
         if not simulator.installed():
@@ -340,7 +345,8 @@ class Faults:
                 "faults are made on the simulator, and it is not this process's driver"
             )
         self._simulator = simulator
-        self._broken = False
+        self._broken = self._has_given_up = False
+        self._patience, self._timers = patience, list[threading.Timer]()
         self._gates: list[Gate] = []
         self._arranged: list[tuple[str, int, int]] = []  # the call, which one, and its count before
 
@@ -357,11 +363,15 @@ class Faults:
     def hang(self, call: str, *, nth: int = 1) -> None:
         """The `nth` coming call of a driver function does not return until the block ends.
 
+        If the thread of the loop makes that call, as it does for `cuEventQuery` and most others, no
+        task runs meanwhile, and no timeout of a task ends it: use `endless_kernel` for that.
+
         Raises:
             TypeError, ValueError: As `simulator.hang` says.
         """
         __tracebackhide__ = True
         self._simulator.hang(call, nth=nth)
+        self._start_clock()
         self._arranged.append((call, nth, self._simulator.calls(call)))
 
     def endless_kernel(self, stream: Any) -> None:
@@ -372,6 +382,22 @@ class Faults:
         """
         self._gates.append(Gate())
         self._gates[-1].hold(stream)
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        timer = threading.Timer(self._patience, self._give_up)
+        timer.daemon = True  # it must not keep the interpreter at its exit
+        timer.start()
+        self._timers.append(timer)
+
+    def _give_up(self) -> None:
+        self._has_given_up = True
+        self._let_go()
+
+    def _let_go(self) -> int:
+        for gate in self._gates:
+            gate.open()
+        return int(self._simulator.clear_faults())
 
     def lose_context(self, code: int = 700) -> None:
         """Fails every context of the process, as an illegal address does, until the block ends.
@@ -394,12 +420,17 @@ class Faults:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Undoes everything."""
+        for timer in self._timers:
+            timer.cancel()
         self._simulator.adversary()
-        for gate in self._gates:
-            gate.open()
-        left = self._simulator.clear_faults()
+        left = self._let_go()
         if self._broken:
             recover()
+        if self._has_given_up and error is None:
+            raise AssertionError(
+                f"what hangs has kept the test for {self._patience:g} s, so it went on by itself: "
+                "it has hung in the thread of the loop, or the test waits for it without a timeout"
+            )
         if left and error is None:
             count = self._simulator.calls
             since = [(call, nth, count(call) - before) for call, nth, before in self._arranged]

@@ -229,3 +229,22 @@ HALF_IMPORTED = """
     import trio
     trio.run(on_trio)
 """
+
+
+def test_what_replaces_the_running_loop_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """trio-asyncio replaces asyncio's function, perhaps after aiostream was imported."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with Stream() as stream:
+            await stream
+            with monkeypatch.context() as patch:
+                patch.setattr(asyncio, "_get_running_loop", lambda: loop)
+                asyncio._set_running_loop(None)
+                try:
+                    future = stream.completion_future()
+                finally:
+                    asyncio._set_running_loop(loop)
+            await future
+
+    asyncio.run(main())

@@ -126,6 +126,19 @@ async def test_shared_stream_is_current_in_fn(
     await stream.aclose()
 
 
+@pytest.mark.parametrize("has_new", [False, True], ids=["before 14", "cupy 14"])
+async def test_cupy_makes_the_stream_that_it_recommends(
+    libraries: None, monkeypatch: pytest.MonkeyPatch, has_new: bool
+) -> None:
+    if not has_new:  # and `ExternalStream` does not warn
+        monkeypatch.setattr(sys.modules["cupy"].cuda, "ExternalStream", CupyStream)
+        monkeypatch.delattr(CupyStream, "from_external")
+    async with Stream() as stream:
+        made = stream.cupy()
+        assert (made.ptr, made.where) == (stream.handle, (0,))
+        assert await stream.run(current_handles) == {**NOTHING, "cupy": stream.handle}
+
+
 @pytest.mark.parametrize("kind", [TorchStream, CupyStream])
 async def test_borrowed_stream_is_current_in_fn(
     stream: Stream, libraries: None, kind: type[TheirStream]

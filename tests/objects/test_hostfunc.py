@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
@@ -573,3 +574,39 @@ def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: St
     graphs[0].close()
     assert called in ([], [1])
     assert statistics().balanced
+
+
+async def test_it_runs_in_a_copy_of_its_callers_context(
+    stream: Stream,
+) -> None:
+    request: ContextVar[str] = ContextVar("request", default="none")
+    seen: list[str] = []
+
+    def note(*_: Any) -> None:
+        seen.append(request.get())
+        request.set("its own")
+
+    request.set("first")
+    stream.launch_host_func(note)
+    stream.add_callback(note)
+    stream.begin_capture()
+    stream.launch_host_func(note)
+    graph = stream.end_capture()
+    request.set("second")
+    with graph.instantiate() as executable:
+        for _ in range(2):
+            executable.launch(stream)
+    graph.close()
+    stream.launch_host_func(note)
+    await stream
+    assert seen == ["first"] * 4 + ["second"]
+    assert request.get() == "second"
+
+
+async def test_a_coroutine_of_it_is_reported(stream: Stream, unraisable: list[Any]) -> None:
+    async def later() -> None:
+        pass
+
+    stream.launch_host_func(lambda: later())
+    await stream
+    assert ["would never run" in text for _, text, _ in unraisable] == [True]

@@ -205,3 +205,44 @@ def test_drain_does_not_wait_for_a_library_that_was_never_started(tmp_path: Path
     """
     settings = {"AIOSTREAM_TRACE": "trace.json", "CUDA_VISIBLE_DEVICES": "-1"}
     assert succeed("none", script, folder=tmp_path, **settings) == "True\n"
+
+
+# As uvicorn: it may import the application when it has its own handler, and at its end it puts the
+# first one back and raises the signal again.
+SERVER = """
+    import asyncio, signal, time
+
+    ended = []
+    restored = signal.signal(signal.SIGTERM, lambda *_: ended.append(1)) if {late} else None
+    import aiostream
+    if not {late}:
+        restored = signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+
+    async def main():
+        async with aiostream.Stream() as stream:
+            await stream.run(time.sleep, 0.005)
+            stream.launch_host_func(time.sleep, 0.005)
+            stream.synchronize()
+
+    asyncio.run(main())
+    signal.raise_signal(signal.SIGTERM)
+    print(ended, flush=True)
+    signal.signal(signal.SIGTERM, restored)
+    signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_short_lived_server_that_sigterm_ends_leaves_trace_and_report(
+    driver_kind: str, tmp_path: Path, late: bool
+) -> None:
+    path = tmp_path / "trace.json"
+    done = run_script(
+        driver_kind,
+        SERVER.format(late=late),
+        AIOSTREAM_TRACE=str(path),
+        AIOSTREAM_BLOCKING="count",
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "[1]\n"), done.stderr
+    assert awaits(path) >= 1
+    assert done.stderr.count("cuStreamSynchronize <string>") == 1, done.stderr

@@ -250,3 +250,67 @@ def test_an_error_in_any_line_of_the_janitor_loses_nothing(driver_kind: str) -> 
     """
     )
     assert succeed(driver_kind, script) == "True\nTrue\n"
+
+
+# What gevent's patches put in place of Python's own: of threads, of queues, and of epoll, which it
+# removes.
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "_thread.start_new_thread = threading._start_new_thread = green",
+        "queue.SimpleQueue = Green",
+        "del select.epoll",
+    ],
+)
+@pytest.mark.parametrize("first", [False, True], ids=["patched first", "imported first"])
+def test_green_threads_are_refused_at_the_first_use(
+    driver_kind: str, patch: str, first: bool
+) -> None:
+    imports = "import aiostream, cuda.bindings.driver\n"
+    lines = succeed(
+        driver_kind,
+        f"""
+        import _thread, queue, select, threading
+        def green(*_): raise AssertionError("it would run in this thread")
+        class Green(queue.SimpleQueue): pass
+        {imports if first else ""}
+        {patch}
+        import aiostream
+        uses = (
+            aiostream.Stream, lambda: aiostream.StreamPool(1),
+            lambda: aiostream.on_stalled(print), lambda: aiostream.blocking.install("count"),
+        )
+        for use in uses:
+            try:
+                use()
+            except RuntimeError as error:
+                print("gevent" in str(error))
+    """,
+    )
+    assert lines.split() == ["True"] * 4
+
+
+def test_green_threads_after_the_first_use_start_none(driver_kind: str) -> None:
+    """A thread that is to begin later would be a green one. A listener is called without it."""
+    lines = succeed(
+        driver_kind,
+        """
+        import _thread, asyncio, threading
+        import aiostream, aiostream.simulator
+        from support import settle
+        stream, seen = aiostream.Stream(), []
+        aiostream.on_context_failed(lambda error: seen.append(threading.current_thread().name))
+        _thread.start_new_thread = threading._start_new_thread = exit
+        async def main():
+            print(await stream.run(lambda: 7))
+            try:
+                await stream.run_in_thread(print, "called")
+            except RuntimeError as error:
+                print("gevent" in str(error))
+            aiostream.simulator.break_context(700)
+            aiostream.health()
+            print(settle(lambda: seen), *seen)
+        asyncio.run(main())
+    """,
+    )
+    assert lines.split() == ["7", "True", "True", "aiostream-janitor"]

@@ -23,6 +23,7 @@ from aiostream import (
     StreamPool,
     drain,
     statistics,
+    trace,
 )
 from captures import in_anothers_capture
 from interrupts import at_line
@@ -375,3 +376,26 @@ async def test_idle_pool_asks_again_when_a_call_has_failed(breakable: Any) -> No
         assert (pool.idle, pool.lent) == (1, 0)
         recover()
         await use_once(pool)
+
+
+@pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
+async def test_close_after_a_lost_context_raises_nothing(breakable: Any) -> None:
+    """`health` says it, and the end of a server, or of a fixture, has its own errors."""
+    pool = StreamPool(2)
+    lent = await pool.acquire()
+    breakable.break_context(719)
+    with pytest.raises(ContextFailedError):
+        await lent
+    pool.close()
+    pool.release(lent)
+    assert (pool.closed, lent.closed) == (True, True)
+    recover()
+
+
+async def test_end_of_a_pool_that_was_closed_records_no_await() -> None:
+    with trace.record() as recording:
+        async with StreamPool(2) as pool:
+            await pool.run(lambda: None)
+            await drain(5)
+            pool.close()
+    assert {each.outcome for each in recording.awaits} == {"done"}

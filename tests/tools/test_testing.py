@@ -385,3 +385,23 @@ async def test_launches_that_are_refused(stream: Stream) -> None:
     for wrong in (stream, stream.context.device, None, 0):
         with pytest.raises(TypeError, match=rf"a Context, .* not {type(wrong).__name__}$"):
             testing.load_kernels(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", ["cuEventQuery", "cuLaunchKernel", None])
+def test_what_hangs_goes_on_after_a_while_and_the_block_fails(
+    breakable: Any, call: str | None
+) -> None:
+    """The loop's thread makes these calls, so no timeout of a task ends them."""
+
+    async def main(faults: Faults) -> None:
+        async with Stream() as stream:
+            if call is None:
+                faults.endless_kernel(stream)
+            else:
+                faults.hang(call)
+            async with asyncio.timeout(60):
+                await stream.run(spin, stream, 0.001)
+
+    says = pytest.raises(AssertionError, match=r"kept the test for 0\.2 s")
+    with says, Faults(patience=0.2) as faults:
+        asyncio.run(main(faults))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -278,3 +279,55 @@ def test_tasks_of_a_blocked_loop_are_found(loop_kind: str) -> None:
         unblocks.set()
         thread.join(20)
         assert seen <= {"first", "second"}
+
+
+begun = threading.Event()
+
+
+def forward(stream: Stream, gate: Gate) -> None:
+    begun.set()
+    time.sleep(0.02)  # a thread may be here still when the task goes
+    gate.hold(stream)
+
+
+def halves(stream: Stream, gate: Gate) -> Iterator[None]:
+    gate.hold(stream)
+    begun.set()
+    yield
+
+
+CALLS: dict[str, Callable[[StreamPool[Any], Any, Gate], Coroutine[Any, Any, object]]] = {
+    "Stream.run": lambda pool, fn, gate: pool.run(fn, gate),
+    "Stream.run_in_thread": lambda pool, fn, gate: pool.run_in_thread(fn, gate),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("make", [forward, halves, partial(forward)])
+async def test_request_that_timed_out_is_one_entry_with_its_task_and_line(
+    call: str, make: Any, cuda_gate: Gate
+) -> None:
+    """The pool's stream that came back is not another one."""
+    async with StreamPool(1, name="model", each=lambda stream: stream) as pool:
+        begun.clear()
+        async with anyio.create_task_group() as group:
+
+            async def request() -> None:
+                await CALLS[call](pool, make, cuda_gate)
+
+            group.start_soon(request, name="request 7")
+            await until(lambda: pool.lent == 1 and bool(aiostream.pending()))
+            await until(begun.is_set)
+            group.cancel_scope.cancel()
+        [entry] = aiostream.pending()
+        assert (entry["call"], entry["task"]) == (call, "request 7")
+        assert entry["function"] == getattr(make, "func", make).__name__
+        assert "request" in str(entry["where"])
+        cuda_gate.open()
+        assert await aiostream.drain(10)
+
+
+def test_entry_is_a_type_for_pydantic() -> None:
+    """It refuses `typing.TypedDict` before Python 3.12."""
+    has_new = sys.version_info >= (3, 12)
+    assert (type(PendingWait).__module__ == "typing") == has_new

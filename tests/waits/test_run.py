@@ -24,6 +24,7 @@ from aiostream import (
     StreamCaptureError,
     StreamClosedError,
     StreamPool,
+    ready,
     statistics,
 )
 from foreign import CupyStream, current_handles, currents, install_libraries
@@ -554,3 +555,45 @@ def test_a_run_that_dies_where_no_call_is_possible_is_leaked(driver_kind: str) -
     done = run_script(driver_kind, script, forked=USUAL)
     # Python 3.14 says on stderr that the hook met the limit too.
     assert done.returncode == 0, done.stderr
+
+
+# --------------------------------------------------------------------------------------- coroutines
+
+
+async def answer() -> int:
+    return 7
+
+
+def half_and_answer() -> Any:
+    yield
+    return answer()
+
+
+CALLS: dict[str, Callable[[Stream, StreamPool, Any], Awaitable[Any]]] = {
+    "run": lambda stream, _, fn: stream.run(fn),
+    "run_in_thread": lambda stream, _, fn: stream.run_in_thread(fn),
+    "enqueue_async": lambda stream, _, fn: stream.enqueue_async(lambda _: fn()),
+    "pool.run": lambda _, pool, fn: pool.run(fn),
+    "pool.run_in_thread": lambda _, pool, fn: pool.run_in_thread(fn),
+    "ready": lambda _0, _1, fn: ready(fn),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("make", [answer, half_and_answer])
+async def test_a_coroutine_for_a_result_is_refused_and_closed(call: str, make: Any) -> None:
+    """It would never run. If it were not closed, Python would warn, which fails this test."""
+    if make is half_and_answer and "run" not in call:
+        return
+    async with Stream() as stream, StreamPool(1) as pool:
+        for _ in range(3):  # whoever is first, the thread or the loop
+            with pytest.raises(TypeError, match="would never run") as caught:
+                await CALLS[call](stream, pool, lambda: make())
+            assert not hasattr(caught.value, "__notes__")
+        assert await pool.run(lambda: 5) == 5
+    gc.collect()
+
+
+async def test_a_coroutine_of_what_belongs_to_a_stream_is_refused() -> None:
+    with pytest.raises(TypeError, match="would never run"):
+        StreamPool(1, each=lambda _: answer())

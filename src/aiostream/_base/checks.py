@@ -308,7 +308,7 @@ def explain_own(problem: BaseException, fn: Any) -> None:
 def _is_of_call(problem: BaseException) -> bool:
     """Whether it is the TypeError of a call by this library, and not one of the function."""
     last = problem.__traceback__
-    if not isinstance(problem, TypeError) or last is None:
+    if not isinstance(problem, TypeError) or last is None or "would never run" in str(problem):
         return False
     while last.tb_next is not None:
         last = last.tb_next

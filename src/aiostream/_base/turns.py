@@ -17,7 +17,6 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
-_running_loop = asyncio._get_running_loop
 
 
 class _Asked:
@@ -34,7 +33,7 @@ class _Asked:
         # A callback of trio's has no task, so trio is asked for its token. But if trio runs as a
         # guest, the host's callbacks and tasks have that token too, and they belong to asyncio.
         is_trio = _answer_of(self._lowlevel.current_task) or (
-            _running_loop() is None and _answer_of(self._lowlevel.current_trio_token)
+            asyncio._get_running_loop() is None and _answer_of(self._lowlevel.current_trio_token)
         )
         return "trio" if is_trio else None
 
@@ -83,20 +82,20 @@ def without_interrupts(function: F) -> F:
     Trio raises it in the run's main task instead, where that waits. In asyncio and without a loop,
     the function stays as it is.
     """
-    if in_trio(_running_loop()):
+    if in_trio(asyncio._get_running_loop()):
         function = sys.modules["trio"].lowlevel.enable_ki_protection(function)
     return function
 
 
 def runs_loop() -> bool:
     """Whether a loop of asyncio or trio runs in this thread."""
-    loop = _running_loop()
+    loop = asyncio._get_running_loop()
     return loop is not None or in_trio(None)
 
 
 def is_debugged() -> bool:
     """Whether asyncio's loop of this thread is in its debug mode."""
-    loop = _running_loop()
+    loop = asyncio._get_running_loop()
     return loop is not None and loop.get_debug()
 
 
@@ -118,7 +117,7 @@ class SuspensionCheck:
         self._suspended = False
         self.is_left = False  # whether its block was left, perhaps in another thread, before `end`
         self._end: Callable[[], object] = _do_nothing
-        loop = _running_loop()
+        loop = asyncio._get_running_loop()
         if in_trio(loop):
             lowlevel = sys.modules["trio"].lowlevel
             if task := _answer_of(lowlevel.current_task):
@@ -159,7 +158,8 @@ def _do_nothing() -> None:
 Frames = list[tuple[CodeType, int, FrameType | None]]
 """A thread's code with its lines, from the innermost one. The frames only while it blocks."""
 
-# Both are native.
+# All are native. asyncio's own, because trio-asyncio puts a function of Python in its place.
+_running_loop = vars(asyncio.events).get("_c__get_running_loop", asyncio._get_running_loop)
 _task_of = (
     getattr(asyncio.tasks, "_c_current_task", None) or vars(asyncio.tasks)["_current_tasks"].get
 )

@@ -16,7 +16,7 @@ from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_l
 from aiostream._objects import halves
 from aiostream._runtime import loops, process
 from aiostream._runtime.observing import is_observed, observed, observers
-from aiostream._waits import waiting
+from aiostream._waits import pending, waiting
 from aiostream.errors import CudaError, StreamClosedError
 
 P = ParamSpec("P")
@@ -274,7 +274,7 @@ class RunMethods:
                 launches.note(waiting.now() - began)
             if isinstance(refusal, GeneratorType):
                 driven = driven or halves.Halves(operand, call)
-                result = await halves.drive(work, driven, launches)
+                result = _native.plain_result(await halves.drive(work, driven, launches))
                 if work.objects is not None:
                     asks = True
                     _leave(work)
@@ -286,9 +286,12 @@ class RunMethods:
         except BaseException as problem:
             # A coroutine may be closed in any thread, also by the collector.
             if work is not None:
+                is_here = not isinstance(problem, GeneratorExit)
+                if is_here:
+                    work.left_by = pending.left_here(fn)
                 if driven is not None:
                     driven.leave(work)
-                _leave(work, not isinstance(problem, GeneratorExit))
+                _leave(work, is_here)
             if pool is not None:
                 pool._give(stream, loan, problem)
             if pool is not None and pool._has_own:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, Self
 
 from aiostream import errors
@@ -153,7 +154,7 @@ class SharingMethods(Transferable):
         return stream
 
     def cupy(self) -> Any:
-        """Returns a `cupy.cuda.ExternalStream` on the same handle.
+        """Returns a `cupy.cuda.Stream` on the same handle, or before cupy 14 an `ExternalStream`.
 
         At its end this stream is retired, as `core()` says. From now on this stream is cupy's
         current one in the functions that `run`, `run_in_thread` and `enqueue_async` call, and in a
@@ -165,8 +166,18 @@ class SharingMethods(Transferable):
         """
         cupy = checks.library("cupy", "cupy-cuda13x")
         ordinal = self._operand.context._device_ordinal()
-        stream = self._shared(lambda handle: cupy.cuda.ExternalStream(handle, ordinal))
-        interop.use_cupy_stream(self._operand, cupy.cuda.ExternalStream(stream.ptr, ordinal))
+
+        def make(handle: int) -> Any:
+            # cupy 14 has it, and warns of the other one. It destroys no stream of others.
+            from_external = getattr(cupy.cuda.Stream, "from_external", None)
+            if from_external is None:
+                return cupy.cuda.ExternalStream(handle, ordinal)
+            stream = from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle)))
+            stream.device_id = ordinal  # cupy then refuses it on another device
+            return stream
+
+        stream = self._shared(make)
+        interop.use_cupy_stream(self._operand, make(stream.ptr))
         return stream
 
     def numba(self) -> Any:

@@ -21,7 +21,7 @@ from aiostream._objects.halves import Halves, close
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import future_made, is_observed, observed, observers
-from aiostream._waits import waiting
+from aiostream._waits import pending, waiting
 from aiostream.errors import CudaError, StreamClosedError
 
 T = TypeVar("T")
@@ -66,6 +66,7 @@ class _ThreadCall(Completion):
         self.operand = operand
         self.limiter = limiter
         self.halves = halves  # of the function, if it is one
+        self.left_by: pending.Left | None = None
         self.bare = bare  # the function is called without the stream
         self.taken: dict[str, str] = {}
         self.pins: list[bool] = []  # it has pinned the stream
@@ -139,7 +140,7 @@ class _ThreadCall(Completion):
         call: Any = None
         try:
             call = in_libraries(self.operand, self.keepalive)
-            return call()
+            return _native.plain_result(call())
         except BaseException as error:
             # The task gets it, and raises it when the GPU has passed what was enqueued before it.
             # It is noted before the event is recorded, because the task may be through after that.
@@ -358,11 +359,11 @@ class ThreadStream:
                 try:
                     function = partial(halves.context.run, step)
                     call = _ThreadCall(operand, function, limiter, halves, bare)
-                    result = await self._in_thread(call)
+                    result = await self._in_thread(call, fn)
                     if halves.generator is None:
                         return result
                     if halves.ended:
-                        return halves.value
+                        return _native.plain_result(halves.value)
                     # If it has caught an error, what it has enqueued since then has no event yet.
                     step, bare = int if bare else halves.step, False
                 except (CudaError, StreamClosedError) as problem:
@@ -376,7 +377,7 @@ class ThreadStream:
         finally:
             del step, function, halves  # a traceback refers to this frame
 
-    async def _in_thread(self, call: _ThreadCall) -> Any:
+    async def _in_thread(self, call: _ThreadCall, fn: Any) -> Any:
         limiter, future = call.limiter, cast("Any", call.future)
         try:
             expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
@@ -392,6 +393,8 @@ class ThreadStream:
                 if call.raised is None:
                     raise
         except BaseException as problem:
+            if not isinstance(problem, GeneratorExit):  # else it may be any thread
+                call.left_by = pending.left_here(fn)
             try:
                 call.cancel()
             except BaseException:

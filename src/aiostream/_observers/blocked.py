@@ -140,10 +140,11 @@ def add(subscriber: Subscriber) -> None:
     """Reports calls from now on.
 
     Raises:
-        RuntimeError: A driver is loaded already, or none was found.
+        RuntimeError: A driver is loaded already, or none was found. Or gevent is at work.
         OSError: The driver cannot be loaded.
     """
     global forwarding
+    process.refuse_green_threads()  # first, because without the reader each call would wait for it
     forwarding = stand_ins.load_forwarding()
     _native.set_questions(turns.QUESTIONS)
     if not _prepared:

@@ -9,6 +9,7 @@ The thread that calls listeners begins with the first of them, and then runs as 
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import contextvars
@@ -61,12 +62,34 @@ def block_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 
 
+def refuse_green_threads() -> None:
+    """Refuses a process in which gevent or eventlet replaces what the library's threads need.
+
+    Such a thread would run in the thread that starts it, and block that without end.
+
+    Raises:
+        RuntimeError: This is such a process.
+    """
+    for module, name in ((_thread, "start_new_thread"), (queue, "SimpleQueue"), (select, "epoll")):
+        owner = getattr(getattr(module, name, None), "__module__", "")
+        if owner.lstrip("_") != module.__name__.lstrip("_"):
+            raise RuntimeError(
+                f"{module.__name__}.{name} is not Python's own, as after gevent.monkey.patch_all() "
+                "or eventlet.monkey_patch(), and aiostream needs threads of the system: use it in "
+                "a process without such a patch, such as gunicorn's workers of another kind"
+            )
+
+
 def start_in_empty_context(thread: threading.Thread) -> None:
     """Starts a thread of the library.
 
     A free-threaded Python gives a thread the context of the one that starts it. The values of a
     request's variables would live as long as the thread.
+
+    Raises:
+        RuntimeError: Python has no thread left. Or it would be a green thread.
     """
+    refuse_green_threads()
     contextvars.Context().run(thread.start)
 
 
@@ -173,7 +196,7 @@ def _serve_orphans(_: bool) -> bool:
 def _report_from(where: object, function: Callable[[], Any]) -> None:
     # An error of one task must not keep the others from being done.
     try:
-        function()
+        _native.plain_result(function())
     except BaseException as error:
         _native.write_unraisable(error, where)
 
@@ -367,6 +390,32 @@ def save_soon() -> Callable[[], bool]:
     return lambda: saved.is_set() or time.monotonic() > deadline
 
 
+def save_at_sigterm(save: Callable[[], object]) -> None:
+    """Has the main thread call `save` when SIGTERM comes, before what handled that until now.
+
+    Python runs no `atexit` handler if the signal ends the process. uvicorn ends itself by it, after
+    its shutdown, with the handler that was there before its own.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, _: object) -> None:
+        if not _native.is_forked():
+            save()
+        signal.signal(number, before)
+        signal.raise_signal(number)
+
+    # Only the main thread can, and a handler that is not Python's could not be put back.
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handle)
+
+
+def save_now() -> None:
+    """Has the releaser save all that is there, and waits for that, for some seconds at most."""
+    is_done = save_soon()
+    while not is_done():
+        time.sleep(_PAUSE / 10)
+
+
 def release_in_thread(held: list[Any]) -> None:
     """Drops the last reference to users' objects in the releaser's thread, which clears the list.
 
@@ -403,7 +452,8 @@ def start() -> None:
     Raises:
         NoDriverError: There is no CUDA driver.
         OSError: The process has no descriptor or thread left.
-        RuntimeError: This is a forked child, or Python has no thread left.
+        RuntimeError: This is a forked child, or Python has no thread left, or no threads of the
+            system.
         ValueError: An environment variable of the library makes no sense.
     """
     global _started, _epoll
@@ -411,6 +461,7 @@ def start() -> None:
     # costs the steps before the lock.
     if _started and not _native.is_forked():
         return
+    refuse_green_threads()
     # This comes before the lock, because this loads and calls the driver, and the library holds no
     # lock across a call of the driver. Such a call may wait for a thread that waits for the lock.
     for prepare in before_first_use:

@@ -31,7 +31,7 @@ from aiostream._runtime import loops
 from aiostream._runtime.completion import set_result
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
-from aiostream.errors import CudaError, PoolFullError, StreamClosedError
+from aiostream.errors import ContextFailedError, CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
 FREE = 0
@@ -39,7 +39,7 @@ _NOT_READY = 600
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
 _AGAIN = 0.005  # seconds until the loop looks again
 # Bound once, because each request uses these.
-_running_loop = loops.asyncio_loop
+_asyncio = loops.asyncio_module
 _task_of = loops.asyncio_task
 _reference = weakref.ref
 
@@ -175,7 +175,7 @@ class PoolCore:
     def _at_once(self) -> Stream | None:
         """Gives out a stream if one is free and no task waits."""
         loop, trio = self._loop(), turns.at_work
-        is_usual = loop is not None and loop is _running_loop() and not self._queue
+        is_usual = loop is not None and loop is _asyncio._get_running_loop() and not self._queue
         if is_usual and (trio is None or trio.name is None):
             # This is what `_enter`, `_take` and `_lend` do for most requests.
             try:
@@ -438,7 +438,9 @@ class PoolCore:
         try:
             drop_own(stream)
         finally:
-            stream._close()
+            # `health` says it, and the end of a server or of a fixture has its own errors.
+            with contextlib.suppress(ContextFailedError):
+                stream._close()
 
 
 class _Return:
@@ -490,7 +492,7 @@ def give_own(streams: list[Stream], make: Callable[[Stream], Any]) -> None:
         checks.plain_function(make, "each")
         for stream in streams:
             with stream.as_current():
-                stream._own = make(stream)
+                stream._own = _native.plain_result(make(stream))
             if stream._own is None:
                 raise TypeError(
                     "each(stream) returned None, but what it returns is what belongs to the stream"

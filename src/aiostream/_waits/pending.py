@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
+import sys
 import time
 import weakref
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
@@ -14,6 +16,10 @@ from aiostream._base import checks, driver
 from aiostream._runtime import completion, loops, process
 from aiostream._runtime.completion import Completion
 from aiostream._waits import waiting
+
+if sys.version_info < (3, 12):  # there pydantic takes no other
+    with contextlib.suppress(ImportError):  # anyio 4.4 does without it
+        from typing_extensions import TypedDict
 
 __all__ = ["PendingWait", "pending"]
 
@@ -42,9 +48,10 @@ class PendingWait(TypedDict):
     function: str | None
     """The name of the function whose work is awaited, if the call had one."""
     task: str | None
-    """The name of the task that waits. `None` if none does any more, or if it was not found."""
+    """The name of the task that waits, or that has left a `run` or `run_in_thread`, after a timeout
+    for example. `None` if no task waits, or if it was not found."""
     where: str | None
-    """The line of your program at which that task waits."""
+    """The line of your program at which that task waits, or has left."""
 
 
 def pending() -> list[PendingWait]:
@@ -79,7 +86,25 @@ def pending() -> list[PendingWait]:
     """
     driver.refuse_forked()
     tasks = _find_tasks()
-    rows = _native.waiting(False) + [  # those that end by a host function, or have no point yet
+    calls = [call for reference in list(completion.expected.values()) if (call := reference())]
+    # The function of a call in a thread goes on without its task, and its wait has no owner yet.
+    left_calls: dict[str, Any] = {
+        call.stream: call for call in calls if getattr(call, "left_by", None)
+    }
+    waits: list[Any] = [
+        (of, *row, left_calls.get(of) if owner is None else owner)
+        for of, *row, owner in _native.waiting(False)
+    ]
+    # One that came back to its pool while its request waited is listed with that request alone.
+    left = {
+        of
+        for of, *_, owner in waits
+        if not (
+            hasattr(owner, "pool") or (isinstance(owner, Completion) and not owner.is_cancelled)
+        )
+    }
+    rows = [row for row in waits if row[0] not in left or not hasattr(row[5], "pool")]
+    rows += [  # those that end by a host function, or have no point yet
         (point.stream, seconds, 0.0, process.ORPHANS, 0, point)
         for point in completion.pending_points()
         if (seconds := point.seconds) is not None
@@ -93,6 +118,20 @@ def pending() -> list[PendingWait]:
                 for future, name, since in batches._pending()
             ]
     return sorted((_entry(tasks, row) for row in rows), key=lambda entry: -entry["seconds"])
+
+
+Left = tuple[str | None, str | None, str | None]
+"""What a task that leaves a wait says of it: function, task and line, as `PendingWait` has them."""
+
+
+def left_here(fn: Any) -> Left:
+    """Says so of the task that runs here."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and _module(frame) in _LIBRARIES:
+        frame = frame.f_back
+    task = loops.task_here()
+    name = completion.name_of(getattr(fn, "func", fn))  # of a partial, what it calls
+    return name, task and loops.task_name(task), frame and _place(frame)
 
 
 # ------------------------------------------------------------------------ one entry
@@ -118,6 +157,8 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         future, function = owner.future, completion.function_name(owner)
         by_event = owner.seconds is None
         call = "Stream.enqueue_async" if by_event or function else "Stream.completion_future"
+        if hasattr(owner, "halves"):
+            call = "Stream.run_in_thread"
     elif queue == BATCHES:
         (future, function), call = owner, "Batches.__call__"
     elif hasattr(owner, "pool"):
@@ -132,25 +173,38 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
     task = tasks.get(address) or tasks.get(id(future)) or of_trio[0]
     may_look = checks.has_gil() or not loops.is_elsewhere(future)
     for frame in _frames_of(task) if may_look else []:
-        module, code = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code
-        if module not in _LIBRARIES:
-            where, seen = f"{code.co_filename}:{frame.f_lineno}, in {code.co_qualname}", False
-        elif module == "aiostream" and not seen and not re.match("_[a-z]|within", code.co_name):
+        code = frame.f_code
+        if _module(frame) not in _LIBRARIES:
+            where, seen = _place(frame), False
+        elif _module(frame) == "aiostream" and not (
+            seen or re.match("_[a-z]|within", code.co_name)
+        ):
             # The first after the user's own line is what the user has called.
             values, seen = frame.f_locals, True
             if "self" in values:
                 call = f"{type(values['self']).__name__}.{code.co_name}"
             fn = values.get("fn", getattr(values.get("self"), "_fn", None))
             function = completion.name_of(fn) if fn is not None else function
+    name = task and loops.task_name(task)
+    if task is None and (left_by := getattr(owner, "left_by", None)):
+        function, name, where = left_by
     return {
         "stream": of,
         "call": call,
         "seconds": seconds,
         "expected": expected or None,
         "function": function,
-        "task": task and loops.task_name(task),
+        "task": name,
         "where": where,
     }
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
 
 
 # ------------------------------------------------------------------------ the tasks

@@ -55,9 +55,10 @@ class LoopKind(Protocol):
 # raises the error if no loop runs here.
 _KINDS: tuple[LoopKind, ...] = (on_trio, on_asyncio)
 
-# Bound once, because each wait uses these, and an attribute of a module takes a lookup more.
+# Bound once, because each wait uses these, and an attribute of a module takes a lookup more. Not
+# `asyncio._get_running_loop`, because trio-asyncio and its like replace that, perhaps later.
 _modules = sys.modules
-asyncio_loop = _running_loop = asyncio._get_running_loop
+asyncio_module = asyncio
 _latest = on_asyncio.latest
 # Takes a loop of asyncio, and returns the task that runs there. Until Python 3.12 asyncio's own is
 # written in Python, and reads this dict.
@@ -72,7 +73,7 @@ def current_bridge() -> Bridge:
     Raises:
         RuntimeError: No loop runs here.
     """
-    loop = _running_loop()
+    loop = asyncio._get_running_loop()
     # These lines repeat `on_trio.runs_here` and `on_asyncio.current_bridge`, because each wait on
     # asyncio would pay for two calls. They answer only if trio is not at work in this thread.
     at_work = turns.at_work
@@ -115,7 +116,7 @@ def is_elsewhere(future: Any) -> bool:
     if belongs_here is not None:
         return not belongs_here()
     get_loop = getattr(future, "get_loop", None)  # asyncio's futures, tasks, and their like
-    return get_loop is not None and get_loop() is not _running_loop()
+    return get_loop is not None and get_loop() is not asyncio._get_running_loop()
 
 
 def tasks() -> list[Any]:
@@ -159,7 +160,7 @@ async def checkpoint() -> None:
 
     On trio this is a checkpoint. On asyncio it gives the loop a turn from time to time.
     """
-    loop = _running_loop()
+    loop = asyncio._get_running_loop()
     for kind in _KINDS:
         if kind.runs_here(loop):
             await kind.checkpoint()

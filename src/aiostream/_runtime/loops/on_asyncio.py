@@ -25,7 +25,6 @@ class _Latest(threading.local):
 
 
 # Bound once, because each wait uses these.
-_running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
 
 # Any thread. There is no lock, because to set, to get and to copy are one operation of the dict
@@ -46,7 +45,7 @@ def runs_here(loop: asyncio.AbstractEventLoop | None) -> bool:
 
 async def checkpoint() -> None:
     """Gives the loop a turn, unless its turn has just begun: see `AsyncioBridge.must_yield`."""
-    loop = _running_loop()
+    loop = asyncio._get_running_loop()
     # No bridge is made, because that starts the library, and `drain` may be called without a GPU.
     bridge = _known_bridge(loop) if loop is not None else None
     if bridge is None or bridge.must_yield():
@@ -57,7 +56,7 @@ def tasks() -> list[asyncio.Task[Any]]:
     """Returns the tasks of each loop that has a bridge. Without the GIL, of this thread's loop."""
     loops = [loop for loop, _ in _bridges_of_loops()]
     if not checks.has_gil():  # what another thread runs may not be looked at there
-        loops = [loop for loop in loops if loop is _running_loop()]
+        loops = [loop for loop in loops if loop is asyncio._get_running_loop()]
     return [task for loop in loops for task in asyncio.all_tasks(loop)]
 
 

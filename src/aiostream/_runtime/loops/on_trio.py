@@ -25,7 +25,6 @@ from aiostream._runtime.loops.readerless import read_for
 from aiostream._runtime.observing import is_observed, observed_await, observers
 from aiostream.errors import CudaError, StreamClosedError
 
-_running_loop = asyncio._get_running_loop
 # Has one item, a `trio.lowlevel.RunVar` by its name. It is made at the first use, because importing
 # aiostream must not import trio. Any thread, single dict operations.
 _variables: dict[str, Any] = {}
@@ -41,7 +40,7 @@ async def checkpoint() -> None:
 
 def tasks() -> list[Any]:
     """Returns the tasks of the run that is at work in this thread."""
-    if not turns.in_trio(_running_loop()):
+    if not turns.in_trio(asyncio._get_running_loop()):
         return []
     found = [*filter(None, [sys.modules["trio"].lowlevel.current_root_task()])]
     for task in found:  # which grows meanwhile
@@ -348,7 +347,7 @@ class TrioFuture(_native.OwnFuture, checks.NotCopied):
         return self._here() is self._token
 
     def _here(self) -> Any:
-        at_work = turns.in_trio(_running_loop())
+        at_work = turns.in_trio(asyncio._get_running_loop())
         return self._trio.lowlevel.current_trio_token() if at_work else None
 
     async def _wait(self) -> Any:

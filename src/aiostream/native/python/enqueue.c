@@ -97,7 +97,7 @@ static int record(CompletionObject *self, struct handle *stream, bool leaves, bo
  */
 static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal,
                      bool *at_once) {
-    PyObject *result = call ? PyObject_CallNoArgs(call) : Py_NewRef(Py_None);
+    PyObject *result = call ? plain_result(PyObject_CallNoArgs(call)) : Py_NewRef(Py_None);
     *refusal = 0;
     if (is_child()) { /* `call` has forked, and the driver is the parent's */
         if (result) refuse_in_child();
@@ -339,6 +339,8 @@ PyMethodDef enqueue_functions[] = {
     METHOD(native, call_with, VARARGS),
     /* Makes a call in the context of a pinned stream: 0, or why not. */
     METHOD(native, call_in_context, VARARGS),
+    /* Returns a result, unless it is a coroutine. */
+    METHOD(native, plain_result, O),
     /* Keeps an object for the life of the process: counted. */
     METHOD(native, leak, O),
     {NULL, NULL, 0, NULL},

@@ -102,6 +102,11 @@ PyObject *as_text(const char *);
     {#name, (PyCFunction)(void (*)(void))of##_##name, METH_##flags, NULL}
 /* What a type's tp_dealloc does last. */
 void free_object(PyObject *);
+
+/* Takes what a user's function has returned, and returns it. NULL: the function has raised, or it
+ * is a coroutine, which would never run: raises a TypeError, and closes it. */
+PyObject *plain_result(PyObject *result);
+PyObject *native_plain_result(PyObject *module, PyObject *result);
 /* Adds a type that it has made, and makes it if the module is imported first. -1: an exception is
  * set. */
 int add_type(PyObject *module, PyTypeObject **, const char *name, int size, unsigned flags,

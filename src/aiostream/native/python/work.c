@@ -23,7 +23,8 @@ typedef struct {
     PyObject *operand, *mode; /* what a wait needs of a stream */
     PyObject *keeper;
     PyObject *call, *result;
-    PyObject *handle; /* of the stream, which is pinned from begin to end */
+    PyObject *left_by; /* for `pending` */
+    PyObject *handle;  /* of the stream, which is pinned from begin to end */
     unsigned long thread;
     _Atomic bool pinned;
     char left, in_halves; /* for `runs.py` */
@@ -33,7 +34,7 @@ typedef struct {
 enum { MOST_TRIES = 3 };
 
 static PyTypeObject *work_type;
-static PyObject *generator_type;
+static PyObject *generator_type, *coroutine_type;
 
 static PyObject *Work_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *operand, *mode, *call, *keeper;
@@ -65,7 +66,8 @@ static void give_away(WorkObject *self) {
         heir->left = false;
         heir->tries++;
         Py_INCREF(heir->keeper);
-        self->operand = self->mode = self->call = self->result = self->handle = NULL;
+        self->operand = self->mode = self->call = self->result = self->handle = self->left_by =
+            NULL;
         PyObject *answer = PyObject_CallFunctionObjArgs(self->keeper, object, NULL);
         if (!answer) PyErr_WriteUnraisable(self->keeper);
         Py_XDECREF(answer);
@@ -94,8 +96,8 @@ static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
     PyObject_GC_UnTrack(object);
     if (is_used(self) && !is_child()) give_away(self);
-    PyObject *fields[] = {self->operand, self->mode,   self->keeper,
-                          self->call,    self->result, self->handle};
+    PyObject *fields[] = {self->operand, self->mode,   self->keeper, self->call,
+                          self->result,  self->handle, self->left_by};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
     free_object(object);
 }
@@ -110,6 +112,18 @@ static int enter(struct handle *handle, const struct wait_list *list) {
     if (!status) status = context_push(handle_context(handle));
     if (status) handle_unpin(handle);
     return status;
+}
+
+PyObject *plain_result(PyObject *result) {
+    if (!result || (PyObject *)Py_TYPE(result) != coroutine_type) return result;
+    Py_XDECREF(PyObject_CallMethod(result, "close", NULL));
+    PyErr_Format(PyExc_TypeError, "a plain function returned %R, which would never run", result);
+    Py_DECREF(result);
+    return NULL;
+}
+
+PyObject *native_plain_result(PyObject *Py_UNUSED(module), PyObject *result) {
+    return plain_result(Py_NewRef(result));
 }
 
 /* begin(handle, wait_list): makes the call in the stream's context. 0, or a refusal, or the
@@ -136,7 +150,7 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     self->handle = Py_NewRef(args[0]);
     self->thread = PyThread_get_thread_ident();
     self->pinned = true;
-    self->result = PyObject_CallNoArgs(self->call);
+    self->result = plain_result(PyObject_CallNoArgs(self->call));
     pop_from_python();
     if (!is_child()) call_end(under_way);
     if (self->result && (PyObject *)Py_TYPE(self->result) == generator_type)
@@ -200,6 +214,7 @@ static PyMemberDef work_members[] = {
     {"_operand", T_OBJECT, offsetof(WorkObject, operand), READONLY, "The stream."},
     {"_mode", T_OBJECT, offsetof(WorkObject, mode), READONLY, "How to wait."},
     {"result", T_OBJECT, offsetof(WorkObject, result), 0, "What the call has returned."},
+    {"left_by", T_OBJECT, offsetof(WorkObject, left_by), 0, "The task that has left it."},
     {"is_left", T_BOOL, offsetof(WorkObject, left), 0, "Whether an event owns it."},
     {"in_halves", T_BOOL, offsetof(WorkObject, in_halves), 0, "Whether it is at a `yield`."},
     {"thread", T_ULONG, offsetof(WorkObject, thread), READONLY, "The thread that has begun it."},
@@ -219,7 +234,10 @@ static PyType_Slot work_slots[] = {
 
 int add_work_type(PyObject *module) {
     PyObject *types = PyImport_ImportModule("types");
-    generator_type = types ? PyObject_GetAttrString(types, "GeneratorType") : NULL;
-    Py_XDECREF(types);
-    return generator_type ? ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC) : -1;
+    if (!types) return -1;
+    generator_type = PyObject_GetAttrString(types, "GeneratorType");
+    coroutine_type = PyObject_GetAttrString(types, "CoroutineType");
+    Py_DECREF(types);
+    if (!generator_type || !coroutine_type) return -1;
+    return ADD_TYPE(module, work, Work, Py_TPFLAGS_HAVE_GC);
 }
