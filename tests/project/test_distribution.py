@@ -78,7 +78,7 @@ def test_index_shows_the_readme_whole(project: dict[str, Any]) -> None:
 def test_package_is_small() -> None:
     """A wheel's files are compressed one by one. Debug information made it 975 kB.
 
-    The examples have 24 kB of it.
+    The examples have 28 kB of it, and docstrings and comments 100 kB.
     """
     package = Path(aiostream.__file__).parent
     compiled = [path.read_bytes() for path in package.rglob("*.so")]
@@ -87,7 +87,7 @@ def test_package_is_small() -> None:
     assert len(compiled) == 1
     assert not any(b".symtab" in binary for binary in compiled)
     others = [path.read_bytes() for path in package.rglob("*.py*") if path.suffix != ".pyc"]
-    assert sum(len(zlib.compress(content)) for content in [*compiled, *others]) < 300 * 1000
+    assert sum(len(zlib.compress(content)) for content in [*compiled, *others]) < 350 * 1000
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_commands_import_the_dependencies_alone(command: str, says: str, driver_
         new = from_elsewhere() - before
         cuda = {".".join(name.split(".")[:2]) for name in new if name.startswith("cuda.")}
         assert cuda <= {"cuda.bindings", "cuda.pathfinder"}, cuda
-        others = {name.split(".")[0] for name in new} - {"aiostream", "cuda"}
+        others = {name.split(".")[0] for name in new} - {"aiostream", "cuda", "nogpu"}
         # What anyio needs, and what cython makes for the bindings.
         allowed = {"anyio", "idna", "sniffio", "typing_extensions"}
         assert {name for name in others if not name.startswith("_cython")} <= allowed, others
