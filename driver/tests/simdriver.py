@@ -23,6 +23,7 @@ import nogpu
 cu: Any = cuda.bindings.driver
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 PTX = (
     b".version 8.0\n.target sm_90\n.address_size 64\n"
     + b"".join(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ ADDRESS, SIZE, UINT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
 ADD, SET = 0, 1
 GLOBAL, THREAD_LOCAL, RELAXED = (cu.CUstreamCaptureMode(n) for n in range(3))
 MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
+
+needs_edge_data = pytest.mark.skipif(
+    metadata.version("cuda-bindings").startswith(("13.0.", "13.1.")),
+    reason="this cuda-bindings gives wrong edge data",
+)
 
 
 def begin(stream: Any, mode: Any = GLOBAL) -> None:
@@ -356,7 +362,7 @@ def all_nodes(graph: Any) -> list[Any]:
     return list(found[:count])
 
 
-@pytest.mark.needs_edge_data
+@needs_edge_data
 @pytest.mark.parametrize("mode", MODES)
 def test_capture_into_a_graph_gives_that_graph_back(stream: Any, mode: Any) -> None:
     fired, graph = [], ok(cu.cuGraphCreate(0))
@@ -393,7 +399,7 @@ def test_a_capture_that_fails_takes_its_graph_with_it(stream: Any) -> None:
     assert code(cu.cuGraphDestroy(graph)) == 1
 
 
-@pytest.mark.needs_edge_data
+@needs_edge_data
 def test_what_cannot_be_captured_into(stream: Any) -> None:
     graph, other, second = (
         ok(cu.cuGraphCreate(0)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simdriver import run_python, said_before_hanging
+from simdriver import HAS_GIL, run_python, said_before_hanging
 
 PROGRAM = """
     import nogpu as simulator
@@ -45,7 +45,7 @@ def test_a_native_function_by_its_address_returns_with_the_gil_kept() -> None:
     assert done.stdout == "calling\nreturned\n", done.stderr
 
 
-@pytest.mark.needs_gil("a thread that keeps it hinders no other one")
+@pytest.mark.skipif(not HAS_GIL, reason="a thread that keeps the GIL hinders no other one")
 @pytest.mark.parametrize("enqueue", [CALLBACK, PYTHON])
 def test_a_function_that_wants_the_gil_hangs_with_the_gil_kept(enqueue: Any) -> None:
     # The call must begin before the spin is over.

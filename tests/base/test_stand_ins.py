@@ -118,6 +118,8 @@ def test_a_simulator_without_devices(visible: dict[str, Any]) -> None:
     assert "simulator was installed with 0 devices" in done.stdout, done.stderr
     assert "AIOSTREAM_SIMULATOR_DEVICES to 1 or more" in done.stdout
     assert "AIOSTREAM_SIMULATOR=1" not in done.stdout
+    words = ("-m", "nogpu", "--devices=0", "--", "-c", textwrap.dedent(program))
+    assert python("none", *words, **visible).stdout == done.stdout
 
 
 # ------------------------------------------------------------------------------ without the package

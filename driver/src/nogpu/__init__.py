@@ -37,8 +37,9 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from ctypes import POINTER, c_char_p, c_int, c_long, c_size_t, c_uint, c_uint64, c_ulong, c_void_p
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from nogpu import _checks as checks
 from nogpu import forwarding
@@ -61,18 +62,32 @@ __all__ = [
     "unsupported_calls",
 ]
 
-_DEFAULT_MEMORY = 1 << 30
 MOST_DEVICES = 16
+OLDEST_DRIVER = 11000
 _MOST_CODE = 2**31 - 1  # of C's int
 _MOST_CALLS = 2**63 - 1
 _MOST_SECONDS = 9e9  # in nanoseconds, they fit into C's int64_t
 _FUNCTION = ctypes.CFUNCTYPE(None)
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "adversary": (None, c_int, c_uint64, c_int, c_uint64, c_int),
+    "break": (None, c_int),
+    "calls": (c_long, c_char_p),
+    "configure": (c_int, c_int, c_int, c_size_t, c_int),
+    "fail": (c_int, c_char_p, c_int, c_ulong),
+    "has_kernel": (c_int, c_char_p),
+    "known": (c_int, c_int, POINTER(c_char_p), POINTER(c_int), POINTER(c_ulong)),
+    "pending": (c_size_t,),
+    "register_kernel": (c_int, c_char_p, c_void_p, POINTER(c_uint), POINTER(c_uint), c_uint),
+    "seed": (None, c_uint64, c_int),
+}
+"""What the library's functions return, and then what they take."""
+
 LIBRARY = Path(__file__).parent / "lib" / "libcuda.so.1"
 """The simulator's library. Its folder has nothing else, so it may come first on a search path."""
 
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None  # written once, under _lock
-_options: tuple[int, int, int, bool] | None = None  # what it was installed with; under _lock
+_options: tuple[int, ...] | None = None  # what it was installed with; under _lock
 _is_preliminary = False  # installed by the environment; the program may still say otherwise
 Modes = tuple[bool, float, bool, float, bool]
 _adversary: Modes = (False, 0.0, False, 0.0, False)  # in force; under _lock
@@ -122,35 +137,32 @@ def install(
     global _library, _options, _is_preliminary
     wanted = (devices, driver_version, memory, hardware_queues)
     with _lock:
-        if _options is not None and all(
-            new is None or new == old for new, old in zip(wanted, _options, strict=True)
-        ):
-            return
-        options = (
-            int(os.environ.get("NOGPU_DEVICES", 1)) if devices is None else devices,
-            driver_version or int(os.environ.get("NOGPU_DRIVER_VERSION", 13000)),
-            memory if memory is not None else _DEFAULT_MEMORY,
-            hardware_queues if hardware_queues is not None else True,
+        before = _options or _options_of_start()
+        options = tuple(
+            old if new is None else new for new, old in zip(wanted, before, strict=True)
         )
-        if not 0 <= options[0] <= MOST_DEVICES or options[1] < 11000 or options[2] <= 0:
+        if options == _options:
+            return
+        if not 0 <= options[0] <= MOST_DEVICES or options[1] < OLDEST_DRIVER or options[2] <= 0:
             raise ValueError(f"The simulator cannot be installed with {_describe(options)}")
         loaded = _load(str(library or LIBRARY))
         may_change = _options is None or _is_preliminary
         code = loaded.nogpu_configure(*options) if may_change else 1
-        if code != 0 and _options is not None:
+        if code != 0 and options != before:
             raise RuntimeError(
-                "The simulator is already installed, with other options: "
-                f"{_describe(_options)}. Install it once, before the first use of CUDA"
-            )
-        if code != 0:
-            raise RuntimeError(
-                "The simulator has begun with the options of its start: install it before the "
-                "first use of CUDA"
+                f"The simulator is already installed, with other options: {_describe(before)}. "
+                "Install it once, before the first use of CUDA"
             )
         _library, _options, _is_preliminary = loaded, options, not final
 
 
-def _describe(options: tuple[int, int, int, bool]) -> str:
+def _options_of_start() -> tuple[int, ...]:
+    """The defaults, and what `python -m nogpu` says."""
+    said = os.environ.get
+    return int(said("NOGPU_DEVICES", 1)), int(said("NOGPU_DRIVER_VERSION", 13000)), 1 << 30, True
+
+
+def _describe(options: tuple[int, ...]) -> str:
     return "devices={}, driver_version={}, memory={}, hardware_queues={}".format(*options)
 
 
@@ -166,53 +178,22 @@ def _load(path: str) -> ctypes.CDLL:
         # time. The bindings take that one, because of its SONAME.
         forwarding.load(path, everywhere=True)
     library = ctypes.CDLL(path)
-    library.nogpu_configure.argtypes = [
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_size_t,
-        ctypes.c_int,
-    ]
-    library.nogpu_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_ulong]
-    library.nogpu_seed.argtypes = [ctypes.c_uint64, ctypes.c_int]
-    library.nogpu_seed.restype = None
-    library.nogpu_adversary.argtypes = [
-        ctypes.c_int,
-        ctypes.c_uint64,
-        ctypes.c_int,
-        ctypes.c_uint64,
-        ctypes.c_int,
-    ]
-    library.nogpu_adversary.restype = None
-    library.nogpu_break.argtypes = [ctypes.c_int]
-    library.nogpu_break.restype = None
-    library.nogpu_calls.argtypes = [ctypes.c_char_p]
-    library.nogpu_calls.restype = ctypes.c_long
-    library.nogpu_known.argtypes = [
-        ctypes.c_int,
-        ctypes.POINTER(ctypes.c_char_p),
-        ctypes.POINTER(ctypes.c_int),
-        ctypes.POINTER(ctypes.c_ulong),
-    ]
-    library.nogpu_pending.restype = ctypes.c_size_t
-    library.nogpu_register_kernel.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_void_p,
-        ctypes.POINTER(ctypes.c_uint),
-        ctypes.POINTER(ctypes.c_uint),
-        ctypes.c_uint,
-    ]
-    library.nogpu_has_kernel.argtypes = [ctypes.c_char_p]
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(library, f"nogpu_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
 
 
 def installed() -> bool:
-    """Returns whether the simulator is this process's driver."""
-    return _library is not None or forwarding.loaded_driver() == os.path.realpath(LIBRARY)
+    """Returns whether the simulator is this process's driver, or will be the one that it loads."""
+    first = os.environ.get("LD_LIBRARY_PATH", "").partition(":")[0]  # from `python -m nogpu`
+    found = forwarding.loaded_driver() or os.path.join(first, LIBRARY.name)
+    return _library is not None or os.path.realpath(found) == os.path.realpath(LIBRARY)
 
 
 def has_no_devices() -> bool:
     """Whether the simulator is this process's driver, and was installed with 0 devices."""
-    return _options is not None and _options[0] == 0
+    return installed() and (_options or _options_of_start())[0] == 0
 
 
 def _driver() -> ctypes.CDLL:
@@ -357,25 +338,19 @@ class adversary:  # noqa: N801  (you call it like a function; the context manage
         fire_after_fault: bool = False,
     ) -> None:
         delay = 0.002 * blocking_enqueue if type(blocking_enqueue) is bool else blocking_enqueue
-        self._before = _set_adversary(
-            (
-                checks.flag("driver_lock", driver_lock),
-                checks.seconds("blocking_enqueue", delay, _MOST_SECONDS),
-                checks.flag("shuffle_callbacks", shuffle_callbacks),
-                checks.seconds("late_faults", late_faults, _MOST_SECONDS),
-                checks.flag("fire_after_fault", fire_after_fault),
-            )
+        modes = (
+            checks.flag("driver_lock", driver_lock),
+            checks.seconds("blocking_enqueue", delay, _MOST_SECONDS),
+            checks.flag("shuffle_callbacks", shuffle_callbacks),
+            checks.seconds("late_faults", late_faults, _MOST_SECONDS),
+            checks.flag("fire_after_fault", fire_after_fault),
         )
+        self._before = _set_adversary(modes)
 
     def __enter__(self) -> adversary:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _set_adversary(self._before)
 
 
@@ -494,7 +469,7 @@ def calls(name: str) -> int:
 def _known() -> Iterator[tuple[str, bool, int]]:
     """The driver functions: the name, whether the simulator lacks it, how often it was called."""
     driver = _driver()
-    name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
+    name, lacking, count = c_char_p(), c_int(), c_ulong()
     out = ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)
     for index in itertools.count():
         if not driver.nogpu_known(index, *out):
@@ -546,14 +521,10 @@ def register_kernel(name: str, address: int, *, parameters: Sequence[int]) -> No
 def _register(
     name: str, address: int | None, sizes: Sequence[int], alignments: Sequence[int] | None
 ) -> None:
-    numbers = ctypes.c_uint * max(len(sizes), 1)
+    numbers = c_uint * max(len(sizes), 1)
     aligned = numbers(*alignments) if alignments is not None else None
-    if (
-        _driver().nogpu_register_kernel(
-            name.encode(), address, numbers(*sizes), aligned, len(sizes)
-        )
-        != 0
-    ):
+    kernel = (name.encode(), address, numbers(*sizes), aligned, len(sizes))
+    if _driver().nogpu_register_kernel(*kernel) != 0:
         raise ValueError(f"The kernel {name} could not be registered")
 
 

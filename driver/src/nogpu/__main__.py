@@ -27,6 +27,8 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 <= options.devices <= nogpu.MOST_DEVICES:
         parser.error(f"--devices is 0 to {nogpu.MOST_DEVICES}, not {options.devices}")
+    if options.driver_version < nogpu.OLDEST_DRIVER:
+        parser.error(f"--driver-version is {nogpu.OLDEST_DRIVER} or more")
     first = options.program[0]
     is_python = first.startswith("-") or first.endswith(".py")
     program = [sys.executable, *options.program] if is_python else options.program
@@ -39,7 +41,6 @@ def main() -> None:
     os.environ["NOGPU_DRIVER_VERSION"] = str(options.driver_version)
     if options.seed is not None:
         os.environ["NOGPU_SEED"] = str(options.seed % 2**64)
-    sys.stdout.flush()
     os.execvp(program[0], program)
 
 

@@ -54,7 +54,7 @@ _TRY_SIMULATOR = (
 _NO_SIMULATED_DEVICE = (
     "cuInit reported CUDA_ERROR_NO_DEVICE (100): the simulator was installed with 0 devices. Set "
     "the environment variable AIOSTREAM_SIMULATOR_DEVICES to 1 or more, or unset it, or write "
-    "`simulator.install(devices=1)` before anything else uses CUDA"
+    "`simulator.install(devices=1)` before anything else uses CUDA. `python -m nogpu` has --devices"
 )
 _ASKED = "AIOSTREAM_SIMULATOR=1"
 _FORKED = (
