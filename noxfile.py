@@ -77,6 +77,15 @@ def asyncio_alone(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *session.posargs)
 
 
+@nox.session
+def driver(session: nox.Session) -> None:
+    """Runs the tests of nogpu without aiostream: half a minute."""
+    if session.venv_backend == "none":
+        session.error("aiostream may not be there, so it needs an environment of its own")
+    session.install("./driver[test]", "cuda-core")
+    session.run("python", "-m", "pytest", "driver/tests", *session.posargs)
+
+
 @nox.session(name="free-threaded", python=next(filter(shutil.which, FREE_THREADED), None))
 def free_threaded(session: nox.Session) -> None:
     """Runs the suite without the GIL, on the first of python3.14t and python3.13t that is there."""
@@ -143,7 +152,8 @@ def types(session: nox.Session) -> None:
     # mypy takes one module of a name, and tests/conftest.py is in the run above. nox is no
     # dependency of the tests, so the run above does without this file too.
     session.run("mypy", "driver/tests/conftest.py", "noxfile.py")
-    session.run("pyright", "--verifytypes", "aiostream", "--ignoreexternal")
+    for package in ("aiostream", "nogpu"):
+        session.run("pyright", "--verifytypes", package, "--ignoreexternal")
 
 
 @nox.session
@@ -200,17 +210,18 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def wheels(session: nox.Session) -> None:
-    """Builds the sdist and the portable wheels into dist/, checks them and tries them."""
+    """Builds the sdists and the portable wheels into dist/, checks them and tries them."""
     session.install(*group("wheels"))
     session.run("python", "tools/build_wheels.py", *session.posargs)
 
 
 @nox.session
 def news(session: nox.Session) -> None:
-    """Asks for a news fragment if src/ differs from a branch: `news -- origin/main`."""
+    """Asks for a news fragment if a src/ differs from a branch: `news -- origin/main`."""
     install(session, *(need for need in group("dev") if need.startswith("towncrier")))
     (branch,) = session.posargs or ["origin/main"]
-    if session.run("git", "diff", "--name-only", f"{branch}...", "src", external=True, silent=True):
+    changed = ("git", "diff", "--name-only", f"{branch}...", "src", "driver/src")
+    if session.run(*changed, external=True, silent=True):
         session.run("towncrier", "check", "--compare-with", branch)
     session.run("towncrier", "build", "--draft", "--version", "next")
 
@@ -229,7 +240,7 @@ def group(name: str) -> tuple[str, ...]:
 
 def is_source(path: Path) -> bool:
     """Whether it is a file of this project. An environment in a folder such as .nox has others."""
-    return path.parts[0] in {"src", "tests"}
+    return path.parts[0] in {"driver", "src", "tests"}
 
 
 def python_version(session: nox.Session) -> tuple[int, ...]:

@@ -1,10 +1,14 @@
-"""Builds the two drivers. The rest is in pyproject.toml.
+"""Builds the two drivers, and the README for package indexes. The rest is in pyproject.toml.
 
 `AIOSTREAM_DEBUG=1` keeps symbols and debug information, for gdb and perf.
 """
 
 import os
+import posixpath
+import re
+import tomllib
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -54,6 +58,16 @@ def library(name: str, folder: str, *link: str) -> Extension:
     )
 
 
+def readme() -> str:
+    """The README with absolute links, because a package index has none of the files."""
+    root = tomllib.loads(Path("pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+    def absolute(link: re.Match[str]) -> str:
+        return f"]({root}/blob/main/{posixpath.normpath('driver/' + link[1])})"
+
+    return re.sub(r"\]\((?!https?:)([^)]+)\)", absolute, Path("README.md").read_text("utf-8"))
+
+
 setup(
     cmdclass={"build_ext": BuildExt, "bdist_wheel": Wheel},
     ext_modules=[
@@ -62,4 +76,6 @@ setup(
         # simulator exports the same names globally.
         library("nogpu._forward", "src/nogpu/forward", "-Wl,-Bsymbolic"),
     ],
+    long_description=readme(),
+    long_description_content_type="text/markdown",
 )

@@ -1,16 +1,17 @@
-"""Builds the sdist and the portable wheels, checks them, and tries the one of this machine.
+"""Builds the sdists and the portable wheels, checks them, and tries those of this machine.
 
     python tools/build_wheels.py [--target x86_64 --target aarch64] [--out dist] [--sdist-tests]
         [--root FOLDER]
 
+They are of aiostream-cuda, and of nogpu in driver/.
 `nox -s wheels` installs what it needs (the `wheels` group of pyproject.toml) and runs it.
 Run it with Python 3.11, because the wheels are made for the oldest Python.
 
 zig, from PyPI, is the C compiler, because one zig compiles for both processors against the symbols
 of any glibc. So the wheels need no container and no cross compiler.
 
-The wheel of the other processor is tried too, if qemu (qemu-user-static) is installed and `--root`
-names a Linux of that processor with Python. This makes one on Debian and Ubuntu, as root:
+The wheels of the other processor are tried too, if qemu (qemu-user-static) is installed and
+`--root` names a Linux of that processor with Python. This makes one on Debian and Ubuntu, as root:
 
     debootstrap --arch=arm64 --variant=minbase --include=python3 bookworm FOLDER
 """
@@ -28,12 +29,12 @@ import tempfile
 import venv
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 GLIBC = (2, 17)  # of manylinux2014
 TARGETS = ("x86_64", "aarch64")
-TOPLEVEL = ("aiostream", "aiostream_pytest.py")  # what the wheel puts into site-packages
 # The tests that the unpacked sdist runs: one file from each part that needs more than the package.
 SDIST_TESTS = (
     "tests/project/test_house.py",
@@ -46,6 +47,26 @@ SDIST_TESTS = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """What is built, and what is in its wheel."""
+
+    folder: Path
+    toplevel: tuple[str, ...]
+    """What the wheel puts into site-packages."""
+
+    libraries: set[str]
+    is_abi3: bool
+
+
+AIOSTREAM = Distribution(
+    ROOT, ("aiostream", "aiostream_pytest.py"), {"aiostream/_native.abi3.so"}, is_abi3=True
+)
+NOGPU = Distribution(
+    ROOT / "driver", ("nogpu",), {"nogpu/_forward.so", "nogpu/lib/libcuda.so.1"}, is_abi3=False
+)
+
+
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> None:
     """Runs a command and shows it; a failure ends the program."""
     print("+", *command, flush=True)
@@ -55,22 +76,23 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> None:
 # ------------------------------------------------------------------------------------------ build
 
 
-def build_sdist(work: Path) -> Path:
-    """Builds the sdist and returns its unpacked copy.
+def build_sdist(distribution: Distribution, work: Path) -> tuple[Path, Path]:
+    """Builds the sdist. Returns its path, and its unpacked copy.
 
     The wheels are built from that copy, because then a file that the sdist lacks fails the build.
     """
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", work)
-    (archive,) = work.glob("*.tar.gz")
+    folder = work / distribution.toplevel[0]
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder, distribution.folder)
+    (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
-        tar.extractall(work / "sdist", filter="data")
-    (unpacked,) = (work / "sdist").iterdir()
-    return unpacked
+        tar.extractall(folder / "sdist", filter="data")
+    (unpacked,) = (folder / "sdist").iterdir()
+    return archive, unpacked
 
 
-def build_wheel(source: Path, work: Path, target: str) -> Path:
+def build_wheel(source: Path, target: str) -> Path:
     """Builds one wheel for `target` and returns its path, under its manylinux name."""
-    raw, repaired = work / f"raw-{target}", work / f"wheel-{target}"
+    raw, repaired = source.parent / f"raw-{target}", source.parent / f"wheel-{target}"
     shutil.rmtree(source / "build", ignore_errors=True)  # of the target before this one
     compiler = f"{sys.executable} -m ziglang cc -target {target}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     run(
@@ -91,16 +113,16 @@ def build_wheel(source: Path, work: Path, target: str) -> Path:
 # ------------------------------------------------------------------------------------------ check
 
 
-def check(wheel: Path) -> None:
+def check(distribution: Distribution, wheel: Path) -> None:
     """Asks four tools; each fails the program if it finds something."""
     run("auditwheel", "show", wheel)
-    run("abi3audit", "--strict", "--summary", wheel)
-    run("check-wheel-contents", "--toplevel", ",".join(TOPLEVEL), wheel)
+    if distribution.is_abi3:
+        run("abi3audit", "--strict", "--summary", wheel)
+    run("check-wheel-contents", "--toplevel", ",".join(distribution.toplevel), wheel)
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
-        compiled = [name for name in names if name.endswith(".so")]
-        assert len(compiled) == 3, compiled
-        assert all(name.endswith(".abi3.so") for name in compiled), compiled
+        compiled = {name for name in names if ".so" in name}
+        assert compiled == distribution.libraries, compiled
         assert not [name for name in names if name.endswith((".c", ".h"))], "sources in the wheel"
         for name in compiled:
             assert b".symtab" not in file.read(name), f"{name} is not stripped"
@@ -113,19 +135,29 @@ def fresh_environment(folder: Path) -> tuple[Path, dict[str, str]]:
     return programs, {"PATH": str(programs), "PYTHONPATH": "", "AIOSTREAM_SIMULATOR": "1"}
 
 
-def smoke_test(wheel: Path, work: Path) -> None:
-    """Installs the wheel where there is no compiler, and runs the demo on the simulator."""
+def smoke_test(wheel: Path, nogpu: Path, work: Path) -> None:
+    """Installs the wheels where there is no compiler: aiostream's alone, and then with nogpu."""
     programs, variables = fresh_environment(work / "smoke")
     pip = (programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q")
     run(*pip, "--only-binary", ":all:", wheel, cwd=work, **variables)
-    run(programs / "aiostream-cuda", "--version", cwd=work, **variables)
-    run(programs / "aiostream-cuda", "demo", cwd=work, **variables)
-    run(programs / "aiostream-cuda", "doctor", cwd=work, **variables)
+    program = programs / "aiostream-cuda"
+    run(program, "--version", cwd=work, **variables)
+    for command in ("doctor", "demo"):
+        done = subprocess.run(
+            (program, command), env={**os.environ, **variables}, capture_output=True, text=True
+        )
+        said = done.stdout + done.stderr
+        assert "needs the package nogpu" in said, said
+        assert "Traceback" not in said, said
+    run(*pip, "--only-binary", ":all:", nogpu, cwd=work, **variables)
+    run(program, "demo", cwd=work, **variables)
+    run(program, "doctor", cwd=work, **variables)
+    run(programs / "python", "-m", "nogpu", "--", program, "demo", cwd=work, **variables)
     # The extra brings the whole of cuda-python, and leaves the bindings usable.
     run(*pip, "--only-binary", ":all:", f"{wheel}[cuda-python]", cwd=work, **variables)
     imports = "import cuda.core, aiostream, cuda.bindings.driver; aiostream.Device.count()"
     run(programs / "python", "-W", "error", "-c", imports, cwd=work, **variables)
-    run(programs / "aiostream-cuda", "demo", cwd=work, **variables)
+    run(program, "demo", cwd=work, **variables)
 
 
 def find_emulator(target: str) -> str | None:
@@ -134,11 +166,13 @@ def find_emulator(target: str) -> str | None:
     return next(filter(None, map(shutil.which, names)), None)
 
 
-def smoke_test_emulated(wheel: Path, work: Path, target: str, emulator: str, root: Path) -> None:
+def smoke_test_emulated(
+    wheels: list[Path], work: Path, target: str, emulator: str, root: Path
+) -> None:
     """Runs the demo with the other processor's Python, whose libraries lie in `root`.
 
-    pip of this machine installs the wheel and what it needs into a folder, so `root` needs no pip,
-    and is not changed.
+    pip of this machine installs the wheels and what they need into a folder, so `root` needs no
+    pip, and is not changed.
     """
     site = work / f"site-{target}"
     # qemu looks up in `root` the files that the program opens by an absolute path (-L).
@@ -151,21 +185,22 @@ def smoke_test_emulated(wheel: Path, work: Path, target: str, emulator: str, roo
         *(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"),
         *("--target", str(site), "--only-binary", ":all:", *platforms),
         *("--implementation", "cp", "--python-version", answer.stdout.strip()),
-        wheel,
+        *wheels,
     )
     variables = {"PYTHONPATH": str(site), "AIOSTREAM_SIMULATOR": "1"}
     run(*python, "-m", "aiostream", "demo", cwd=work, **variables)
     run(*python, "-m", "aiostream", "doctor", cwd=work, **variables)
 
 
-def test_sdist(source: Path, work: Path) -> None:
-    """Installs the unpacked sdist with its extra, and runs some of its tests in it."""
+def test_sdists(source: Path, nogpu: Path, work: Path) -> None:
+    """Installs the unpacked sdists with their extras, and runs tests in them."""
     programs, _ = fresh_environment(work / "tests")
-    pip = (programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q")
+    python = programs / "python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "-q")
+    run(*pip, f"{nogpu}[test]", cwd=source)
+    run(python, "-m", "pytest", "-q", cwd=nogpu)
     run(*pip, ".[test]", cwd=source)
-    run(
-        *(programs / "python", "-m", "pytest", "-q", "--driver=simulator"), *SDIST_TESTS, cwd=source
-    )
+    run(python, "-m", "pytest", "-q", "--driver=simulator", *SDIST_TESTS, cwd=source)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,25 +222,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = []
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
         work = Path(folder)
-        source = build_sdist(work)
-        built = list(work.glob("*.tar.gz"))
+        sdists = {each: build_sdist(each, work) for each in (AIOSTREAM, NOGPU)}
+        built = [archive for archive, _ in sdists.values()]
         for target in options.target or TARGETS:
-            wheel = build_wheel(source, work, target)
-            check(wheel)
+            wheels = []
+            for distribution, (_, source) in sdists.items():
+                wheels.append(build_wheel(source, target))
+                check(distribution, wheels[-1])
+            wheel, nogpu_wheel = wheels
             if target == platform.machine():
-                smoke_test(wheel, work)
-                summary.append(f"{wheel.name}: checked, and the demo ran on this machine")
+                smoke_test(wheel, nogpu_wheel, work)
+                tried = "the demo ran on this machine"
             elif options.root and (emulator := find_emulator(target)):
-                smoke_test_emulated(wheel, work, target, emulator, options.root.resolve())
-                summary.append(f"{wheel.name}: checked, and the demo ran under qemu")
+                smoke_test_emulated(wheels, work, target, emulator, options.root.resolve())
+                tried = "the demo ran under qemu"
             else:
                 # CI has machines of both processors.
-                summary.append(f"{wheel.name}: checked; it cannot run on this machine")
-            built.append(wheel)
+                tried = "they cannot run on this machine"
+            summary.append(f"{wheel.name} and {nogpu_wheel.name}: checked; {tried}")
+            built += wheels
         run("twine", "check", "--strict", *built)
         if options.sdist_tests:
-            shutil.rmtree(source / "build", ignore_errors=True)  # the last target's
-            test_sdist(source, work)
+            ours, nogpu = (source for _, source in sdists.values())
+            for source in (ours, nogpu):
+                shutil.rmtree(source / "build", ignore_errors=True)  # the last target's
+            test_sdists(ours, nogpu, work)
         for file in built:
             shutil.copy(file, options.out)
             print(f"{file.name}: {file.stat().st_size / 1024:.0f} KiB")

@@ -12,17 +12,19 @@ import argparse
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACEHOLDER = "github.example"
+CPUS = ("x86_64", "aarch64")
 # The abi3 wheels, and those of the free-threaded Python, for each processor.
 WHEELS = [
-    f"{python}-manylinux*_{cpu}.whl"
-    for python in ("cp311-abi3", "cp314-cp314t")
-    for cpu in ("x86_64", "aarch64")
+    f"{python}-manylinux*_{cpu}.whl" for python in ("cp311-abi3", "cp314-cp314t") for cpu in CPUS
 ]
+# Those of driver/ serve every Python.
+NOGPU_WHEELS = [f"py3-none-manylinux*_{cpu}.whl" for cpu in CPUS]
 
 
 def complaints(root: Path, dist: Path, tag: str | None) -> list[str]:
@@ -32,16 +34,26 @@ def complaints(root: Path, dist: Path, tag: str | None) -> list[str]:
     version = re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)[0]
     if tag not in (None, f"v{version}"):
         found.append(f"the tag is {tag}, and the version in src/aiostream/__init__.py is {version}")
-    if PLACEHOLDER in (root / "pyproject.toml").read_text():
-        found.append(f"[project.urls] of pyproject.toml has the placeholder {PLACEHOLDER}")
+    found += [
+        f"[project.urls] of {name} has the placeholder {PLACEHOLDER}"
+        for name in ("pyproject.toml", "driver/pyproject.toml")
+        if PLACEHOLDER in (root / name).read_text()
+    ]
     fragments = {path.name for path in (root / "newsfragments").iterdir()} - {"README.md"}
     if fragments:
         found.append(f"newsfragments/ has {', '.join(sorted(fragments))}: run towncrier build")
     heading = rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$"
     if not re.search(heading, (root / "CHANGELOG.md").read_text(), re.MULTILINE):
         found.append(f"CHANGELOG.md has no heading `## {version} (DATE)`")
-    start = f"aiostream_cuda-{version}"
-    needed = {f"{start}.tar.gz", *(f"{start}-{name}" for name in WHEELS)}
+    nogpu = tomllib.loads((root / "driver/pyproject.toml").read_text())["project"]["version"]
+    needed = {
+        f"{start}{end}"
+        for start, wheels in (
+            (f"aiostream_cuda-{version}", WHEELS),
+            (f"nogpu-{nogpu}", NOGPU_WHEELS),
+        )
+        for end in (".tar.gz", *(f"-{name}" for name in wheels))
+    }
     found += [f"{dist}/ has no {name}" for name in sorted(needed) if not list(dist.glob(name))]
     unknown = set(dist.glob("*")) - {path for name in needed for path in dist.glob(name)}
     found += [f"{path} is no file of this version" for path in sorted(unknown)]

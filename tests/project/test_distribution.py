@@ -58,14 +58,17 @@ def test_metadata_has_the_projects_addresses(project: dict[str, Any]) -> None:
     assert all(each.partition(", ")[2].startswith(root) for each in urls)
 
 
-def test_index_shows_the_readme_whole(project: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("distribution", "least"), [("aiostream-cuda", 20), ("nogpu", 4)])
+def test_index_shows_the_readme_whole(
+    project: dict[str, Any], distribution: str, least: int
+) -> None:
     """On a package index a link to a file of the repository leads nowhere."""
-    described = importlib.metadata.metadata("aiostream-cuda")
+    described = importlib.metadata.metadata(distribution)
     root = project["project"]["urls"]["Repository"]
     assert described["Description-Content-Type"] == "text/markdown"
     text = re.sub(r"```.*?```", "", str(described.json["description"]), flags=re.DOTALL)
     targets = re.findall(r"\]\(([^)]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", text)
-    assert len(targets) > 20
+    assert len(targets) > least
     for target in filter(None, (target for pair in targets for target in pair)):
         assert target.startswith("https://"), target
         path = target.partition("#")[0].removeprefix(root)
@@ -217,6 +220,9 @@ def releasable(release: ModuleType, tmp_path: Path) -> Path:
         "newsfragments/README.md": "",
         "dist/aiostream_cuda-1.2.3.tar.gz": "",
         **{f"dist/aiostream_cuda-1.2.3-{name.replace('*', 'x')}": "" for name in release.WHEELS},
+        "driver/pyproject.toml": '[project]\nversion = "0.5"\n',
+        "dist/nogpu-0.5.tar.gz": "",
+        **{f"dist/nogpu-0.5-{name.replace('*', 'x')}": "" for name in release.NOGPU_WHEELS},
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -233,6 +239,12 @@ def releasable(release: ModuleType, tmp_path: Path) -> Path:
         ("newsfragments/7.fixed.md", "", "7.fixed.md"),
         ("dist/aiostream_cuda-1.2.2.tar.gz", "", "no file of this version"),
         ("dist/aiostream_cuda-1.2.3.tar.gz", None, "has no aiostream_cuda-1.2.3.tar.gz"),
+        ("dist/nogpu-0.5.tar.gz", None, "has no nogpu-0.5.tar.gz"),
+        (
+            "driver/pyproject.toml",
+            '# github.example\n[project]\nversion = "0.5"\n',
+            "[project.urls] of driver/pyproject.toml has the placeholder",
+        ),
     ],
 )
 def test_what_stands_in_the_way_of_a_release_is_named(
