@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiostream import _native, errors
 from aiostream._base import checks, development, driver, hints
 from aiostream._handles import interop
-from aiostream._handles.operand import (
-    Operand,
-    current_or_default_context,
-    pinned,
-    stream_operand,
-)
+from aiostream._handles.operand import Operand, current_or_default_context, pinned, stream_operand
 from aiostream._handles.owned import WithBlock
 from aiostream._runtime import process
 from aiostream._waits import waiting

@@ -437,9 +437,7 @@ class Stream(
         return handle.drop
 
     def _warn_dropped(
-        self,
-        warn: Callable[..., None] = warnings.warn,
-        is_development: bool = sys.flags.dev_mode,
+        self, warn: Callable[..., None] = warnings.warn, is_development: bool = sys.flags.dev_mode
     ) -> None:
         if is_development:
             made = f". It was made at {self._made[1]}" if self._made else ""
