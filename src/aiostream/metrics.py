@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiostream._base import checks
@@ -303,11 +304,9 @@ class Collector:
         with self._lock:
             found = self._histograms.copy().items()
             copied = [(labels, [*counts], seconds[0]) for labels, (counts, seconds) in found]
+        bounds = [*map(str, self._bounds), "+Inf"]
         for labels, counts, seconds in sorted(copied):
-            total, buckets = 0, []
-            for bound, count in zip([*map(str, self._bounds), "+Inf"], counts, strict=True):
-                total += count
-                buckets.append((bound, total))
+            buckets = [*zip(bounds, accumulate(counts), strict=True)]
             family.add_metric(labels, buckets, seconds)
         return family
 
