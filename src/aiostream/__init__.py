@@ -48,13 +48,6 @@ def _trace_if_asked() -> None:
         trace.begin_from_environment()
 
 
-def _install_blocking_if_asked() -> None:
-    if _os.environ.get("AIOSTREAM_BLOCKING"):
-        from aiostream import blocking
-
-        blocking.begin_from_environment()
-
-
 _LOADED_AT_FIRST_USE = ["blocking", "metrics", "serving", "simulator", "testing", "trace"]
 
 if _typing.TYPE_CHECKING:
@@ -77,7 +70,8 @@ def __dir__() -> list[str]:
 
 
 _driver.prepare_simulator()
-_install_blocking_if_asked()
+if _os.environ.get("AIOSTREAM_BLOCKING"):
+    _importlib.import_module("aiostream.blocking").begin_from_environment()
 if _os.environ.get("AIOSTREAM_TRACE"):  # now, because only the main thread can do it
     _process.save_at_sigterm(_process.save_now)
 _process.before_first_use += [_notice_failures, _trace_if_asked]

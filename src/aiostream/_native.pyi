@@ -51,11 +51,7 @@ class Handle:
 
 class Work:
     def __init__(
-        self,
-        operand: Any,
-        mode: int,
-        call: Callable[[], object],
-        keeper: Callable[..., object],
+        self, operand: Any, mode: int, call: Callable[[], object], keeper: Callable[..., object]
     ) -> None: ...
     def begin(self, handle: Handle, wait_list: WaitList, /) -> Any: ...
     def end(self) -> Any: ...

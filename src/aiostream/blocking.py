@@ -105,9 +105,7 @@ def watch(*, threshold: float = 0.0) -> Iterator[list[BlockingCall]]:
         1
     """
     found: list[BlockingCall] = []
-    seconds = _seconds(threshold)
-    made = Subscriber(found.append, seconds, max(seconds, _OTHERS), max(seconds, LONG))
-    blocked.add(made)
+    made = _subscribe(found.append, threshold)
     try:
         yield found
     finally:
@@ -178,23 +176,23 @@ def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[],
     """
     if action not in _ACTIONS:
         raise ValueError(f"action is one of {', '.join(_ACTIONS)}, not {action!r}")
-    seconds = _seconds(threshold)
     act = _count if action == "count" else _warn
-    raises = BlockedLoopError if action == "raise" else None
-    made = Subscriber(act, seconds, max(seconds, _OTHERS), max(seconds, LONG), raises)
-    blocked.add(made)
+    made = _subscribe(act, threshold, BlockedLoopError if action == "raise" else None)
     while _installed:
         blocked.remove(_installed.pop())
     _installed.append(made)
-
     return functools.partial(blocked.remove, made)
 
 
-def _seconds(threshold: float) -> float:
+def _subscribe(
+    act: Callable[[BlockingCall], object], threshold: float, raises: type[Exception] | None = None
+) -> Subscriber:
     seconds = checks.real(threshold, "threshold is a number of seconds")
     if not 0 <= seconds < 1e9:
         raise ValueError(f"threshold is a number of seconds, 0 or more, not {threshold!r}")
-    return seconds
+    made = Subscriber(act, seconds, max(seconds, _OTHERS), max(seconds, LONG), raises)
+    blocked.add(made)
+    return made
 
 
 def _count(call: BlockingCall) -> bool:

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiostream import _native, errors
 from aiostream._base import checks, development, driver, hints
 from aiostream._handles import interop
-from aiostream._handles.operand import (
-    Operand,
-    current_or_default_context,
-    pinned,
-    stream_operand,
-)
+from aiostream._handles.operand import Operand, current_or_default_context, pinned, stream_operand
 from aiostream._handles.owned import WithBlock
 from aiostream._runtime import process
 from aiostream._waits import waiting
@@ -26,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Event"]
 
 _BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4
-_INVALID_HANDLE, _NOT_READY = 400, 600
+_INVALID_HANDLE = 400
 
 
 class Event(WithBlock, waiting.AwaitedBlock):
@@ -193,11 +188,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
             StreamCaptureError: It was recorded on a capturing stream.
             CudaError: The context has failed.
         """
-        code = _native.event_query(self._handle)
-        if code == _NOT_READY:
-            return False
-        driver.raise_for(code, "cuEventQuery", self._name)
-        return True
+        return driver.is_done(_native.event_query(self._handle), "cuEventQuery", self._name)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks the thread until the GPU has passed the recorded point, as `cuEventSynchronize`.

@@ -456,7 +456,9 @@ class ExecutableGraph(_AnyGraph):
             return
         where = f" at node {node:#x}" if node else ""
         where += f" and its dependency {before:#x}" if before else ""
-        hint = f"The driver's reason: {_update_reason(result)}{where}"
+        # A number if the driver is newer than this library.
+        reason = next((each.name for each in GraphUpdateResult if each == result), result)
+        hint = f"The driver's reason: {reason}{where}"
         error = driver.error(code, "cuGraphExecUpdate", self._name, hint)
         if isinstance(error, GraphUpdateError):
             error.result = result
@@ -495,10 +497,3 @@ _USES = {
     "launch": (_native.graph_launch, "cuGraphLaunch"),
     "upload": (_native.graph_upload, "cuGraphUpload"),
 }
-
-
-def _update_reason(result: int) -> str:
-    try:
-        return GraphUpdateResult(result).name
-    except ValueError:
-        return str(result)  # the driver is newer than this library

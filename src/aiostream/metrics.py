@@ -12,9 +12,9 @@ import math
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiostream._base import checks
@@ -116,9 +116,6 @@ class _Timed(Observation):
 # ------------------------------------------------------------------------------ Prometheus
 
 
-_MOST_UNCOUNTED = 1024  # waits
-
-
 def _bounds_of(buckets: Sequence[float]) -> list[float]:
     """Returns the finite bounds, because each histogram adds its own `+Inf`."""
     if isinstance(buckets, (str, bytes)):  # whose elements are no bounds, but have numbers in them
@@ -194,15 +191,12 @@ class Collector:
         self._bounds = _bounds_of(buckets)
         self._pools = _checked("pools", StreamPool, pools)
         self._batches = _checked("batches", Batches, batches)
-        # Waits that are not in the histograms yet. Any thread appends, because a deque needs no
-        # lock, and a wait may end inside a garbage collection that interrupts a scrape.
-        self._seen: deque[tuple[tuple[str, str], float]] = deque()
-        # Guards the next three. It is reentrant, for signal handlers.
-        self._lock = threading.RLock()
-        self._counting = False  # a thread counts, and may be interrupted in it by its own code
         # By call and outcome: the counts of the buckets, and the sum of the seconds.
-        self._counts: dict[tuple[str, str], list[int]] = {}
-        self._seconds: dict[tuple[str, str], float] = {}
+        self._histograms: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
+        # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
+        # a garbage collection or a signal handler that interrupts its holder. So each change is one
+        # step, and a scrape copies first.
+        self._lock = threading.RLock()
         self._end = on_wait(self._observe)
 
     def close(self) -> None:
@@ -210,29 +204,12 @@ class Collector:
         self._end()
 
     def _observe(self, wait: Wait) -> None:
-        # The error is left out, because its traceback keeps the frames of the task.
-        self._seen.append(((wait.call, wait.outcome), wait.seconds))
-        # Counted here too, because it may be long until the next scrape. Never waits for the lock.
-        if len(self._seen) >= _MOST_UNCOUNTED and self._lock.acquire(blocking=False):
-            try:
-                self._count()
-            finally:
-                self._lock.release()
-
-    def _count(self) -> None:
-        """Moves what was seen into the histograms. Its caller holds the lock."""
-        if self._counting:
-            return
-        self._counting = True
-        try:
-            while self._seen:
-                labels, seconds = self._seen.popleft()
-                # The sum first: a scrape in a signal handler looks it up for all that is counted.
-                self._seconds[labels] = self._seconds.get(labels, 0.0) + seconds
-                counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
-                counts[bisect.bisect_left(self._bounds, seconds)] += 1
-        finally:
-            self._counting = False
+        bucket = bisect.bisect_left(self._bounds, wait.seconds)
+        with self._lock:
+            empty = [0] * (len(self._bounds) + 1), [0.0]
+            counts, seconds = self._histograms.setdefault((wait.call, wait.outcome), empty)
+            counts[bucket] += 1
+            seconds[0] += wait.seconds
 
     def describe(self) -> list[Metric]:
         """What `collect` gives, without a call of the driver.
@@ -325,16 +302,11 @@ class Collector:
             labels=["call", "outcome"],
         )
         with self._lock:
-            self._count()
-            counted = [
-                (labels, list(counts), self._seconds[labels])
-                for labels, counts in sorted(self._counts.items())
-            ]
-        for labels, counts, seconds in counted:
-            total, buckets = 0, []
-            for bound, count in zip([*map(str, self._bounds), "+Inf"], counts, strict=True):
-                total += count
-                buckets.append((bound, total))
+            found = self._histograms.copy().items()
+            copied = [(labels, [*counts], seconds[0]) for labels, (counts, seconds) in found]
+        bounds = [*map(str, self._bounds), "+Inf"]
+        for labels, counts, seconds in sorted(copied):
+            buckets = [*zip(bounds, accumulate(counts), strict=True)]
             family.add_metric(labels, buckets, seconds)
         return family
 

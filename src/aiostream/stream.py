@@ -35,8 +35,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
 
-_NOT_READY = 600
-
 
 class Stream(
     CaptureMethods,
@@ -439,9 +437,7 @@ class Stream(
         return handle.drop
 
     def _warn_dropped(
-        self,
-        warn: Callable[..., None] = warnings.warn,
-        is_development: bool = sys.flags.dev_mode,
+        self, warn: Callable[..., None] = warnings.warn, is_development: bool = sys.flags.dev_mode
     ) -> None:
         if is_development:
             made = f". It was made at {self._made[1]}" if self._made else ""
@@ -488,8 +484,8 @@ class Stream(
                 operand.call_on(self._operand, name, driver.bindings().CUevent(handle), bits)
             return
         handle = interop.event_handle(event)
-        if not handle and interop.is_unmade(event):
-            self._require_open()
+        if not handle and getattr(event, "cuda_event", None) == 0:
+            self._require_open()  # torch makes the driver's event at the first record
         else:
             operand.call_on(self._operand, name, driver.bindings().CUevent(handle), bits)
 
@@ -507,11 +503,7 @@ class Stream(
         """
         # Pinned for the one native call. If another thread closes the stream, it either comes first
         # and this call is refused, or it leaves the destruction to the end of this call.
-        code = _native.stream_query(self._handle)
-        if code == _NOT_READY:
-            return False
-        driver.raise_for(code, "cuStreamQuery", self._name)
-        return True
+        return driver.is_done(_native.stream_query(self._handle), "cuStreamQuery", self._name)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks the thread until all work is done, as `cuStreamSynchronize` does.

@@ -127,7 +127,7 @@ SLOW = """
     start = threading.Thread.start
 
     def refuse_once(thread):
-        if thread.name == "aiostream-launch-{third}" and not refused:
+        if thread.name == "aiostream-launch-{last}" and not refused:
             refused.append(thread)
             raise RuntimeError("can't start new thread")
         start(thread)
@@ -158,14 +158,14 @@ SLOW = """
 
 def test_each_slow_call_gives_its_place_away(driver_kind: str) -> None:
     script = SLOW.format(
-        third=PLACES + 1, places=PLACES, calls=2 * PLACES, patience=0.5, refuses=False
+        last=PLACES + 2, places=PLACES, calls=2 * PLACES, patience=0.5, refuses=False
     )
     assert succeed(driver_kind, script) == f"{2 * PLACES} 0\n"
 
 
 def test_a_thread_that_cannot_start_is_tried_again(driver_kind: str) -> None:
     script = SLOW.format(
-        third=PLACES + 1, places=PLACES, calls=PLACES + 1, patience=0.1, refuses=True
+        last=PLACES + 2, places=PLACES, calls=PLACES + 1, patience=0.1, refuses=True
     )
     done = run_script(driver_kind, script)
     assert done.stdout == f"{PLACES + 1} 1\n", done.stderr

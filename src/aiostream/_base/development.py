@@ -25,6 +25,6 @@ def caller() -> tuple[str, int]:
 
 def warn_if_blocking(name: str) -> None:
     """Warns of a call that waits for the GPU in the thread of a running loop."""
-    if (sys.flags.dev_mode or turns.is_debugged()) and turns.runs_loop():
+    if turns.warns_here():
         text = f"{name} blocks the event loop until the GPU is done: await synchronize_async()"
         warnings.warn(text, RuntimeWarning, stacklevel=caller()[1])

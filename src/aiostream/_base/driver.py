@@ -36,7 +36,7 @@ MINIMUM = {
 }
 _CONTEXT_IS_DESTROYED = 709
 _NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
-_INVALID_DEVICE, _NOT_SUPPORTED = 101, 801
+_INVALID_DEVICE, _NOT_SUPPORTED, NOT_READY = 101, 801, 600
 _NO_DRIVER = (
     "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
     "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or write "
@@ -255,6 +255,17 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     if result <= _native.RESULT_CAPTURING:
         raise error(-result, call, stream, capturing or _REFUSED_IN_CAPTURE)
     raise error(result, _native.failed_call(result) or call, stream)
+
+
+def is_done(result: int, call: str, name: str) -> bool:
+    """Whether the GPU has passed a stream's end or an event, by the answer of a native query.
+
+    Raises:
+        StreamClosedError, StreamCaptureError, CudaError: As `raise_for` says.
+    """
+    if result and result != NOT_READY:
+        raise_for(result, call, name)
+    return result != NOT_READY
 
 
 # Called with each sticky error for which an exception is made. It runs in the thread that makes it,

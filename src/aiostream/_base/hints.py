@@ -1,95 +1,41 @@
-"""What to write in place of names that other libraries have, or that are guessed."""
+"""What to write in place of names that other libraries have, or that are guessed.
+
+`hints.txt` has the names. It is read at import, because an error may come when no file can be
+opened.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 P = ParamSpec("P")
 
-_RUN = "`await stream.run(fn, *args)`"
-_TIMEOUT = "`async with asyncio.timeout(1):` around the await"
-_ERRORS = "PoolFull OutOfMemory NoDriver StreamClosed ContextFailed Stalled StreamCapture"
-# By class, or for the package itself: names, and what to write in their place.
-_ADVICE = {
-    "Stream": {
-        "launch enqueue submit call to_thread": _RUN,
-        "wait join sync wait_async async_done drain": "`await stream.synchronize_async()`",
-        "timeout wait_for": _TIMEOUT,
-        "wait_stream": "`event.record(other)`, and then `stream.wait_event(event)`",
-        "record record_event": "`event.record(stream)`",
-        "cuda_stream ptr value": "`stream.handle`",
-        "done is_done idle is_idle is_ready": "`stream.query()`",
-        "add_done_callback": "`stream.completion_future().add_done_callback(fn)`",
-        "memcpy memcpy_async copy copy_async memset memset_async": f"{_RUN} with a function",
-        "use activate": "`with stream.as_current():`",
-        "destroy free": "`stream.close()`",
-        "owned replica buffers": "`stream.own`, of a stream of `StreamPool(4, each=Replica)`",
-    },
-    "StreamPool": {
-        "get take connection lease": "`async with pool.stream() as stream:`",
-        "get_nowait": "`pool.acquire_nowait()`",
-        "put give_back": "`pool.release(stream)`",
-        "launch enqueue enqueue_async submit call map to_thread": "`await pool.run(fn, *args)`",
-        "shutdown join wait": "`await pool.aclose()`",
-        "drain flush synchronize synchronize_async": "`await aiostream.drain()`",
-        "resize grow expand set_size": "`aiostream.StreamPool(16)`: a pool keeps its size",
-        "get_size maxsize max_size min_size capacity": "`pool.size`",
-        "get_idle_size free available qsize": "`pool.idle`",
-        "timeout wait_for": _TIMEOUT,
-        "own owned state": "`stream.own`, and `StreamPool(4, each=Replica)` makes it",
-    },
-    "Event": {
-        "wait": "`await event`, or `stream.wait_event(event)` for a wait on the GPU",
-        "cuda_event ptr": "`event.handle`",
-        "done is_done is_set is_ready": "`event.query()`",
-        "set record_event": "`event.record(stream)`",
-    },
-    "aiostream": {
-        "Pool create_pool Semaphore CapacityLimiter": "`aiostream.StreamPool(8)`",
-        "PoolTimeout PoolTimeoutError TimeoutError": "`TimeoutError`, which is Python's own",
-        "timeout fail_after move_on_after wait_for": _TIMEOUT,
-        "device_count num_devices is_available": "`aiostream.Device.count()`, which needs a driver",
-        "get_device_name set_device": "`aiostream.Device(0).name`, or `aiostream.Stream(0)`",
-        "current_device current_context": "`aiostream.Context.get_current()`",
-        "CUDAGraph": "`with stream.capture() as scope:`",
-        "run launch enqueue submit": _RUN,
-        "to_thread run_in_thread run_in_executor": "`await stream.run_in_thread(fn, *args)`",
-        "gather": "`await asyncio.gather(...)`, or `await aiostream.wait(...)` on every loop",
-        "synchronize": "`await stream.synchronize_async()`, or `await aiostream.drain()` for all",
-        "current_stream": "`aiostream.Stream.borrow(torch.cuda.current_stream())`",
-        "default_stream": "`aiostream.Stream.legacy()`",
-        "ExternalStream from_torch borrow": "`aiostream.Stream.borrow(stream)`",
-        "CUDAError CudaErrors Error": "`aiostream.CudaError`",
-        **{name: f"`aiostream.{name}Error`" for name in _ERRORS.split()},
-        "waiting tasks all_tasks hanging stuck": "`aiostream.pending()`",
-        "record": "`aiostream.trace.record(...)`",
-        "Gate spin": "`from aiostream.testing import Gate, spin`",
-        "Batcher Batches batch": "`aiostream.serving.Batches(fn, most=32)`",
-        "while_connected": "`aiostream.serving.while_connected(...)`",
-    },
-    "()": {  # keywords of the constructors
-        "timeout acquire_timeout pool_timeout command_timeout": _TIMEOUT,
-        "max_queue queue_size max_pending max_waiters backlog": "`StreamPool(8, max_waiting=64)`",
-        "max_size min_size maxsize pool_size max_workers num_streams": "`StreamPool(8)`",
-        "streams": "`aiostream.StreamPool.borrow(streams)`",
-        "init setup factory initializer": "`StreamPool(4, each=Replica)`",
-        "ptr handle stream": "`aiostream.Stream.borrow(stream)`",
-        "null ptds": "`aiostream.Stream.legacy()`, or `aiostream.Stream.per_thread()`",
-        "enable_timing disable_timing": "`Event(timing=True)` for one that measures time",
-        "blocking block flags": "`Event(blocking_sync=True)`, or `Stream(non_blocking=False)`",
-        "device_id gpu": "`device=0`",
-    },
-}
+# By class, or `()` for the keywords of constructors: names, and what to write in their place.
+_ADVICE: dict[str, dict[str, str]] = {}
+
+
+def _read(path: str) -> None:
+    owner = ""
+    with open(path, encoding="utf-8") as file:
+        for line in map(str.rstrip, file):
+            names, is_row, advice = line.partition(" = ")
+            if line.startswith("["):
+                owner = line.strip("[]")
+                _ADVICE[owner] = {}
+            elif is_row:
+                _ADVICE[owner].update(dict.fromkeys(names.split(), advice))
+
+
+_read(os.path.join(os.path.dirname(__file__), "hints.txt"))
 
 
 def _advice(owner: str, name: str) -> str:
     """The end of the error for a name that `owner`, a key of the table, does not have."""
-    for names, advice in _ADVICE[owner].items():
-        if name in names.split():
-            return f": write {advice}"
-    return ""
+    advice = _ADVICE[owner].get(name)
+    return f": write {advice}" if advice else ""
 
 
 def missing(owner: str, said: str, name: str) -> AttributeError:
@@ -103,11 +49,10 @@ def missing(owner: str, said: str, name: str) -> AttributeError:
 
 def answers_keywords(init: Callable[P, None]) -> Callable[P, None]:
     """Has the errors for keywords that a constructor does not take say what to write."""
-    guesses = set(" ".join(_ADVICE["()"]).split())
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in guesses.intersection(kwargs):
+        for name in _ADVICE["()"].keys() & kwargs:
             said = f"{init.__qualname__}() takes no keyword {name!r}"
             raise TypeError(said + _advice("()", name))
         init(*args, **kwargs)

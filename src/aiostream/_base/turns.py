@@ -87,15 +87,11 @@ def without_interrupts(function: F) -> F:
     return function
 
 
-def runs_loop() -> bool:
-    """Whether a loop of asyncio or trio runs in this thread."""
+def warns_here() -> bool:
+    """Whether a loop runs in this thread, in its debug mode or Python's development mode."""
     loop = asyncio._get_running_loop()
-    return loop is not None or in_trio(None)
-
-
-def is_debugged() -> bool:
-    """Whether asyncio's loop of this thread is in its debug mode."""
-    loop = asyncio._get_running_loop()
+    if sys.flags.dev_mode:
+        return loop is not None or in_trio(None)
     return loop is not None and loop.get_debug()
 
 

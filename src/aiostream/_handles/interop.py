@@ -65,14 +65,6 @@ def event_handle(event: Any) -> int:
     return _find_handle(event, "event", "an aiostream, cuda.core, torch or cupy event, or a handle")
 
 
-def is_unmade(event: Any) -> bool:
-    """Whether it is an event of torch that was never recorded.
-
-    torch creates the driver's event at the first record.
-    """
-    return getattr(event, "cuda_event", None) == 0
-
-
 def _names_of(kind: str) -> tuple[str, str]:
     return f"CU{kind}", f"cuda{kind.title()}_t"  # the types of the bindings, for driver and runtime
 

@@ -54,10 +54,7 @@ class Halves:
     """One generator. See the module. `call` is the user's function with its arguments."""
 
     def __init__(
-        self,
-        operand: Operand,
-        call: Callable[[], Any],
-        context: contextvars.Context | None = None,
+        self, operand: Operand, call: Callable[[], Any], context: contextvars.Context | None = None
     ) -> None:
         self.operand, self.call = operand, call
         self.context: Any = context  # in which it is closed

@@ -22,8 +22,6 @@ from aiostream.errors import CudaError, StreamClosedError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_UNKNOWN_ERROR = 999
-
 
 def _leave(work: _native.Work, here: bool = False) -> None:
     """Has an event behind the work own it, because its task has gone. Repeatable.
@@ -45,7 +43,7 @@ def _leave(work: _native.Work, here: bool = False) -> None:
             operand.handle, wait_list_of(operand), queue, waiting.BY_WATCHER, work
         )
     if not work.is_left:
-        _end(work, _UNKNOWN_ERROR, not here)
+        _end(work, waiting.UNKNOWN_ERROR, not here)
     elif not work.in_halves:
         work.let_go()
 

@@ -26,7 +26,6 @@ from aiostream.errors import CudaError, StreamClosedError
 
 T = TypeVar("T")
 
-_UNKNOWN_ERROR = 999
 # What `from_thread` of anyio or trio says in a thread of another library.
 _NEEDS_LIMITER = ("AnyIO worker thread", "thread wasn't created by Trio")
 _WITH_LIMITER = (
@@ -112,7 +111,7 @@ class _ThreadCall(Completion):
             else:
                 self.refusal = self._launch()
             if self.refusal:
-                status = _UNKNOWN_ERROR
+                status = waiting.UNKNOWN_ERROR
                 # Asked in this thread, which has met it.
                 self.refused = _native.failed_call(self.refusal) or self.refused
         except BaseException as error:
@@ -405,7 +404,7 @@ class ThreadStream:
             if future.done() and not future.cancelled():
                 failed = future.exception() is not None
                 if not isinstance(problem, CudaError):
-                    call._close(_UNKNOWN_ERROR if failed else 0)
+                    call._close(waiting.UNKNOWN_ERROR if failed else 0)
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None

@@ -269,8 +269,8 @@ def _find(call: Any, frames: turns.Frames, here: list[Any]) -> tuple[BlockingCal
     if (place := _place(lines)) is None:
         return None, False
     name, kind = call.name.decode(), forwarding.KINDS[call.kind]
-    where = *place, here[0] or "a thread", loop, task
     stream = call.stream if call.stream != forwarding.NO_STREAM else None
+    where = *place, here[0] or "a thread", loop, task
     return BlockingCall(name, kind, 0.0, *where, stream, call.began), can_raise
 
 

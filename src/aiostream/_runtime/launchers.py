@@ -1,9 +1,9 @@
 """The threads that launch: they call the functions of `run_in_thread`, first come, first served.
 
 With the GIL two of them have a place, because more would take it from each other and from the loop.
-A thread that has been in one call for a second loses its place to another one. So a call that
-compiles, loads or hangs stops no other one, and a function may wait for another call. The overseer
-sees to that while calls wait. It is a thread too, which sleeps otherwise.
+The others stand by. While calls wait, one that stands by takes the place of a thread that has been
+in one call for a second. So a call that compiles, loads or hangs stops no other one, and a function
+may wait for another call.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
+import math
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiostream import _native
@@ -30,20 +32,16 @@ _EXIT_PATIENCE = 2.0
 
 # SimpleQueues, because signal handlers may put, and their `put` takes no lock of Python's.
 _calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-_places: queue.SimpleQueue[None] = queue.SimpleQueue()  # those for threads that have lost theirs
-# What wakes the overseer, and whether it looks at the threads already. Any thread.
+# What wakes a thread that stands by, and whether one is awake or about to be. Any thread.
 _requests: queue.SimpleQueue[None] = queue.SimpleQueue()
-_oversees = False
-# Threads that wait for a place, that wait for a call, and that are in one. Only the thread itself
-# enters itself and leaves.
-_waiting: set[int] = set()
-_free: set[int] = set()
-_calling: set[int] = set()
-# Since when a thread has been in its call. The thread pops its entry at the end. If the overseer
-# was first, the thread has lost its place. One pop succeeds.
-_since: dict[int, float] = {}
-# Threads that were made. The first calls write it, under _lock, and then the overseer. The lock is
-# reentrant, because a signal handler may come here.
+_is_asked = False
+# The threads that have a place, by number: since when each has been in its call, or infinity. At
+# the end of its call a thread pops its entry. If another was first, that has the place. One pop
+# succeeds.
+_since = dict.fromkeys(range(_PLACES), math.inf)
+_calling: set[int] = set()  # only the thread itself enters itself and leaves
+# Threads that were made. The first calls write it, under _lock, and then the thread that is awake.
+# The lock is reentrant, because a signal handler may come here.
 _made = 0
 _lock = threading.RLock()
 
@@ -57,12 +55,11 @@ def call(function: Callable[[], object]) -> None:
         RuntimeError: Python has no thread left. Or this is a forked child.
     """
     driver.refuse_forked()
-    if _made < _PLACES:
+    if _made <= _PLACES:  # and one that stands by
         with _lock:
             atexit.unregister(_end)  # of a start that was cut short
             atexit.register(_end)
-            process.start_serving("launch-overseer", _oversee)
-            while _made < _PLACES:
+            while _made <= _PLACES:
                 _add_thread()
     _calls.put(function)
     _look()
@@ -79,16 +76,15 @@ def copied_context(without_loop: bool) -> contextvars.Context:
 
 def _add_thread() -> None:
     global _made
-    process.start_serving(f"launch-{_made + 1}", _serve)
+    process.start_serving(f"launch-{_made + 1}", partial(_serve, _made))
     _made += 1
 
 
-def _serve() -> None:
-    """Makes one call."""
-    me = threading.get_ident()
-    _free.add(me)
+def _serve(me: int) -> None:
+    """Makes one call, as soon as this thread has a place."""
+    while me not in _since:
+        _take_place(me)
     function = _calls.get()
-    _free.discard(me)
     _calling.add(me)
     _since[me] = time.monotonic()
     try:
@@ -98,51 +94,39 @@ def _serve() -> None:
         # A reference to it would keep what the user has given until the next call.
         del function
         _calling.discard(me)
-        if _since.pop(me, None) is None:
-            _waiting.add(me)
-            _places.get()
-            _waiting.discard(me)
-
-
-# ------------------------------------------------------------------------ the overseer
+        if _since.pop(me, None) is not None:
+            _since[me] = math.inf
 
 
 def _look() -> None:
     # Calls wait, and no thread is free. Either the last call that was put or the last thread that
     # has taken one sees that.
-    global _oversees
-    if not _oversees and not _free and not _calls.empty():
-        _oversees = True
+    global _is_asked
+    if not _is_asked and math.inf not in list(_since.values()) and not _calls.empty():
+        _is_asked = True
         _requests.put(None)
 
 
-def _oversee() -> None:
-    global _oversees
+def _take_place(me: int) -> None:
+    """Stands by until calls wait, and a thread has been in its call for too long."""
+    global _is_asked
     _requests.get()
     try:
-        while not _calls.empty():
+        while me not in _since and not _calls.empty():
             now = time.monotonic()
-            oldest = min(list(_since.values()), default=now)
-            time.sleep(min(max(oldest + _PATIENCE - now, 0.01), _PATIENCE))
-            for thread, since in list(_since.items()):
-                waits = len(_waiting) > _places.qsize()  # a thread for which there is no place yet
-                is_slow = time.monotonic() - since >= _PATIENCE
-                if is_slow and (waits or _made < _MOST) and _since.pop(thread, None) is not None:
-                    _give_place(waits)
+            since, slow = min(((since, n) for n, since in list(_since.items())), default=(now, me))
+            time.sleep(min(max(since + _PATIENCE - now, 0.01), _PATIENCE))
+            if _since.get(slow) != since or time.monotonic() - since < _PATIENCE:
+                continue
+            # Another one has to stand by from then on. If there is none, and the process may have
+            # no thread left, the slow one keeps its place.
+            if _made <= len({*_since, *_calling, me}) and _made < _MOST:
+                _add_thread()
+            if _since.pop(slow, None) is not None:
+                _since[me] = math.inf
     finally:
-        _oversees = False
+        _is_asked = False
         _look()  # again, because a call may have come before the flag was cleared
-
-
-def _give_place(waits: bool) -> None:
-    made = False
-    try:
-        if not waits:
-            _add_thread()  # which has a place
-            made = True
-    finally:
-        if not made:  # the process may have no thread left, and then the slow one has it again
-            _places.put(None)
 
 
 def _end() -> None:

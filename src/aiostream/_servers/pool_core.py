@@ -35,7 +35,6 @@ from aiostream.errors import ContextFailedError, CudaError, PoolFullError, Strea
 from aiostream.stream import Stream
 
 FREE = 0
-_NOT_READY = 600
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
 _AGAIN = 0.005  # seconds until the loop looks again
 # Bound once, because each request uses these.
@@ -321,7 +320,7 @@ class PoolCore:
         # What goes on without its task, and enqueues more or still reads the stream's buffers, has
         # an item of its own here until it is over: a thread of `run_in_thread`, for example.
         is_used = bool(operand.shared.held)
-        code = _NOT_READY if is_used else _native.stream_query(operand.handle)
+        code = driver.NOT_READY if is_used else _native.stream_query(operand.handle)
         if code <= _native.RESULT_CAPTURING:
             captures.end_left(operand)  # one that this library began
             code = _native.stream_query(operand.handle)
@@ -329,10 +328,10 @@ class PoolCore:
             self._put_back(stream)
         elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
             self._drop(stream)
-        elif code > 0 and code != _NOT_READY and (failure := stream.context.health()):
+        elif code > 0 and code != driver.NOT_READY and (failure := stream.context.health()):
             self._failed(failure)
             self._put_back(stream)
-        elif is_used or code != _NOT_READY or not self._watch(stream, bridge):
+        elif is_used or code != driver.NOT_READY or not self._watch(stream, bridge):
             # Else it takes part in a capture of another stream, or the driver refused for once.
             self._ask_later(stream)
             self._look_again_soon(bridge)

@@ -394,7 +394,7 @@ def refuse(
     raise AssertionError("a completion is refused with an error")
 
 
-_UNKNOWN_ERROR = 999
+UNKNOWN_ERROR = 999
 
 
 class _Kept:
@@ -419,7 +419,7 @@ def keep_until_passed(operand: Operand, keepalive: Any) -> None:
     kept = _Kept(keepalive)
     waits = wait_list_of(operand)
     if not _native.watch(operand.handle, waits, process.ORPHANS, BY_WATCHER, kept):
-        kept.complete(_UNKNOWN_ERROR, True)
+        kept.complete(UNKNOWN_ERROR, True)
 
 
 async def wait_for(completion: Completion) -> None:
