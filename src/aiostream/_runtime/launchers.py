@@ -40,8 +40,8 @@ _is_asked = False
 # succeeds.
 _since = dict.fromkeys(range(_PLACES), math.inf)
 _calling: set[int] = set()  # only the thread itself enters itself and leaves
-# Threads that were made. The first calls write it, under _lock, and then the thread that is awake.
-# The lock is reentrant, because a signal handler may come here.
+# Threads that were made. It is written under _lock, which is reentrant, because a signal handler
+# may come here.
 _made = 0
 _lock = threading.RLock()
 
@@ -119,9 +119,10 @@ def _take_place(me: int) -> None:
             if _since.get(slow) != since or time.monotonic() - since < _PATIENCE:
                 continue
             # Another one has to stand by from then on. If there is none, and the process may have
-            # no thread left, the slow one keeps its place.
-            if _made <= len({*_since, *_calling, me}) and _made < _MOST:
-                _add_thread()
+            # no thread left, the slow one keeps its place. Two threads may come here at once.
+            with _lock:
+                if _made <= len({*_since, *_calling, me}) and _made < _MOST:
+                    _add_thread()
             if _since.pop(slow, None) is not None:
                 _since[me] = math.inf
     finally:
