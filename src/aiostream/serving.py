@@ -227,8 +227,17 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         batch: Batch[Item] = {}
         serve, context = partial(self._serve, batch), self._context.copy()
         # It starts in a later turn.
-        self._tasks[id(batch)] = batch, loops.current_bridge().spawn(serve, self._called, context)
-        self._comes = True
+        task: Any = loops.current_bridge().spawn(serve, self._called, context)
+        self._tasks[id(batch)], self._comes = (batch, task), True
+        if hasattr(task, "add_done_callback"):  # one of asyncio's
+            task.add_done_callback(partial(self._never_began, id(batch)))
+
+    def _never_began(self, number: int, task: object) -> None:
+        # Otherwise the task's own end would have removed it.
+        if self._tasks.pop(number, None) is not None:
+            self._comes = False
+            if self.waiting:
+                self._begin_task()
 
     async def _serve(self, batch: Batch[Item], own: Any = None) -> None:
         """Waits for a stream, and runs what waits then as one batch, and so on.

@@ -273,6 +273,7 @@ def test_green_threads_are_refused_at_the_first_use(
         import _thread, queue, select, threading
         def green(*_): raise AssertionError("it would run in this thread")
         class Green(queue.SimpleQueue): pass
+        green.__module__ = Green.__module__ = "gevent.thread"
         {imports if first else ""}
         {patch}
         import aiostream
@@ -290,6 +291,27 @@ def test_green_threads_are_refused_at_the_first_use(
     assert lines.split() == ["True"] * 4
 
 
+def test_a_debugger_may_replace_how_threads_start(driver_kind: str) -> None:
+    """As pydevd does, for threads of the system."""
+    lines = succeed(
+        driver_kind,
+        """
+        import _thread, asyncio, threading
+        start = _thread.start_new_thread
+        def of_a_debugger(function, args, kwargs={}): return start(function, args, kwargs)
+        _thread.start_new_thread = threading._start_new_thread = of_a_debugger
+        import aiostream
+        from aiostream.testing import spin
+        async def main():
+            async with aiostream.Stream() as stream:
+                await stream.run(spin, stream, 0.001)
+                print(await stream.run_in_thread(lambda: 5))
+        asyncio.run(main())
+    """,
+    )
+    assert lines == "5\n"
+
+
 def test_green_threads_after_the_first_use_start_none(driver_kind: str) -> None:
     """A thread that is to begin later would be a green one. A listener is called without it."""
     lines = succeed(
@@ -300,7 +322,9 @@ def test_green_threads_after_the_first_use_start_none(driver_kind: str) -> None:
         from support import settle
         stream, seen = aiostream.Stream(), []
         aiostream.on_context_failed(lambda error: seen.append(threading.current_thread().name))
-        _thread.start_new_thread = threading._start_new_thread = exit
+        def green(*_): exit()
+        green.__module__ = "gevent.thread"
+        _thread.start_new_thread = threading._start_new_thread = green
         async def main():
             print(await stream.run(lambda: 7))
             try:

@@ -328,6 +328,26 @@ async def test_a_task_of_a_batch_that_is_cancelled_leaves_no_item_waiting() -> N
         assert await made.batches(3) == 6
 
 
+async def test_a_task_that_is_cancelled_before_it_begins_leaves_no_item_waiting() -> None:
+    async with StreamPool(1) as pool, Batches(pool, double, most=8) as doubled:
+        before = all_tasks()
+        found: list[int] = []
+
+        async def ask(number: int) -> None:
+            found.append(await doubled(number))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, 1)
+            group.start_soon(ask, 2)
+            for _ in range(5):
+                for task in all_tasks() - before:
+                    if task.get_name().startswith("Batches of"):
+                        task.cancel()
+                        before.add(task)
+                await anyio.lowlevel.checkpoint()
+        assert sorted(found) == [2, 4]
+
+
 async def test_wrong_arguments_are_refused() -> None:
     async with StreamPool(1) as pool:
         for options, error in [

@@ -370,3 +370,24 @@ def test_pool_of_the_per_thread_stream_in_two_threads(first: str, second: str) -
             pool.release(stream)
             one.submit(loop.run_until_complete, pool.aclose()).result(20)
     loop.close()
+
+
+@pytest.mark.all_loops
+@pytest.mark.parametrize("call", ["acquire", "run"])
+async def test_a_pool_that_is_closed_when_it_has_woken_a_task_refuses_it(call: str) -> None:
+    """The task has yet to run then, so its future cannot get the error."""
+    pool, refused = StreamPool(1), []
+    stream = await pool.acquire()
+
+    async def ask() -> None:
+        try:
+            await (pool.acquire() if call == "acquire" else pool.run(int))
+        except StreamClosedError as error:
+            refused.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await until(lambda: pool.waiting == 1)
+        pool.release(stream)
+        pool.close()
+    assert len(refused) == 1

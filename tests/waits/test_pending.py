@@ -327,6 +327,21 @@ async def test_request_that_timed_out_is_one_entry_with_its_task_and_line(
         assert await aiostream.drain(10)
 
 
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_request_in_a_task_of_wait_for_has_no_line(cuda_gate: Gate) -> None:
+    """The task's first coroutine is the call itself. What runs the loop is not its line."""
+    async with Stream() as stream:
+        cuda_gate.hold(stream)
+        task = asyncio.ensure_future(stream.run(int))
+        await until(lambda: bool(aiostream.pending()))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        [entry] = aiostream.pending()
+        assert (entry["function"], entry["where"]) == ("int", None)
+        cuda_gate.open()
+
+
 def test_entry_is_a_type_for_pydantic() -> None:
     """It refuses `typing.TypedDict` before Python 3.12."""
     has_new = sys.version_info >= (3, 12)

@@ -239,14 +239,14 @@ async def test_close_while_it_waits_leaves_the_wait_and_its_objects() -> None:
     stream = Stream()
     with Gate() as gate:
         gate.hold(stream)
-        with anyio.move_on_after(0.05):
-            async with anyio.create_task_group() as group:
-                group.start_soon(stream.run, id, argument)
-                await anyio.sleep(0.01)
-                with pytest.raises(RuntimeError, match="is in use"):
-                    stream.into_raw()
-                stream.close()
-                del argument
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.run, id, argument)
+            await turns(5)
+            with pytest.raises(RuntimeError, match="is in use"):
+                stream.into_raw()
+            stream.close()
+            del argument
+            group.cancel_scope.cancel()
         gc.collect()
         assert watched() is not None
     assert settle(lambda: watched() is None)
@@ -597,3 +597,28 @@ async def test_a_coroutine_for_a_result_is_refused_and_closed(call: str, make: A
 async def test_a_coroutine_of_what_belongs_to_a_stream_is_refused() -> None:
     with pytest.raises(TypeError, match="would never run"):
         StreamPool(1, each=lambda _: answer())
+
+
+@pytest.mark.parametrize("make", [Stream.synchronize_async, lambda stream: stream.run(int)])
+def test_an_exception_of_a_wait_does_not_keep_its_loop(make: Any, cuda_gate: Gate) -> None:
+    """A program may keep the error of a request that was cancelled, as a log does."""
+    kept: list[BaseException] = []
+
+    async def main() -> weakref.ref[Any]:
+        async with Stream() as stream:
+            cuda_gate.hold(stream)
+            task = asyncio.ensure_future(make(stream))
+            await turns(3)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError as error:
+                kept.append(error)
+            del task  # the error refers to this frame
+            cuda_gate.open()
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(main())
+    gc.collect()
+    assert loop() is None
+    assert kept

@@ -34,6 +34,8 @@ def main() -> None:
     program = [sys.executable, *options.program] if is_python else options.program
     if shutil.which(program[0]) is None:
         parser.error(f"there is no program {program[0]}")
+    if not nogpu.LIBRARY.exists():
+        parser.error(f"{nogpu.LIBRARY} was not built: install the package with a C compiler")
     # The loader looks there before it looks for NVIDIA's driver, in each process that follows.
     folders = [str(nogpu.LIBRARY.parent), os.environ.get("LD_LIBRARY_PATH", "")]
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))

@@ -71,8 +71,8 @@ def refuse_green_threads() -> None:
         RuntimeError: This is such a process.
     """
     for module, name in ((_thread, "start_new_thread"), (queue, "SimpleQueue"), (select, "epoll")):
-        owner = getattr(getattr(module, name, None), "__module__", "")
-        if owner.lstrip("_") != module.__name__.lstrip("_"):
+        owner = getattr(getattr(module, name, None), "__module__", "gevent")  # it removes epoll
+        if owner.partition(".")[0] in {"gevent", "eventlet"}:  # debuggers replace some of them too
             raise RuntimeError(
                 f"{module.__name__}.{name} is not Python's own, as after gevent.monkey.patch_all() "
                 "or eventlet.monkey_patch(), and aiostream needs threads of the system: use it in "

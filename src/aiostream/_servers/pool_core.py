@@ -247,7 +247,9 @@ class PoolCore:
         ticket = self._next_ticket()
         try:
             while True:
-                # If the stream is gone when it wakes, it waits again, in the same place.
+                # If the stream is gone when it wakes, it waits again, in the same place. Or the
+                # pool was closed since it was woken.
+                self._require_open()
                 future = loops.current_bridge().new_future()
                 # Weak, because the future refers to its loop, which may be dropped.
                 self._queue[ticket] = weakref.ref(future)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import re
 import sys
 import time
@@ -31,6 +32,7 @@ BATCHES = -2  # in place of a queue's number
 
 # Frames of these are not the user's own code.
 _LIBRARIES = {"aiostream", "anyio", "asyncio", "contextlib", "trio"}
+_MAY_SUSPEND = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class PendingWait(TypedDict):
@@ -126,9 +128,10 @@ Left = tuple[str | None, str | None, str | None]
 
 def left_here(fn: Any) -> Left:
     """Says so of the task that runs here."""
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and _module(frame) in _LIBRARIES:
-        frame = frame.f_back
+        # Behind the coroutines of the task come the frames of its loop, and of what runs that.
+        frame = frame.f_back if frame.f_code.co_flags & _MAY_SUSPEND else None
     task = loops.task_here()
     name = completion.name_of(getattr(fn, "func", fn))  # of a partial, what it calls
     return name, task and loops.task_name(task), frame and _place(frame)

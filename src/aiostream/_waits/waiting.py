@@ -203,7 +203,7 @@ async def synchronize_async(self: Any) -> None:
         in_loop = not isinstance(problem, GeneratorExit) and getattr(self, "in_halves", False)
         if wait.drop(self, in_loop):
             self.is_left = True
-        future = None
+        wait = answer = future = None  # they refer to the loop, and the exception to this frame
         raise
     if answer is not None:
         driver.raise_for(answer, "cuEventQuery", operand.name)

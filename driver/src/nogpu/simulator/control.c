@@ -53,7 +53,8 @@ CUresult initialise(void) {
 static __attribute__((constructor)) void loaded(void) {
     const char *devices = getenv("NOGPU_DEVICES"), *version = getenv("NOGPU_DRIVER_VERSION"),
                *seed = getenv("NOGPU_SEED");
-    if (devices != NULL) sim.device_count = (int)strtol(devices, NULL, 10);
+    long count = devices != NULL ? strtol(devices, NULL, 10) : 1;
+    sim.device_count = count < 0 || count > MAX_DEVICES ? 1 : (int)count;
     if (version != NULL) sim.driver_version = (int)strtol(version, NULL, 10);
     if (seed != NULL) nogpu_seed(strtoull(seed, NULL, 10), 1);
 }
