@@ -233,8 +233,9 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             task.add_done_callback(partial(self._never_began, id(batch)))
 
     def _never_began(self, number: int, task: object) -> None:
-        # Otherwise the task's own end would have removed it.
-        if self._tasks.pop(number, None) is not None:
+        # Otherwise the task's own end would have removed it, and the number may be another's now.
+        if number in self._tasks and self._tasks[number][1] is task:
+            del self._tasks[number]
             self._comes = False
             if self.waiting:
                 self._begin_task()
