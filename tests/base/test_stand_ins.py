@@ -157,6 +157,12 @@ def test_what_needs_the_package_says_what_to_install(use: str, says: str, tmp_pa
     assert says in " ".join((done.stdout + done.stderr).split())
 
 
+def test_the_demo_says_that_there_is_no_gpu() -> None:
+    text = f"{HIDDEN}from aiostream.__main__ import main\nraise SystemExit(main(['demo']))"
+    done = python("none", "-c", text, CUDA_VISIBLE_DEVICES="")
+    assert f"there is no GPU here, and the demo without one {WITHOUT}[simulator]'" in done.stderr
+
+
 def test_the_rest_works_without_the_package() -> None:
     text = """
         import aiostream, aiostream.metrics, aiostream.serving, aiostream.testing, aiostream.trace

@@ -91,11 +91,9 @@ def _choose_driver() -> str:
         return "On the GPU"
     if "NoDriverError" not in done.stderr:
         raise SystemExit(done.stderr)
-    from aiostream import simulator
-
     # A variable that hides this machine's GPUs would also hide the simulated one.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    simulator.install()
+    stand_ins.install_simulator("there is no GPU here, and the demo without one")
     return "No GPU here, so this runs on the simulator, and its times say nothing about a GPU"
 
 
