@@ -345,7 +345,7 @@ async def test_errors_of_the_close_are_reported(
             await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
         gate.open()
-        await until(lambda: not is_held(stream))
+        await until(lambda: bool(unraisable) and not is_held(stream))
     assert [each[0] for each in unraisable] == [end or RuntimeError]
     await stream
 
