@@ -586,7 +586,7 @@ async def test_a_coroutine_for_a_result_is_refused_and_closed(call: str, make: A
     if make is half_and_answer and "run" not in call:
         return
     async with Stream() as stream, StreamPool(1) as pool:
-        for _ in range(3):  # whoever is first, the thread or the loop
+        for _ in range(3):  # the thread may be first, or the loop
             with pytest.raises(TypeError, match="would never run") as caught:
                 await CALLS[call](stream, pool, lambda: make())
             assert not hasattr(caught.value, "__notes__")

@@ -6,6 +6,7 @@ knows it.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def of_nogpu(name: str, needed_by: str, extra: str) -> ModuleType:
         ModuleNotFoundError: It is not installed. The text says what to install.
     """
     try:
-        return __import__(name, fromlist=["*"])
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != "nogpu":
             raise
