@@ -29,7 +29,6 @@ from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
 from aiostream._runtime.process import run_in_releaser as run_in_releaser
 from aiostream._tools import bench, demo, doctor
-from aiostream._tools.doctor import switches_the_gil_on as switches_the_gil_on
 from aiostream._waits import ready as _ready
 from aiostream._waits import waiting
 from aiostream.trace import Await

@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Generic, Self, TypeVar, overload
 
 from aiostream import _native
@@ -295,7 +295,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 self._take_into(batch, sys.maxsize)
             instead = RuntimeError(f"the task of {self._called} was cancelled")
             was_raised = any(map(loops.is_awaited, batch))
-            _settle(batch, completion.copies_of(instead if is_cancelled else error))
+            _settle(batch, _copies_of(instead if is_cancelled else error))
             if is_cancelled or not (was_raised or isinstance(error, Exception)):
                 raise
         finally:
@@ -350,6 +350,10 @@ def _settle(batch: Batch[Any], outcomes: Iterable[Any]) -> None:
     for future, outcome in zip(batch, outcomes, strict=False):
         if not future.done():  # else its task was cancelled meanwhile
             (future._set_result if of_trio else future.set_result)(outcome)
+
+
+def _copies_of(error: BaseException) -> Iterable[BaseException]:
+    return chain([error], map(completion.copy_of, repeat(error)))
 
 
 # ------------------------------------------------------------------------------ clients that leave

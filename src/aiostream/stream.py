@@ -253,11 +253,9 @@ class Stream(
                 f"handle {value} is a special stream without an owner: use Stream.legacy(), "
                 "per_thread() or borrow()"
             )
-        if context is not None and not isinstance(context, Context):
-            raise TypeError(
-                f"the context is an aiostream.Context, not {type(context).__name__}; "
-                "Context.from_handle makes one"
-            )
+        if context is not None:
+            rule = "the context is an aiostream.Context (Context.from_handle makes one), not"
+            checks.instance(Context, context, rule)
         stream = cls._from_handle(value, context or context_of(value), owned=True)
         if value in stream._context._given_away:
             stream._handle.share()
@@ -633,7 +631,7 @@ class Stream(
         try:
             future = waiting.enqueue(self._operand, self._mode, call, (fn, args, kwargs))
         except TypeError as problem:
-            checks.explain_call(problem, "enqueue_async")
+            checks.explain_call(problem, "enqueue_async", fn)
             raise
         return cast("CompletionFuture[T]", future)
 

@@ -275,44 +275,33 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 }
 
 
-# The modules that call the functions which users give to `run`, `enqueue_async` and their like.
-_CALLERS = {
-    "aiostream._objects.halves",
-    "aiostream._objects.runs",
-    "aiostream._objects.threads",
-    "aiostream._waits.waiting",
-    "aiostream.trace",
-}
-
-
-def explain_call(problem: BaseException, name: str) -> None:
+def explain_call(problem: BaseException, name: str, fn: Any, with_own: bool = False) -> None:
     """Adds a note to the TypeError of a function that does not take what `name` calls it with.
 
-    If the function has begun, its frame is the traceback's last, and the error is its own.
+    If the function has begun, its frame is among the traceback's, and the error is its own.
+
+    Args:
+        problem: What was raised.
+        name: What has called the function.
+        fn: The function.
+        with_own: Whether it gets first what belongs to the stream of a pool (`each`).
     """
-    if _is_of_call(problem):
+    last = problem.__traceback__
+    if not isinstance(problem, TypeError) or "would never run" in str(problem):
+        return
+    while last is not None:
+        if not last.tb_frame.f_globals.get("__name__", "").startswith("aiostream."):
+            return
+        last = last.tb_next
+    if not with_own:
         passes = "*args), without the stream" if name.startswith("run") else "stream, *args)"
-        problem.add_note(f"{name} calls fn({passes}. Names with `enqueue` pass it, others do not")
-
-
-def explain_own(problem: BaseException, fn: Any) -> None:
-    """Does the same for a pool whose streams have things of their own (`each`)."""
-    if _is_of_call(problem):
+        note = f"{name} calls fn({passes}. Names with `enqueue` pass it, others do not"
+    else:
         note = "A pool with `each` calls fn(own, *args): what belongs to the stream comes first"
         if isinstance(fn, MethodType):
             name = fn.__func__.__qualname__
             note += f". This method has an object already: write `{name}` alone"
-        problem.add_note(note)
-
-
-def _is_of_call(problem: BaseException) -> bool:
-    """Whether it is the TypeError of a call by this library, and not one of the function."""
-    last = problem.__traceback__
-    if not isinstance(problem, TypeError) or last is None or "would never run" in str(problem):
-        return False
-    while last.tb_next is not None:
-        last = last.tb_next
-    return last.tb_frame.f_globals.get("__name__") in _CALLERS
+    problem.add_note(note)
 
 
 def library(name: str, package: str) -> ModuleType:

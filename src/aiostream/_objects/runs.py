@@ -292,10 +292,7 @@ class RunMethods:
                 _leave(work, is_here)
             if pool is not None:
                 pool._give(stream, loan, problem)
-            if pool is not None and pool._has_own:
-                checks.explain_own(problem, fn)
-            else:
-                checks.explain_call(problem, "run")
+            checks.explain_call(problem, "run", fn, pool is not None and pool._has_own)
             raise
         if asks and pool is not None:
             pool._give(stream, loan)

@@ -408,7 +408,7 @@ class ThreadStream:
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None
-            checks.explain_call(raised, "run_in_thread")
+            checks.explain_call(raised, "run_in_thread", fn)
             if limiter is None and any(words in str(raised) for words in _NEEDS_LIMITER):
                 raised.add_note(_WITH_LIMITER)
             try:

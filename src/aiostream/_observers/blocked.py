@@ -32,6 +32,7 @@ from aiostream._runtime import launches, process
 PAGE = "docs/blocking.md"
 ALLOW = "allow_blocking"  # in a comment on a line that may block
 
+# What to do, by the kind of the call. Each has a section of the page with this name.
 ADVICE = {
     "waits": "Await the stream instead: `await stream.run(fn)`. In place of `.item()` and `.cpu()`,"
     " copy to pinned memory with `non_blocking=True` in `fn`",
@@ -45,7 +46,6 @@ ADVICE = {
     "launches": "Launch in a thread, `await stream.run_in_thread(fn)`, or capture a graph once and"
     " launch that",
 }
-"""What to do, by the kind of the call. Each has a section of the page with this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,10 @@ class Subscriber:
     """Which calls to report, and to whom. Times are in seconds."""
 
     report: Callable[[BlockingCall], object]
-    waits: float
-    """From how long on a call counts that waits by its nature."""
-    others: float
-    """From how long on each other call counts."""
-    launches: float
-    """From how long on a launch counts."""
-    raises: type[BaseException] | None = None
-    """What is raised in the blocked thread, where that is safe."""
+    waits: float  # from how long on a call counts that waits by its nature
+    others: float  # from how long on each other call counts
+    launches: float  # from how long on a launch counts
+    raises: type[BaseException] | None = None  # in the blocked thread, where that is safe
 
 
 _python = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, whose functions others change
@@ -257,21 +253,29 @@ def _here(call: Any) -> tuple[Any, list[Any]]:
 
 def _find(call: Any, frames: turns.Frames, here: list[Any]) -> tuple[BlockingCall | None, bool]:
     """What led to the call. `None`: no loop runs there, or a line says that it may block."""
-    running = turns.loop_in(frames, here)
-    if running is None:
-        return None, False
-    outermost, loop, task = running
-    code, _, frame = frames[0]
-    at = None if frame is None else dis.opname[code.co_code[frame.f_lasti]]
-    can_raise = task is not None and at in _CALLS and not code.co_filename.startswith(_of_loops())
-    lines = [(code, line) for code, line, _ in frames[:outermost] or frames[:1]]
-    del frame, frames[:]  # they would keep the program's variables alive while files are read
-    if (place := _place(lines)) is None:
-        return None, False
+    in_call = False
+    for code, _, frame in frames[:1]:
+        at = None if frame is None else dis.opname[code.co_code[frame.f_lasti]]
+        in_call = at in _CALLS and not code.co_filename.startswith(_of_loops())
+        del frame  # `_in_loop` empties `frames`
     name, kind = call.name.decode(), forwarding.KINDS[call.kind]
     stream = call.stream if call.stream != forwarding.NO_STREAM else None
-    where = *place, here[0] or "a thread", loop, task
-    return BlockingCall(name, kind, 0.0, *where, stream, call.began), can_raise
+    found = _in_loop(frames, here, name, kind, 0.0, stream, call.began)
+    return found, in_call and found is not None and found.task is not None
+
+
+def _in_loop(
+    frames: turns.Frames, here: list[Any], call: str, kind: str, seconds: float, *others: Any
+) -> BlockingCall | None:
+    running = turns.loop_in(frames, here)
+    if running is None:
+        return None
+    outermost, loop, task = running
+    lines = [(code, line) for code, line, _ in frames[:outermost] or frames[:1]]
+    del frames[:]  # they would keep the program's variables alive while files are read
+    if (place := _place(lines)) is None:
+        return None
+    return BlockingCall(call, kind, seconds, *place, here[0] or "a thread", loop, task, *others)
 
 
 def _of_loops() -> tuple[str, ...]:
@@ -323,15 +327,10 @@ def _report_to(counting: list[Subscriber], made: BlockingCall) -> None:
 def _report_launch(nanoseconds: int) -> None:
     """Reports a long launch of this thread, whose method has called this."""
     *frames, name, kind, task, trio_task = _native.frames_here()[2:]  # without its own and `note`
-    if (running := turns.loop_in(frames, [name, kind, task, trio_task])) is None:
-        return
-    outermost, loop, task = running
-    if (place := _place([(code, line) for code, line, _ in frames[:outermost]])) is None:
-        return
-    where = *place, name or "a thread", loop, task
-    began = time.perf_counter_ns() - nanoseconds
-    method = next(code for code, *_ in frames if code.co_name in ("run", "enqueue_async"))
-    call = f"Stream.{method.co_name}"
-    made = BlockingCall(call, "launches", nanoseconds / 1e9, *where, None, began)
-    with _lock:
-        _report_to([w for w in _subscribers if made.seconds >= w.launches], made)
+    names = (code.co_name for code, *_ in frames)
+    call = f"Stream.{next(each for each in (*names, 'run') if each in ('run', 'enqueue_async'))}"
+    began, seconds = time.perf_counter_ns() - nanoseconds, nanoseconds / 1e9
+    here = [name, kind, task, trio_task]
+    if made := _in_loop(frames, here, call, "launches", seconds, None, began):
+        with _lock:
+            _report_to([w for w in _subscribers if seconds >= w.launches], made)

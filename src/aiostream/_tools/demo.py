@@ -51,8 +51,7 @@ class Result:
     started: int = 0
     ended: int = 0
     beats: list[int] = field(default_factory=list)
-    awaits: list[trace.Await] = field(default_factory=list)
-    """Each by a task that has the name of its load."""
+    awaits: list[trace.Await] = field(default_factory=list)  # tasks have the names of their loads
     uncertainty: float = 0.0
 
 

@@ -160,7 +160,12 @@ async def synchronize_async(self: Any) -> None:
         await observed(f"{kind}.synchronize_async", synchronize_async, self)
         return
     if mode == BY_HOST_FUNCTION and not operand.is_event:
-        await wait_for(complete(operand))
+        point = complete(operand)
+        try:
+            await point.future
+        except BaseException:
+            point.cancel()
+            raise
         return
     bridge = _current_bridge()
     wait_list = operand.wait_list or wait_list_of(operand)
@@ -420,23 +425,6 @@ def keep_until_passed(operand: Operand, keepalive: Any) -> None:
     waits = wait_list_of(operand)
     if not _native.watch(operand.handle, waits, process.ORPHANS, BY_WATCHER, kept):
         kept.complete(UNKNOWN_ERROR, True)
-
-
-async def wait_for(completion: Completion) -> None:
-    """Waits until the GPU has passed a point for which only this task waits.
-
-    Cancellation: raises at once. The point stays registered until the GPU has passed it.
-
-    Raises:
-        CudaError: The context has failed.
-    """
-    future = completion.future
-    try:
-        if future is not None:
-            await future
-    except BaseException:
-        completion.cancel()
-        raise
 
 
 class AwaitedBlock(hints.Hinted):

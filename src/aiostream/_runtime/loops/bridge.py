@@ -9,6 +9,8 @@ from typing import Any
 from aiostream import _native
 from aiostream._runtime.launches import Launches
 
+TaskFunction = Callable[[], Coroutine[Any, Any, None]]
+
 
 class Bridge:
     """The way from the driver's threads into one loop.
@@ -35,7 +37,7 @@ class Bridge:
     # Begins a task that no other task owns or cancels, by a function, its name and its context. It
     # starts in a later turn of the loop. Returns the task. On asyncio the caller keeps it, because
     # the loop does not.
-    spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, contextvars.Context], object]
+    spawn: Callable[[TaskFunction, str, contextvars.Context], object]
     # Has the loop call a function after some seconds. Returns `False` if the loop no longer can.
     call_later: Callable[[float, Callable[[], None]], bool]
     # Has the loop call `drain` soon. Returns `False` if the loop is gone. In the janitor's thread.

@@ -7,14 +7,14 @@ import contextlib
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks
 from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion
-from aiostream._runtime.loops.bridge import Bridge
+from aiostream._runtime.loops.bridge import Bridge, TaskFunction
 from aiostream._runtime.loops.readerless import read_for
 from aiostream._runtime.observing import is_observed, observed_await, observers
 
@@ -169,12 +169,7 @@ class AsyncioBridge(Bridge):
         """Makes an `AsyncioFuture`."""
         return (ObservedFuture if observers else AsyncioFuture)(loop=self.loop())
 
-    def spawn(
-        self,
-        function: Callable[[], Coroutine[Any, Any, None]],
-        name: str,
-        context: contextvars.Context,
-    ) -> object:
+    def spawn(self, function: TaskFunction, name: str, context: contextvars.Context) -> object:
         """Makes an `asyncio.Task`."""
         # Not by the loop's factory, because a task of an eager one would run here and now.
         return asyncio.Task(function(), loop=self.loop(), name=name, context=context)
