@@ -147,7 +147,8 @@ def native_addresses() -> dict[str, int]:
     return driver.native_addresses()
 
 
-ADVICE = hints._ADVICE  # by owner: names that it lacks, and what to write
+# By owner: names that it lacks, and what to write.
+ADVICE = {key: hints.ADVICE[key] for key in hints.ADVICE.keys() - {"driver", "blocking"}}
 
 
 def start() -> None:

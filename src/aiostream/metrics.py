@@ -118,9 +118,8 @@ class _Timed(Observation):
 
 def _bounds_of(buckets: Sequence[float]) -> list[float]:
     """Returns the finite bounds, because each histogram adds its own `+Inf`."""
-    if isinstance(buckets, (str, bytes)):  # whose elements are no bounds, but have numbers in them
-        raise TypeError(f"buckets are several numbers of seconds, not {type(buckets).__name__}")
-    bounds = [checks.real(each, "buckets are numbers of seconds") for each in buckets]
+    several = checks.several("buckets", buckets)  # elements of bytes are numbers too
+    bounds = [checks.real(each, "buckets are numbers of seconds") for each in several]
     finite = bounds[:-1] if bounds and bounds[-1] == math.inf else bounds
     if not finite or sorted(set(finite)) != finite or finite[-1] == math.inf:
         raise ValueError(f"buckets rise, and at least one is finite, unlike {bounds}")

@@ -12,7 +12,7 @@ from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
 from aiostream._objects.runs import RunMethods
 from aiostream._runtime import loops
-from aiostream._servers.pool_core import FREE, PoolCore, give_own
+from aiostream._servers.pool_core import FREE, PoolCore
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike
@@ -188,7 +188,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             True
             False
         """
-        _require_several("streams", streams)
+        checks.several("streams", streams)
         checks.label(name)
         borrow = functools.partial(Stream.borrow, wait=wait, stalled_after=stalled_after)
         borrowed = [
@@ -199,14 +199,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         pool._label = name
         pool._fill(borrowed, max_waiting, each)
         return pool
-
-    def _fill(self, streams: list[Stream], max_waiting: int | None, each: Any) -> None:
-        if max_waiting is not None:
-            checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
-        self._has_own = each is not None
-        if self._has_own:
-            give_own(streams, each)
-        self._init_fields(streams, max_waiting)
 
     # ---------------------------------------------------------------------------------------- state
 
@@ -481,20 +473,12 @@ def _name_in(pool: str | None, number: int) -> str | None:
     return None if pool is None else f"{pool}[{number}]"
 
 
-def _require_several(name: str, values: object) -> None:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(
-            f"{name} are in a list or another iterable, not one {type(values).__name__}"
-        )
-
-
 def _distinct_devices(
     devices: Iterable[DeviceLike], device: DeviceLike | None, size: int
 ) -> list[Device]:
     if device is not None:
         raise TypeError("a pool takes device or devices, not both")
-    _require_several("devices", devices)
-    found = [each if isinstance(each, Device) else Device(each) for each in devices]
+    found = [*map(Device, checks.several("devices", devices))]
     if not found:
         raise ValueError("a pool has at least one device")
     if len(set(found)) < len(found):

@@ -162,7 +162,7 @@ def test_graphs_of_the_wrong_kind(things: dict[str, Any]) -> None:
     refuses(
         lambda wrong: things["stream"].begin_capture_to_graph(graph, wrong),
         [5, None, graph],
-        "dependencies are nodes in a list or tuple, not one",
+        "dependencies are in a list or another iterable, not one",
     )
 
 

@@ -7,7 +7,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from numbers import Integral
 from types import FunctionType, MethodType, ModuleType
@@ -59,6 +59,18 @@ def instance(kind: type, value: T, rule: str) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"{rule} {type(value).__name__}")
     return value
+
+
+def several(name: str, values: Iterable[T]) -> Iterable[T]:
+    """Returns the values, which are not one alone. A str is one.
+
+    Raises:
+        TypeError: It is one value.
+    """
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        kind = type(values).__name__
+        raise TypeError(f"{name} are in a list or another iterable, not one {kind}")
+    return values
 
 
 def integer(name: str, value: Any) -> int:

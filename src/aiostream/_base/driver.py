@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from aiostream import _native, errors
-from aiostream._base import stand_ins
+from aiostream._base import hints, stand_ins
 
 # It is written after cuInit has succeeded. Two threads may do so, with the same module.
 _bindings: ModuleType | None = None
@@ -35,8 +35,7 @@ MINIMUM = {
     "cuStreamBeginRecaptureToGraph": 13030,
 }
 _CONTEXT_IS_DESTROYED = 709
-_NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
-_INVALID_DEVICE, _NOT_SUPPORTED, NOT_READY = 101, 801, 600
+_NOT_INITIALIZED, _NO_DEVICE, _INVALID_DEVICE, _NOT_SUPPORTED, NOT_READY = 3, 100, 101, 801, 600
 _NO_DRIVER = (
     "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
     "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or write "
@@ -57,52 +56,10 @@ _NO_SIMULATED_DEVICE = (
     "`simulator.install(devices=1)` before anything else uses CUDA. `python -m nogpu` has --devices"
 )
 _ASKED = "AIOSTREAM_SIMULATOR=1"
-_FORKED = (
-    "Most likely this process was forked from one that had used CUDA already, perhaps through "
-    "another library. The CUDA driver does not survive fork(). Start worker processes with "
-    "multiprocessing's 'spawn' or 'forkserver' method, or use CUDA only after the fork and not in "
-    "the parent"
+_ADVICE = hints.ADVICE["driver"]
+_ADVICE |= dict.fromkeys(
+    map(str, {*_native.FATAL_CODES} - {_CONTEXT_IS_DESTROYED}), _ADVICE["lost"]
 )
-_LOST = (
-    "Earlier work has failed, perhaps on another stream or of another library, and this call "
-    "reports it. The context is lost. CUDA works again only in a new process"
-)
-_DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
-_IN_HOST_FUNCTION = (
-    "A host function or callback must not call CUDA. Set an event or a flag in it, and call CUDA "
-    "in another thread"
-)
-_CAPTURED = (
-    "A capture, perhaps in another thread, took in what was recorded to wait for. Work in a "
-    "capture has no time of its own and cannot be awaited"
-)
-_CAPTURES = "The stream is capturing already"
-_DOES_NOT_CAPTURE = "The stream is not capturing"
-_REFUSED_IN_CAPTURE = (
-    "The stream is capturing. The call was refused, and the capture goes on. Call it after "
-    "the `with` block of the capture"
-)
-_QUARANTINED = (
-    "Another thread began or ended a capture of the stream during the call. What was enqueued may "
-    "have become a node of the graph, where it does nothing"
-)
-_HINTS_OF_CODES = dict.fromkeys(_native.FATAL_CODES, _LOST) | {
-    _CONTEXT_IS_DESTROYED: _DESTROYED,
-    _NOT_INITIALIZED: _FORKED,
-    _NOT_PERMITTED: _IN_HOST_FUNCTION,
-    _CAPTURED_EVENT: _CAPTURED,
-}
-_HINTS = {
-    (400, "cuEventElapsedTime"): "One of the two events was never recorded",
-    (600, "cuEventElapsedTime"): (
-        "The GPU has not passed both events yet. Await the later one first"
-    ),
-    (401, "cuStreamBeginCapture"): _CAPTURES,
-    (401, "cuStreamBeginCaptureToGraph"): _CAPTURES,
-    (401, "cuStreamBeginRecaptureToGraph"): _CAPTURES,
-    (401, "cuStreamEndCapture"): _DOES_NOT_CAPTURE,
-    (401, "cuStreamUpdateCaptureDependencies"): _DOES_NOT_CAPTURE,
-}
 
 
 def bindings() -> ModuleType:
@@ -178,7 +135,7 @@ def _initialize(with_simulator: bool) -> ModuleType:
     is_simulated = stand_ins.is_simulated()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if int(code) == _NOT_INITIALIZED:
-        raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_FORKED}")
+        raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_ADVICE['3']}")
     if int(code) == _NO_DEVICE and stand_ins.has_no_devices():
         raise errors.NoDriverError(_NO_SIMULATED_DEVICE)
     if int(code) in (_NO_DEVICE, _INVALID_DEVICE) and visible is not None:
@@ -211,7 +168,7 @@ def error(
     """
     global latest_failure
     if hint is None:
-        hint = _HINTS_OF_CODES.get(code) or _HINTS.get((code, call.partition("_v")[0]))
+        hint = _ADVICE.get(str(code)) or _ADVICE.get(f"{code}-{call.partition('_v')[0]}")
     name, meaning = _described(code)
     kind = errors.CLASSES.get(code, errors.CudaError)
     problem = kind(code, name, call, stream, hint, meaning)
@@ -251,9 +208,9 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     if result == _native.RESULT_NO_MEMORY:
         raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
     if result == _native.RESULT_QUARANTINED:
-        raise error(900, call, stream, _QUARANTINED)
+        raise error(900, call, stream, _ADVICE["quarantined"])
     if result <= _native.RESULT_CAPTURING:
-        raise error(-result, call, stream, capturing or _REFUSED_IN_CAPTURE)
+        raise error(-result, call, stream, capturing or _ADVICE["capturing"])
     raise error(result, _native.failed_call(result) or call, stream)
 
 

@@ -26,26 +26,13 @@ from types import CodeType
 from typing import Any
 
 from aiostream import _native
-from aiostream._base import stand_ins, turns
+from aiostream._base import hints, stand_ins, turns
 from aiostream._runtime import launches, process
 
 PAGE = "docs/blocking.md"
 ALLOW = "allow_blocking"  # in a comment on a line that may block
-
 # What to do, by the kind of the call. Each has a section of the page with this name.
-ADVICE = {
-    "waits": "Await the stream instead: `await stream.run(fn)`. In place of `.item()` and `.cpu()`,"
-    " copy to pinned memory with `non_blocking=True` in `fn`",
-    "copies": "Copy in `await stream.run(fn)`, asynchronously and with pinned memory",
-    "stages": "Pin the host memory, because the driver copies pageable memory through its own",
-    "allocates": "Allocate before you serve: warm up the allocator, or keep the memory",
-    "loads": "Load before you serve: run each kernel and each graph once at the start",
-    "enqueues": "Await the stream before you enqueue more, if it was full. If the kernel was loaded"
-    " now, run it once at the start",
-    "begins": "Do this before you serve, or in a thread: it may wait for the whole device",
-    "launches": "Launch in a thread, `await stream.run_in_thread(fn)`, or capture a graph once and"
-    " launch that",
-}
+ADVICE = hints.ADVICE["blocking"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,12 @@ class PoolCore:
 
     _label: str | None  # what its user calls it
 
-    def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
+    def _fill(self, streams: list[Stream], max_waiting: int | None, each: Any) -> None:
+        if max_waiting is not None:
+            checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
+        self._has_own = each is not None
+        if self._has_own:
+            give_own(streams, each)
         self._closed = False
         self._max_waiting = max_waiting
         # The futures of the tasks that wait, in order, by ticket. Of these the first are awake, as
