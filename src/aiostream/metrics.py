@@ -193,7 +193,7 @@ class Collector:
         # By call and outcome: the counts of the buckets, and the sum of the seconds.
         self._histograms: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
         # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
-        # a garbage collection or a signal handler that interrupts its holder. So each change is one
+        # a garbage collection or a signal handler of the thread that has it. So each change is one
         # step, and a scrape copies first.
         self._lock = threading.RLock()
         self._end = on_wait(self._observe)

@@ -248,7 +248,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             own: The future of the task that calls this, whose item alone is served: if no other one
                 comes within a turn, and a stream is free. Otherwise another task begins.
         """
-        tasks, pool, stream, loan = self._tasks, self._pool, None, 0
+        tasks, pool, stream, number = self._tasks, self._pool, None, 0
         try:
             if own is not None:
                 self._comes, tasks[id(batch)] = True, (batch, None)
@@ -260,7 +260,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                     return
                 self._queues = True
                 stream = await pool._in_turn(is_limited=False)
-            loan, self._comes, self._queues = stream._number, False, False
+            number, self._comes, self._queues = stream._number, False, False
             run = stream.run_in_thread if self._in_thread else stream.run
             while True:
                 self._take_into(batch, self._most)
@@ -277,18 +277,18 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 batch.clear()
                 if own is not None or len(pool._queue) > self._queues:  # others want the stream
                     break
-            pool._give(stream, loan)
+            pool._give(stream, number)
         except BaseException as error:
-            if stream is not None and loan:
-                pool._give(stream, loan, error)
-            if not loan:
+            if stream is not None and number:
+                pool._give(stream, number, error)
+            if not number:
                 self._comes = self._queues = False
             if isinstance(error, GeneratorExit):  # the loop is gone, and the tasks that wait
                 tasks.pop(id(batch), None)
                 own = None
                 raise
             is_cancelled = not isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
-            if own is not None and not loan:
+            if own is not None and not number:
                 self._waiting.pop(own, None)
                 raise
             if not self._comes:  # no task will take what waits
@@ -302,7 +302,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             # The futures hold errors, whose tracebacks refer to this frame.
             batch.clear()
             end, was_there = self._end, tasks.pop(id(batch), None) is not None
-            if own is not None and not loan:
+            if own is not None and not number:
                 self._comes = False
                 if self._waiting:
                     self._begin_task()

@@ -129,7 +129,7 @@ class Stream(
             if handle is None:
                 raw = driver.call("cuStreamCreateWithPriority", flags, urgency)
                 kind = _native.HANDLE_STREAM
-                handle = driver.own(kind, int(raw), context.handle, self._destructor)
+                handle = driver.owned_handle(kind, int(raw), context.handle, self._destructor)
         self._init_fields(handle, context, owned=True, wait=strategy)
         self._operand.shared.make.append((flags, urgency))
         if retired is not None:  # what its former owner's waits have learnt is not of this one's
@@ -353,7 +353,7 @@ class Stream(
             RuntimeError: It is a stream of a pool.
             CudaError: The driver refused. The stream is closed nevertheless.
         """
-        self._require_own("close")
+        self._refuse_in_pool("close")
         self._close()
 
     def _close(self) -> None:
@@ -389,7 +389,7 @@ class Stream(
             CudaError: The work failed, or the driver refused. The stream is closed nevertheless.
         """
         timeout = checks.timeout(timeout)  # first, because a mistake must not close the stream
-        self._require_own("shutdown")
+        self._refuse_in_pool("shutdown")
         try:
             # Another thread may close the stream during the wait, which keeps it pinned.
             self.synchronize(timeout)
@@ -412,7 +412,7 @@ class Stream(
                 graph.
             CudaError: The work failed. The stream is closed nevertheless.
         """
-        self._require_own("aclose")
+        self._refuse_in_pool("aclose")
         await self._close_when_done()
 
     def __del__(self, *bound: Any) -> None:

@@ -37,7 +37,7 @@ STOP_LIST = {
     r"doz(?:e|es|ed|ing)": "waits on a timer",
     r"hush(?:es|ed)?": "suppress",
     r"linger(?:s|ed|ing)?": "stay, remain",
-    r"lend(?:s|ing)?": "give, hand out (`lent` is a word of the glossary)",
+    r"lend(?:s|ing)?": "give, hand out",
     r"thereof|wherein|whereof|hither|thither|henceforth": "say it with a subject and a verb",
     # Constructions.
     r"belongs? into": "belongs in; must be called from",

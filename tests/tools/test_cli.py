@@ -42,7 +42,7 @@ def test_demo_draws_each_stream_and_the_heartbeat_and_balances(
         out,
         re.MULTILINE,
     )
-    assert re.search(r"^ledger: .* 0 pending, 0 leaked; .* balanced$", out, re.MULTILINE)
+    assert re.search(r"^statistics: .* 0 pending, 0 leaked; .* balanced$", out, re.MULTILINE)
     assert max(len(line) for line in lines if "/" not in line) <= 100
     assert not ANSI.search(out), "colours, although this is no terminal"
     # The same as a timeline:

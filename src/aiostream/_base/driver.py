@@ -287,7 +287,7 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def own(kind: int, value: int, context: int, destroy: str) -> _native.Handle:
+def owned_handle(kind: int, value: int, context: int, destroy: str) -> _native.Handle:
     """Returns the native handle of an object that the library has just made."""
     try:
         return _native.Handle(kind, value, context, True, True)

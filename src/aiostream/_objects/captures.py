@@ -39,21 +39,21 @@ class _End(Enum):
 class _Noted:
     """What is noted of one capture until its end."""
 
-    # Constant once this is in `_in_progress`. To `lent` any thread may append.
+    # Constant once this is in `_in_progress`. To `given` any thread may append.
     identity: int | None  # the driver's number of the capture
     origin: _Origin | None  # the stream on which it began, if this library began it
     graph: Graph | None  # into which it goes, pinned; None if it makes a new one
     recapture: Any = None  # None, or what the driver may call during the capture
     pins: list[bool] = field(default_factory=list)  # of the graph
-    lent: list[_native.Handle] = field(default_factory=list)  # of a graph of the driver's own
+    given: list[_native.Handle] = field(default_factory=list)  # of a graph of the driver's own
     seen_on: _Origin | None = None  # the stream that capture_info() was asked for
 
     def end(self, how: _End) -> None:
         # This is called once, by the thread that took this out of `_in_progress` (see `_forget`).
         # First the graph that was given out: from here on the driver may free it, and another
         # thread that still has its `Graph` must be refused.
-        for lent in self.lent:
-            lent.close()
+        for given in self.given:
+            given.close()
         if self.graph is None:
             return
         # A graph that may be gone must not be destroyed again, because by then its handle may be
@@ -256,11 +256,11 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
         _in_progress.append(capture)
     if capture.graph is not None:
         return capture.graph
-    if not capture.lent:
-        capture.lent.append(
+    if not capture.given:
+        capture.given.append(
             _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False)
         )
-    same = capture.lent[0].borrow()
+    same = capture.given[0].borrow()
     graph = Graph._from_handle(value, stream.context, owned=False, handle=same)
     # Another thread may have ended the capture since then, and have closed what it found.
     if capture not in _in_progress:

@@ -190,10 +190,10 @@ def deliver() -> None:
     # The lock is held from the first step on, so that who unsubscribes sees what was taken before.
     with _lock:
         while forwarding.functions().nogpu_forward_next(ctypes.byref(call)):
-            _look_at(call)
+            _locate(call)
 
 
-def _look_at(call: Any) -> None:
+def _locate(call: Any) -> None:
     """Finds out where a call comes from, and reports it if it has ended."""
     global missed
     try:
@@ -208,7 +208,7 @@ def _look_at(call: Any) -> None:
         if call.ended and found is not None:
             _report(call, found, can_raise)
     except Exception as error:  # of a frame whose variables are strange; the reader must go on
-        _native.write_unraisable(error, _look_at)
+        _native.write_unraisable(error, _locate)
     finally:
         # A thread that gets an exception goes on once it has it.
         if call.ended or not any(each.raises for each in _subscribers):

@@ -1,7 +1,7 @@
 """What a loop's future is to a completion, and which completions are pending.
 
-The completion itself is a native object (`native/python/completions.c`). The slot of its point
-holds it until the GPU has passed the point, whatever has become of the task, the loop or the
+The completion itself is a native object (`native/python/completions.c`). Its point holds
+it until the GPU has passed the point, whatever has become of the task, the loop or the
 stream, because the GPU may use what it keeps alive until then.
 """
 

@@ -332,7 +332,7 @@ def _run_after_calls(task: Callable[[], Any]) -> None:
 # -------------------------------------------------------------------------------- the releaser
 
 # A SimpleQueue, because finalizers and signal handlers may call its `put`. `queue.Queue` takes a
-# lock, and a finalizer that interrupts its holder would deadlock.
+# lock, and a finalizer in the thread that has it would deadlock.
 _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 # What writes a file that has to be there however the process ends, such as that of a trace. The
 # releaser calls each about once a second, with `False`, and each decides whether it writes. `True`
@@ -345,11 +345,11 @@ _SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releas
 def _release() -> None:
     while True:
         held: Any = None
-        until = max(0, stuck.look_at - time.monotonic())
+        until = max(0, stuck.next_check - time.monotonic())
         with contextlib.suppress(queue.Empty):
             held = _to_release.get(timeout=min(until, _SAVE_SECONDS) if savers else until)
         _save(False)
-        if time.monotonic() >= stuck.look_at:
+        if time.monotonic() >= stuck.next_check:
             _report_from("aiostream's releaser", _say_what_is_stuck)
         if held is not None:
             _report_from(held, held)
@@ -357,7 +357,7 @@ def _release() -> None:
 
 
 def limit_stalls(seconds: float) -> None:
-    """A limit was set: has the releaser look as often as that needs.
+    """A limit was set: has the releaser check as often as that needs.
 
     Threads: any.
     """
@@ -367,7 +367,7 @@ def limit_stalls(seconds: float) -> None:
 
 def _say_what_is_stuck() -> None:
     take_stalls()
-    for message in stuck.look():
+    for message in stuck.check():
         log("%s", message, level=logging.WARNING)
 
 

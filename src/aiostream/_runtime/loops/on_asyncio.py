@@ -20,7 +20,7 @@ from aiostream._runtime.observing import is_observed, observed_await, observers
 
 
 class _Latest(threading.local):
-    # The bridge that was used last in this thread: it spares each wait a dict lookup.
+    # The bridge that was used last in this thread: it saves each wait a dict lookup.
     bridge: weakref.ref[AsyncioBridge] | None = None
 
 
