@@ -146,7 +146,9 @@ class Stream(
         source: Any = None,
         wait: WaitStrategy | None = None,
     ) -> None:
-        # Here and not in the first wait, because it may take as long as making a stream.
+        # The handle is stored last, because this object's finalizer then destroys the stream. After
+        # an earlier error a stream of `from_raw` stays its caller's (`Handle_dealloc`).
+        # This is here and not in the first wait, because it may take as long as making a stream.
         context._ensure_monitored()
         self._note_place()
         self._context = context
@@ -158,8 +160,6 @@ class Stream(
         self._operand = Operand(handle, context, self._name)
         if source is not None:
             interop.note_source(self._operand, source)
-        # This comes last, because from here on the finalizer of this object destroys the stream.
-        # If an error comes before, a stream of `from_raw` stays its caller's (`Handle_dealloc`).
         self._handle = handle
 
     @classmethod
@@ -357,19 +357,15 @@ class Stream(
         self._close()
 
     def _close(self) -> None:
-        # This comes before the close, because a closed handle refuses the calls that end a capture.
-        # Two threads that close at once both come here, and one of them ends it
-        # (`captures.end_left`).
+        # A closed handle refuses the calls that end a capture. Until the close another thread may
+        # ask for the capture, which notes it again. After the last step a new `Stream` may capture.
         if self._owned and self._handle.is_shared:
             captures.end_shared(self._operand)
         try:
             super().close()
         finally:
-            # This comes after the close, because until then another thread may ask for the capture,
-            # which would note it again.
             if self._owned:
                 captures.forget(self._operand)
-                # This comes last, because a new `Stream` may now capture.
                 operand.keep_retired(self._operand)
 
     def shutdown(self, timeout: float | None = None) -> None:

@@ -95,7 +95,7 @@ def prepare_simulator() -> None:
 
 def _load() -> ModuleType:
     wanted = stand_ins.simulator_is_wanted()
-    # This comes before the driver is loaded. A child that another thread forks meanwhile would have
+    # Noted before the driver is loaded, because a child that another thread forks meanwhile has
     # half of it, and locks that no thread opens. So there is no lock here.
     _loading.append(None)
     try:

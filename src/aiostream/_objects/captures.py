@@ -198,8 +198,8 @@ def retire(stream: Operand) -> None:
 def forget_ended_elsewhere(stream: Operand) -> None:
     """Forgets a capture of the stream that other code has ended.
 
-    This comes before the next capture begins, because the graph of that one may get the handle of
-    the old graph.
+    Call it before the next capture begins, because the graph of that one may get the handle of the
+    old graph.
     """
     capture = _find(None, _origin_of(stream)) if _in_progress else None
     if capture is not None and not _still_captures(stream):
@@ -269,7 +269,8 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
 
 
 def end(stream: Operand) -> Graph:
-    # Looked up before the driver ends it, because afterwards the driver no longer knows its id.
+    # The capture is found before the driver ends it and forgets its id. It is let go of last,
+    # because it holds the graph.
     capture = _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
     try:
         ended = call_on(stream, "cuStreamEndCapture")
@@ -286,8 +287,7 @@ def end(stream: Operand) -> Graph:
             return existing
         return Graph._from_handle(int(ended), stream.context, owned=True, made=True)
     finally:
-        # This comes last, because it lets go of the graph. All of the id, because two threads may
-        # have asked for the capture at once, and noted it twice.
+        # All of the id, because two threads may have asked for it at once, and noted it twice.
         identity = capture.identity if capture is not None else None
         while capture is not None:
             _forget(capture, _End.GOOD)

@@ -171,6 +171,8 @@ def _clean() -> None:
 
 
 def _serve_orphans(_: bool) -> bool:
+    # The tasks come after the drain, which reads the descriptor. It would otherwise take away the
+    # wake-up of a task that was appended meanwhile.
     _native.drain(ORPHANS, True)
     driver.report_failures()
     take_stalls()
@@ -180,9 +182,6 @@ def _serve_orphans(_: bool) -> bool:
         log("a handle leaked, because the driver did not destroy it: %s", error)
         where = "the last user of a closed handle, which the driver did not destroy"
         _native.write_unraisable(error, where)
-    # This comes after the drain, because the drain reads the descriptor, and a task that is
-    # appended later writes it again. The other way round, the drain could take the wake-up of a new
-    # task away.
     while _tasks:
         task = _tasks.popleft()
         stuck.begin("janitor")  # again, because each task has its own time
@@ -457,13 +456,12 @@ def start() -> None:
         ValueError: An environment variable of the library makes no sense.
     """
     global _started, _epoll
-    # This takes no lock, because each use of the library comes here, and a flag that is late only
-    # costs the steps before the lock.
+    # `_started` is set last, because other threads read it without the lock and rely on the rest. A
+    # flag that they see late costs them only the steps before the lock.
     if _started and not _native.is_forked():
         return
     refuse_green_threads()
-    # This comes before the lock, because this loads and calls the driver, and the library holds no
-    # lock across a call of the driver. Such a call may wait for a thread that waits for the lock.
+    # Without the lock, because a call of the driver may wait for a thread that waits for the lock.
     for prepare in before_first_use:
         prepare()
     addresses = driver.native_addresses()
@@ -480,8 +478,6 @@ def start() -> None:
         start_serving("janitor", _clean)
         start_serving("releaser", _release)
         atexit.register(_stop)
-        # This comes last, because other threads read it without the lock and rely on all of the
-        # above.
         _started = True
 
 
@@ -506,6 +502,5 @@ def finish_leftovers() -> None:
     run_in_janitor(partial(_run_after_calls, cleaned.set))
     deadline = time.monotonic() + _EXIT_PATIENCE
     if cleaned.wait(_EXIT_PATIENCE):
-        # This comes after the janitor, because the janitor gives objects to the releaser.
-        _to_release.put(released.set)
+        _to_release.put(released.set)  # now, because the janitor has given it objects
         released.wait(deadline - time.monotonic())

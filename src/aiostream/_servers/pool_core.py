@@ -127,7 +127,7 @@ class PoolCore:
     def _counts(self) -> tuple[int, int, int, int]:
         free = sum(FREE in stream._use for stream in self._recent.copy())
         busy = sum(min([*stream._use] or [FREE]) < FREE for stream in self._streams)
-        # So many tasks are awake, or about to wake.
+        # Of the tasks that wait, as many are awake or about to wake as streams are free.
         wake = min(free, len(self._queue))
         return free - wake, busy, self.size - free - busy + wake, len(self._queue) - wake
 
@@ -233,9 +233,7 @@ class PoolCore:
         yields = checkpoint is None and not self._queue and bridge.must_yield()
         del bridge  # no frame that is suspended keeps it, because it would survive its loop
         if checkpoint is not None:
-            # This is on trio alone. It comes first, because it may raise a cancellation, and
-            # nothing is taken yet.
-            await checkpoint()
+            await checkpoint()  # on trio alone; nothing is taken yet that a cancellation would lose
         elif yields:
             await loops.yield_turn()
         if self._healthy_since is not driver.latest_failure:

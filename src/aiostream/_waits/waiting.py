@@ -309,7 +309,7 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
     try:
         wait_list = operand.wait_list
         if wait_list is None:
-            # This comes first, because to find the list would ask a capturing stream for its id.
+            # A capturing stream is refused before it is asked for its id, which finds the list.
             require_ready(operand, recent=True)
             wait_list = wait_list_of(operand)
         future = bridge.new_polled_future()

@@ -68,8 +68,7 @@ class Bridge:
     def drain(self) -> None:
         """Settles everything that has arrived. The loop calls it."""
         try:
-            # This comes before the queue is read. What arrives from here on brings a request of its
-            # own.
+            # Cleared before the queue is read, because what arrives later brings its own request.
             self.asked, self.at_once = False, True
             _native.drain(self.queue, False)
             if self.launches.count or self.launches.wait:

@@ -117,6 +117,8 @@ def _known_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge | None:
 
 def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     process.start()
+    # A reader reads the bridge before it is in the dict. After an interrupt, waits would hang on a
+    # bridge there that no thread reads.
     bridge = AsyncioBridge(loop)
     reads = True
     try:
@@ -124,8 +126,6 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
         # What that task's variables hold would then live as long as the loop.
         contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
-        # This comes before the bridge is in the dict. A KeyboardInterrupt in between would
-        # otherwise leave a bridge there that no thread reads, and its waits would hang.
         read_for(bridge)
         reads = False
     _bridges[loop] = weakref.ref(bridge) if reads else lambda: bridge

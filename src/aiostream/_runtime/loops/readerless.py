@@ -55,8 +55,7 @@ class _Readerless:
             if bridge is None:
                 there = False
             elif asks:
-                # This comes before the request, because the loop may drain at once.
-                bridge.asked = True
+                bridge.asked = True  # before the request, because the loop may drain at once
                 there = bridge.schedule_drain()
             elif not bridge.asked:
                 return False
