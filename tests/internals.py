@@ -148,7 +148,7 @@ def native_addresses() -> dict[str, int]:
 
 
 # By owner: names that it lacks, and what to write.
-ADVICE = {key: hints.ADVICE[key] for key in hints.ADVICE.keys() - {"driver", "blocking"}}
+ADVICE = {key: hints.ADVICE[key] for key in hints.ADVICE.keys() - {"driver", "blocking", "stuck"}}
 
 
 def start() -> None:

@@ -60,9 +60,7 @@ def check(answer: tuple[Any, ...]) -> Any:
     code, *outputs = answer
     if int(code) != 0:
         raise driver.error(int(code), "a call of cuda.bindings")
-    if not outputs:
-        return None
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return driver.unpacked(tuple(outputs))
 
 
 # ------------------------------------------------------------------------------ kernels

@@ -82,6 +82,7 @@ def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
 
 PYTHON = _files("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/**/*.py")
 NATIVE = _files("src/**/*.c", "src/**/*.h")
+TEXTS = _files("src/**/*.txt")
 WITHOUT_FRAGMENTS = _files("src/**/*.py", "src/**/*.pyi")
 # These two pages are made of the docstrings, and the code of conduct is another's text.
 MARKDOWN = _files(
@@ -183,6 +184,7 @@ READERS: dict[str, Callable[[str], Iterator[Prose]]] = {
     ".c": native_prose,
     ".h": native_prose,
     ".md": markdown_prose,
+    ".txt": lambda source: iter([Prose(1, source)]),
 }
 
 
@@ -198,7 +200,7 @@ def test_stop_list() -> None:
     assert len(stopped(python_prose('f("it drops itself")  # It belongs\n# into it.'))) == 2
     for reader, text in ((native_prose, "/* it\n * drops\n * itself */"), (markdown_prose, "Told")):
         assert stopped(reader(text)), "the check finds nothing"
-    found = find_faults([*PYTHON, *NATIVE, *MARKDOWN], faults_of)
+    found = find_faults([*PYTHON, *NATIVE, *MARKDOWN, *TEXTS], faults_of)
     assert not found, "\n".join(found)
 
 

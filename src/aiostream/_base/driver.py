@@ -36,24 +36,8 @@ MINIMUM = {
 }
 _CONTEXT_IS_DESTROYED = 709
 _NOT_INITIALIZED, _NO_DEVICE, _INVALID_DEVICE, _NOT_SUPPORTED, NOT_READY = 3, 100, 101, 801, 600
-_NO_DRIVER = (
-    "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
-    "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or write "
-    "`from aiostream import simulator; simulator.install()` before anything else uses CUDA. Tests "
-    "use `pytest --aiostream=simulator`."
-)
-_NO_DEVICE_SEEN = (
-    "cuInit reported {code.name} ({code:d}): the driver finds no GPU, because the environment "
-    "variable CUDA_VISIBLE_DEVICES is {visible!r}. It hides every GPU that it does not name, "
-    "simulated ones too. Unset it, or name each GPU once"
-)
 _TRY_SIMULATOR = (
     ". Without a GPU, set AIOSTREAM_SIMULATOR=1, or use `pytest --aiostream=simulator` for tests"
-)
-_NO_SIMULATED_DEVICE = (
-    "cuInit reported CUDA_ERROR_NO_DEVICE (100): the simulator was installed with 0 devices. Set "
-    "the environment variable AIOSTREAM_SIMULATOR_DEVICES to 1 or more, or unset it, or write "
-    "`simulator.install(devices=1)` before anything else uses CUDA. `python -m nogpu` has --devices"
 )
 _ASKED = "AIOSTREAM_SIMULATOR=1"
 _ADVICE = hints.ADVICE["driver"]
@@ -131,18 +115,21 @@ def _initialize(with_simulator: bool) -> ModuleType:
         (code,) = module.cuInit(0)
     except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
         reason = str(error).splitlines()[0]
-        raise errors.NoDriverError(_NO_DRIVER.format(reason=reason)) from None
+        raise errors.NoDriverError(_ADVICE["no-driver"].format(reason=reason)) from None
     is_simulated = stand_ins.is_simulated()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if int(code) == _NOT_INITIALIZED:
         raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_ADVICE['3']}")
     if int(code) == _NO_DEVICE and stand_ins.has_no_devices():
-        raise errors.NoDriverError(_NO_SIMULATED_DEVICE)
+        raise errors.NoDriverError(_ADVICE["no-simulated-device"])
     if int(code) in (_NO_DEVICE, _INVALID_DEVICE) and visible is not None:
         advice = "" if is_simulated else _TRY_SIMULATOR
-        raise errors.NoDriverError(_NO_DEVICE_SEEN.format(code=code, visible=visible) + advice)
+        said = _ADVICE["no-device-seen"].format(code=code, visible=visible)
+        raise errors.NoDriverError(said + advice)
     if int(code) != 0:
-        raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
+        raise errors.NoDriverError(
+            _ADVICE["no-driver"].format(reason=f"cuInit reported {code.name}")
+        )
     _bindings = module
     return module
 
@@ -185,7 +172,7 @@ def error(
 latest_failure = object()
 
 
-def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:
+def raise_for(result: int, call: str, stream: str, capturing: str = "capturing") -> None:
     """Raises the exception for the answer of a native call. 0 is success and raises nothing.
 
     Args:
@@ -193,7 +180,7 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
         call: The driver call that the operation consists of. If another call of the operation has
             failed, the exception names that one.
         stream: What errors call the stream, event or graph.
-        capturing: The hint of the error if the stream is capturing.
+        capturing: The hint of the error if the stream is capturing, by its name in `hints.txt`.
 
     Raises:
         StreamClosedError: The handle was closed or given away.
@@ -210,7 +197,7 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     if result == _native.RESULT_QUARANTINED:
         raise error(900, call, stream, _ADVICE["quarantined"])
     if result <= _native.RESULT_CAPTURING:
-        raise error(-result, call, stream, capturing or _ADVICE["capturing"])
+        raise error(-result, call, stream, _ADVICE[capturing])
     raise error(result, _native.failed_call(result) or call, stream)
 
 
@@ -282,9 +269,12 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
     code, outputs = answer(name, *args, stream=stream)
     if code != 0:
         raise error(code, name, stream)
-    if not outputs:
-        return None
-    return outputs[0] if len(outputs) == 1 else outputs
+    return unpacked(outputs)
+
+
+def unpacked(outputs: tuple[Any, ...]) -> Any:
+    """Returns `None`, the one output of a call, or all of them."""
+    return outputs[0] if len(outputs) == 1 else outputs or None
 
 
 def owned_handle(kind: int, value: int, context: int, destroy: str) -> _native.Handle:

@@ -51,12 +51,8 @@ def _from_protocol(name: str, answer: Any) -> int:
         )
     if type(handle).__name__ in _names_of("stream"):
         handle = int(handle)
-    if not checks.is_integer(handle):
-        raise TypeError(
-            f"{name}.__cuda_stream__ gives (0, handle), and a handle is an int, not "
-            f"{type(handle).__name__}"
-        )
-    return checks.handle(handle, checks.STREAM)
+    what = f"{name}.__cuda_stream__ gives (0, handle), and a handle"
+    return checks.handle(checks.integer(what, handle), checks.STREAM)
 
 
 def event_handle(event: Any) -> int:

@@ -152,9 +152,8 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
 
 def _node_handle(node: Any) -> int:
     handle = getattr(node, "handle", node)  # this library's nodes and cuda.core's have it
-    if checks.is_integer(handle):
-        return checks.handle(handle, "a node")
-    if type(handle).__name__ in ("CUgraphNode", "cudaGraphNode_t"):
+    of_bindings = type(handle).__name__ in ("CUgraphNode", "cudaGraphNode_t")
+    if of_bindings or checks.is_integer(handle):
         return checks.handle(int(handle), "a node")
     raise TypeError(f"a dependency is a GraphNode or a GraphDependency, not {type(node).__name__}")
 

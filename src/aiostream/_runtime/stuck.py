@@ -19,21 +19,9 @@ import time
 import traceback
 
 from aiostream import _native
+from aiostream._base import hints
 
 PATIENCE = 10.0  # seconds that a call may take
-
-# What has happened, and what follows, by the kind of the thread.
-_WORDS = {
-    "host function": "a host function has blocked the driver's thread for {} s. Until it returns, "
-    "these wait: the work behind it on its stream, and the other host functions of its context.",
-    "janitor": "a call has blocked the janitor thread for {} s. Until it returns, no failure "
-    "listener is called, loops that cannot read a descriptor get no completions, and objects that "
-    "you have dropped are not destroyed.",
-    "listener": "a call has blocked the listener thread for {} s. Until it returns, other failure "
-    "listeners are not called.",
-    "watcher": "a call of the CUDA driver has blocked the watcher thread for {} s. Until it "
-    "returns, waits end late, and a lost context is not noticed.",
-}
 
 # Thread -> since when it has been in the call, and which kind of thread it is. Each thread writes
 # its own entry, and the releaser reads all of them. No entry refers to the user's objects, because
@@ -112,7 +100,7 @@ def _is_first(of: int, since: float) -> bool:
 
 
 def _message(kind: str, seconds: float, thread: int) -> str:
-    text = _WORDS[kind].format(f"{seconds:.0f}")
+    text = hints.ADVICE["stuck"][kind.replace(" ", "-")].format(f"{seconds:.0f}")
     frame = sys._current_frames().get(thread)
     return text + (" It is here:\n" + "".join(traceback.format_stack(frame)) if frame else "")
 

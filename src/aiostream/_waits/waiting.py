@@ -46,11 +46,6 @@ BY_WATCHER = MODES[WaitStrategy.EVENT]
 _VARIABLE = "AIOSTREAM_WAIT"
 _default: WaitStrategy | None = None  # any thread; one assignment
 
-LEFT_CAPTURING = (
-    "The function has left the stream capturing, so its work cannot be awaited. End the capture "
-    "in the function"
-)
-
 
 def default_wait() -> WaitStrategy:
     """Returns the strategy of streams and events that you make without one.
@@ -392,7 +387,7 @@ def refuse(
 ) -> NoReturn:
     """Raises why work was not enqueued, or its completion."""
     if late := refusal_afterwards(answer):
-        driver.raise_for(late, after, operand.name, LEFT_CAPTURING if has_call else None)
+        driver.raise_for(late, after, operand.name, "left-capturing" if has_call else "capturing")
     else:
         captures = answer <= _native.RESULT_CAPTURING
         driver.raise_for(answer, "cuStreamIsCapturing" if captures else before, operand.name)
