@@ -120,7 +120,7 @@ def _initialize(with_simulator: bool) -> ModuleType:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if int(code) == _NOT_INITIALIZED:
         raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_ADVICE['3']}")
-    if int(code) == _NO_DEVICE and stand_ins.has_no_devices():
+    if int(code) == _NO_DEVICE and is_simulated and stand_ins.simulator().has_no_devices():
         raise errors.NoDriverError(_ADVICE["no-simulated-device"])
     if int(code) in (_NO_DEVICE, _INVALID_DEVICE) and visible is not None:
         advice = "" if is_simulated else _TRY_SIMULATOR
