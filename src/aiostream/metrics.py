@@ -121,10 +121,8 @@ def _bounds_of(buckets: Sequence[float]) -> list[float]:
     several = checks.several("buckets", buckets)  # elements of bytes are numbers too
     bounds = [checks.real(each, "buckets are numbers of seconds") for each in several]
     finite = bounds[:-1] if bounds and bounds[-1] == math.inf else bounds
-    if not finite or sorted(set(finite)) != finite or finite[-1] == math.inf:
-        raise ValueError(f"buckets rise, and at least one is finite, unlike {bounds}")
-    if finite[0] < 0:
-        raise ValueError(f"buckets are 0 seconds or more, unlike {bounds}")
+    if not finite or sorted(set(finite)) != finite or not 0 <= finite[0] <= finite[-1] < math.inf:
+        raise ValueError(f"buckets rise from 0 on, and at least one is finite, unlike {bounds}")
     return finite
 
 

@@ -31,6 +31,7 @@ from aiostream._runtime import launches, process
 
 PAGE = "docs/blocking.md"
 ALLOW = "allow_blocking"  # in a comment on a line that may block
+OTHERS = 0.001  # seconds; of calls that need not wait, shorter ones are ordinary
 # What to do, by the kind of the call. Each has a section of the page with this name.
 ADVICE = hints.ADVICE["blocking"]
 
@@ -96,12 +97,10 @@ class BlockingCall:
 
 @dataclass(frozen=True, eq=False)
 class Subscriber:
-    """Which calls to report, and to whom. Times are in seconds."""
+    """Which calls to report, and to whom."""
 
     report: Callable[[BlockingCall], object]
-    waits: float  # from how long on a call counts that waits by its nature
-    others: float  # from how long on each other call counts
-    launches: float  # from how long on a launch counts
+    threshold: float  # seconds; what need not wait counts from `OTHERS` and `launches.LONG` on
     raises: type[BaseException] | None = None  # in the blocked thread, where that is safe
 
 
@@ -164,10 +163,10 @@ def _end() -> None:
 
 def _apply() -> None:
     global _reader
-    waits = min((each.waits for each in _subscribers), default=-1.0)
-    others = min((each.others for each in _subscribers), default=-1.0)
-    forwarding.functions().nogpu_forward_limit(int(waits * 1e9), int(others * 1e9))
-    launches.limit = min((e.launches * 1e9 for e in _subscribers), default=launches.USUAL_LIMIT)
+    least = min((each.threshold for each in _subscribers), default=-1.0)
+    others = max(least, OTHERS) if _subscribers else -1.0
+    forwarding.functions().nogpu_forward_limit(int(least * 1e9), int(others * 1e9))
+    launches.limit = max(least, launches.LONG) * 1e9 if _subscribers else launches.USUAL_LIMIT
     launches.report = _report_launch if _subscribers else launches.warn
     if not _subscribers:
         _reader = None
@@ -294,21 +293,21 @@ _CALLS = ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
 
 def _report(call: Any, found: BlockingCall, can_raise: bool) -> None:
     made = replace(found, seconds=(call.ended - call.began) / 1e9)
-    by_nature = call.kind < forwarding.WAITING
-    counting = [w for w in _subscribers if made.seconds >= (w.waits if by_nature else w.others)]
-    _report_to(counting, made)
+    counting = _report_to(0.0 if call.kind < forwarding.WAITING else OTHERS, made)
     raises = next((w.raises for w in counting if w.raises is not None), None)
     if raises is not None and can_raise and _goes_on(call):
         raising[call.thread] = made
         _python.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(raises))
 
 
-def _report_to(counting: list[Subscriber], made: BlockingCall) -> None:
+def _report_to(least: float, made: BlockingCall) -> list[Subscriber]:
+    counting = [each for each in _subscribers if made.seconds >= max(each.threshold, least)]
     for report in [*(w.report for w in counting), *(observers if counting else ())]:
         try:
             report(made)
         except Exception as error:
             _native.write_unraisable(error, report)
+    return counting
 
 
 def _report_launch(nanoseconds: int) -> None:
@@ -320,4 +319,4 @@ def _report_launch(nanoseconds: int) -> None:
     here = [name, kind, task, trio_task]
     if made := _in_loop(frames, here, call, "launches", seconds, None, began):
         with _lock:
-            _report_to([w for w in _subscribers if seconds >= w.launches], made)
+            _report_to(launches.LONG, made)
