@@ -12,7 +12,6 @@ from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
-from setuptools.command.build_py import build_py
 
 # An abi3 wheel serves the ordinary Python that builds it and all later ones. Not earlier ones, and
 # so the published wheels come from 3.11: from 3.12 on, `None` is immortal, and Python.h's
@@ -51,21 +50,7 @@ def readme() -> str:
     return re.sub(relative, absolute, Path("README.md").read_text(encoding="utf-8"))
 
 
-class BuildPy(build_py):
-    """Takes the examples along, for `python -m aiostream examples`."""
-
-    def run(self) -> None:
-        """Also copies them into the package, unless the installation is editable."""
-        super().run()
-        if not self.editable_mode:
-            folder = f"{self.build_lib}/aiostream/_tools/examples"
-            self.mkpath(folder)
-            for example in glob("examples/*.py"):
-                self.copy_file(example, folder)
-
-
 setup(
-    cmdclass={"build_py": BuildPy},
     ext_modules=[native],
     long_description=readme(),
     long_description_content_type="text/markdown",

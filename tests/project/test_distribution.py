@@ -132,19 +132,6 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return options
 
 
-def test_a_wheel_brings_the_examples(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`python -m aiostream examples` finds them where there is no clone."""
-    build = given["cmdclass"]["build_py"]
-    monkeypatch.setattr(build.__mro__[1], "run", lambda self: None)
-    command = build(importlib.import_module("setuptools").Distribution())
-    command.build_lib, command.editable_mode = str(tmp_path), False
-    command.run()
-    found = {path.name for path in (tmp_path / "aiostream/_tools/examples").iterdir()}
-    assert found == {path.name for path in (ROOT / "examples").glob("*.py")}
-
-
 def test_a_wheel_is_for_no_older_python_than_the_one_that_builds_it(given: dict[str, Any]) -> None:
     """From 3.12 on, Python.h makes code that breaks the reference counts of 3.11."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):

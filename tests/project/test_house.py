@@ -20,7 +20,6 @@ from aiostream import enums
 from installed import beside, program
 from support import succeed
 
-# Not what is installed, which has the examples too.
 PACKAGE = Path(__file__).parents[2] / "src" / "aiostream"
 TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
