@@ -266,8 +266,8 @@ def breakable(driver_kind: str) -> Any:
         pytest.skip("a GPU's context cannot be broken and recovered")
     from aiostream import simulator
 
-    # A listener is told at once of failures that are known. An earlier test may have left one, such
-    # as that of a context that it has destroyed.
+    # A listener is called at once for failures that are known. An earlier test may have left one,
+    # such as that of a context that it has destroyed.
     recover()
     yield simulator
     simulator.adversary()

@@ -2,7 +2,7 @@
 left.
 
 A `Scenario` uses one public path. Its part that is put to the test stands in a `with faults:`
-block. It runs without a fault first. That tells how often it calls each function of the driver, and
+block. It runs without a fault first. That shows how often it calls each function of the driver, and
 of libc if `faulty_libc.c` is preloaded. Then it runs once for each of these calls with that call
 failing. After each run the ledger must balance, and no descriptor, thread or object of the driver
 may be left that was not there before. What the scenario does behind the block shows that the stream
@@ -49,16 +49,16 @@ MAY_BE_OVERCOME = {
     "cuCtxGetId": "then a context is taken to be there",
     "cuCtxPopCurrent": "by native code, behind what the call is for",
     "cuCtxPushCurrent": "before a destruction, which does not need it",
-    "cuEventQuery": "of a wait that was cancelled, or for a pool, which looks again",
-    "cuEventRecordWithFlags": "behind work that nobody can await, or for a pool, which looks again",
+    "cuEventQuery": "of a wait that was cancelled, or for a pool, which polls again",
+    "cuEventRecordWithFlags": "behind work that no wait is for, or for a pool, which polls again",
     "epoll_ctl": "on trio: the janitor serves the run's queue then",
     "cuStreamGetCaptureInfo": "a capture is known by its stream too",
     "cuStreamIsCapturing": "after the enqueue, which has succeeded",
-    "cuStreamQuery": "by the watcher, or for a pool, which looks again",
+    "cuStreamQuery": "by the watcher, or for a pool, which polls again",
     "cuThreadExchangeStreamCaptureMode": (
         "by native code: the call may end a capture then, and nothing else"
     ),
-} | dict.fromkeys(DESTROYERS, "by a finalizer, whose janitor can tell nobody")
+} | dict.fromkeys(DESTROYERS, "by a finalizer, whose janitor has no caller")
 HANG_SECONDS = 20
 
 
@@ -302,7 +302,7 @@ class Explorer:
         began = time.monotonic()
         print("#", scenario.name, flush=True)
         points = None
-        while points is None or points:  # anew after a violation: nobody knows what it has left
+        while points is None or points:  # anew after a violation, which may have left anything
             async with scenario.keep() as kept:
                 if points is None:
                     try:

@@ -29,7 +29,7 @@ POLLS_IF_NOT_PREDICTED = 150  # more than the watcher makes before it would hand
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What a pending wait is doing, and how it gets there."""
+    """What a pending wait is doing, and how it comes to do it."""
 
     strategy: str
     """The strategy of the stream and the event."""
@@ -227,7 +227,7 @@ class Waiter:
             await self.learn(length)
 
     async def hold(self, gate: Gate, length: float = 0.008) -> None:
-        """From now on a wait stands still in its stage, sooner or later, until the gate is
+        """From now on a wait stays in its stage, sooner or later, until the gate is
         opened.
         """
         spin(self.stream, 0)

@@ -1,4 +1,4 @@
-"""Measures how late a stall is noticed, and whether irregular work raises a false alarm.
+"""Measures how late a stall is noticed, and whether irregular work is reported as a stall.
 
     python tools/measure_stalls.py noticed [--runs 100] [--limit 0.5]
     python tools/measure_stalls.py alarms [--minutes 60] [--limit 0.5]
@@ -6,7 +6,7 @@
 `noticed` makes four kinds of stalls, one after another: a kernel that never ends, a driver call
 that hangs (in the simulator alone), a blocked loop, and a held GIL. It prints how much later than
 the limit each was noticed, in ms (lower is better), and how often the wrong stream was named, or
-none. `alarms` runs work of 0.1 ms to 70 % of the limit on 16 streams, beside loads of three times
+none. `alarms` runs work of 0.1 ms to 70 % of the limit on 16 streams, next to loads of three times
 the limit that set a limit of their own.
 
 With AIOSTREAM_SIMULATOR=1 both run on the simulator.

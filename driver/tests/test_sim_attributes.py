@@ -1,5 +1,5 @@
-"""The attributes of streams and kernel nodes; memory operations in batches; what streams tell of
-contexts.
+"""The attributes of streams and kernel nodes; memory operations in batches; what streams say of
+their contexts.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def refuses(
 
 @pytest.fixture
 def things() -> Iterator[dict[str, Any]]:
-    """Objects of ours, of each kind that has a handle."""
+    """Objects of the library, of each kind that has a handle."""
     stream, event = Stream(), Event()
     with stream.capture() as capture:
         pass

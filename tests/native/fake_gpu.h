@@ -209,7 +209,7 @@ static int fake_event_query(void *object) {
         before_query = NULL;
         other();
     }
-    /* Whoever polls has decided to do so, and then loses its processor. */
+    /* The polling thread has decided to do so, and then loses its processor. */
     if (relaxed_load(&unruly) && chance(300) == 0) pause_for(chance(600000));
     if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
     REQUIRE(!event->users || !relaxed_load(&event->captured), "a query has ended a capture");
@@ -267,7 +267,7 @@ static void open_contexts(void) {
 
 static _Atomic bool stop_moving;
 
-/* The GPU: each stream stands still for a while and then comes some way further. */
+/* The GPU: each stream is idle for a while and then comes some way further. */
 static void *moving(void *unused) {
     (void)unused;
     int64_t next[CONTEXTS][STREAMS] = {{0}};

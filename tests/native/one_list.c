@@ -425,7 +425,7 @@ static void run_one(void) {
     list = wait_list_new(context, history);
     latest = NULL;
     atomic_store(&active_count, others[chance(7)]); /* the lists of other streams */
-    note("beside %d other lists", atomic_load(&active_count));
+    note("there are %d other lists", atomic_load(&active_count));
     lengths[0] = lengths[1] = 0;
     if (chance(2)) {
         lengths[0] = any_time(20e3, 100e6);

@@ -72,7 +72,7 @@ static void *failed_data;
 static bool preempted;
 
 /* What the other threads do while the watcher has pushed a failed point, has read that its queue is
- * closed, and stands still. */
+ * closed, and is idle. */
 static void others_go_on(void) {
     push_to_orphans(closing); /* the closing thread */
     REQUIRE(is_delivered(orphans, failed), "the janitor gets the failed point");
@@ -126,7 +126,7 @@ static void test_a_slot_forgets_that_its_last_use_failed(void) {
     REQUIRE(point_arm(ticket, STREAM) == 0, "a point was refused");
     points_fail(failing, 709);
     function(given);
-    REQUIRE(is_delivered(queue, ticket) && last_status == 709, "a lost context was not told");
+    REQUIRE(is_delivered(queue, ticket) && last_status == 709, "a lost context was not reported");
     uint64_t next = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
     REQUIRE(next % (1u << SLOT_BITS) == ticket % (1u << SLOT_BITS), "not the same slot");
     REQUIRE(point_arm(next, STREAM) == 0, "a point was refused");
@@ -150,7 +150,7 @@ static void test_the_lag_of_a_loop_follows_its_turns(void) {
     for (int i = 0; i < 3; i++) queue_push(queue, &ends[i]);
     while (now_ns() - queue_unread_since(queue) < turn) continue;
     REQUIRE(queue_take(queue), "no entry");
-    REQUIRE(queue_lag(queue) > turn / 5, "three ends that were unread for 4 ms told no lag");
+    REQUIRE(queue_lag(queue) > turn / 5, "three ends that were unread for 4 ms showed no lateness");
     queue_close(queue);
 }
 

@@ -32,7 +32,7 @@ from waiters import until
 
 
 class Witness:
-    """Tells in which thread it died."""
+    """Notes in which thread it died."""
 
     def __init__(self, deaths: list[int]) -> None:
         self.deaths = deaths

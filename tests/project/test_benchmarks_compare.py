@@ -1,4 +1,4 @@
-"""`python -m benchmarks compare`: an older library beside this one, and what is marked."""
+"""`python -m benchmarks compare`: an older library next to this one, and what is marked."""
 
 from __future__ import annotations
 

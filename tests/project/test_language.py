@@ -1,7 +1,7 @@
 """The words and the layout of what people read: docstrings, comments, messages and documents.
 
-A failure names each file and line, and what to write instead. The rules hold for `src/`,
-`examples/`, `benchmarks/` and all Markdown.
+A failure names each file and line, and what to write instead. The rules hold for all sources and
+all Markdown.
 """
 
 from __future__ import annotations
@@ -74,8 +74,13 @@ def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
     return sorted(name for path in found if (name := str(path.relative_to(ROOT))) not in but)
 
 
-PYTHON = _files("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/**/*.py")
-NATIVE = _files("src/**/*.c", "src/**/*.h")
+_FOLDERS = ("src", "driver/src", "driver/tests", "tests", "examples", "benchmarks", "tools", "docs")
+PYTHON = _files(
+    *("*.py", "driver/*.py", "src/**/*.pyi"),
+    *(f"{folder}/**/*.py" for folder in _FOLDERS),
+    but=("tests/project/test_language.py",),  # which has the words themselves
+)
+NATIVE = _files(*(f"{folder}/**/*.[ch]" for folder in _FOLDERS))
 # These two pages are made of the docstrings, and the code of conduct is another's text.
 MARKDOWN = _files(
     "*.md",

@@ -1,4 +1,4 @@
-"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child is told that it
+"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child learns that it
 cannot.
 """
 

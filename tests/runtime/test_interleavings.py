@@ -117,7 +117,7 @@ MISTAKES = {
         *("handles", "NOT_OPEN : NOT_OPEN | USES, RELEASED", "NOT_OPEN : NOT_OPEN, RELEASED"),
         *("given away", "given away under a user"),
     ),
-    "arming wakes nobody": (
+    "arming wakes no thread": (
         *("waker", "if (atomic_load(&parked)) waker_wake();", "(void)parked;"),
         *("the watcher parks", "nothing wakes them"),
     ),

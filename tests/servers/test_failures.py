@@ -348,8 +348,8 @@ def test_a_destruction_that_is_refused_closes_all_the_same(
 async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(
     breakable: Any, loop_kind: str
 ) -> None:
-    """Its `fn` has run, so the GPU may be using what it was given, and nothing will tell when it no
-    longer is.
+    """Its `fn` has run, so the GPU may be using what it was given, and nothing will show when it no
+    longer does.
     """
     stream, kept, before = Stream(wait="hostfunc"), Kept(), statistics()
     watched = weakref.ref(kept)

@@ -194,23 +194,23 @@ def at_each_line(at: Callable[[int], Coroutine[Any, Any, bool]], least: int = 10
     assert line > least
 
 
-@pytest.mark.parametrize("what", ["lend", "lend unreported", "return", "return busy"])
-def test_interrupted_pool_lends_no_stream_twice(what: str) -> None:
+@pytest.mark.parametrize("what", ["take", "take unreported", "return", "return busy"])
+def test_interrupted_pool_hands_out_no_stream_twice(what: str) -> None:
     """A KeyboardInterrupt at any line: the stream is free, or it counts as lent until the pool is
     closed.
     """
 
     async def at(line: int) -> bool:
         lent = list[Stream]()
-        if what != "lend":
+        if what != "take":
             lent.append(pool.acquire_nowait())
-        if what == "lend unreported":
+        if what == "take unreported":
             with in_anothers_capture(lent[0]):  # so no event can say when it is free
                 pool.release(lent.pop())
         if what == "return busy":
             gate.hold(lent[0])
-        lends = what.startswith("lend")
-        act = pool.acquire_nowait if lends else (lambda: pool.release(lent[0]))
+        takes = what.startswith("take")
+        act = pool.acquire_nowait if takes else (lambda: pool.release(lent[0]))
         struck = interrupted_at(line, act)
         gate.open()
         with contextlib.suppress(PoolFullError):
@@ -244,7 +244,7 @@ def test_interrupt_leaves_no_task_waiting_for_a_free_stream() -> None:
         await asyncio.wait([waiter], timeout=0.05)
         is_free = pool.lent < 2 or waiter.done()
         if not waiter.done():
-            assert not is_free, f"a task waits beside a free stream: line {line}"
+            assert not is_free, f"a task waits while a stream is free: line {line}"
             pool.release(other)
         stream = await asyncio.wait_for(waiter, 20)
         pool.release(stream)

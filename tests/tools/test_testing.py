@@ -317,7 +317,7 @@ def test_what_is_pending_without_a_loop_ends_with_the_recovery(breakable: Any) -
 
 
 def test_recover_waits_for_what_is_being_reported(breakable: Any) -> None:
-    """Or a listener would be told of the healed failure afterwards."""
+    """Or a listener would be called for the healed failure afterwards."""
     begun, may_end, reported = threading.Event(), threading.Event(), threading.Event()
 
     def report() -> None:

@@ -97,8 +97,8 @@ def test_interrupt_at_any_place_of_an_await_loses_nothing(
     struck = 0
     for number in sample(count, 1 if observer else 4, f"{kind} {name}"):
         for cancels in (True, False) if PLACES == "all" else (number % 2 == 0,):
-            # An interrupt in a done callback loses the callback: a task that goes on waits for
-            # ever, as in `asyncio.wait`.
+            # An interrupt in a done callback loses the callback: a task that goes on waits
+            # without end, as in `asyncio.wait`.
             struck += interrupt(
                 kind, name, number, cancels=cancels or name == "aiostream.wait", observer=observer
             ).has_struck

@@ -137,7 +137,7 @@ def test_an_interrupt_in_a_c_function_leaves_no_stream_current(
 async def test_a_library_that_fails_behind_the_function(
     monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """As an interrupt there. What the function returned lives on, and what it raised is told."""
+    """As an interrupt there. What the function returned lives on, what it raised is reported."""
     install_libraries(monkeypatch)
     watched = []
 
