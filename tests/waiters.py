@@ -97,7 +97,7 @@ async def until(condition: Callable[..., bool]) -> None:
 
 
 async def turns(number: int = 20) -> None:
-    """Lets the loop take so many turns."""
+    """Lets the loop take that many turns."""
     for _ in range(number):
         await anyio.lowlevel.checkpoint()
 
@@ -128,8 +128,8 @@ async def use_once(pool: StreamPool[Any]) -> None:
         await stream.synchronize_async()
 
 
-def take_spare_records(stream: Stream) -> list[Any]:
-    """Until what it returns is dropped, each wait needs a record that is made for it, or that has
+def take_spares(stream: Stream) -> list[Any]:
+    """Until what it returns is dropped, each wait needs memory that is made for it, or that has
     come back since.
     """
     taken, made = [], native_counters()[internals.WAITS_MADE]
@@ -139,7 +139,7 @@ def take_spare_records(stream: Stream) -> list[Any]:
 
 
 async def wait_for_work(stream: Stream, seconds: float) -> None:
-    """Waits for so many seconds of work, which begins only when the wait is pending."""
+    """Waits for `seconds` of work, which begins only when the wait is pending."""
     pending = counts().pending
     with Gate() as gate:
         gate.hold(stream)

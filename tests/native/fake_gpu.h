@@ -92,7 +92,7 @@ static struct position unpack(uint64_t packed) { /* 0: never recorded */
 }
 
 static struct position enqueue_work(struct stream *stream) {
-    /* than expected: a guard look sees it */
+    /* than expected: a guard poll sees it */
     bool is_short = relaxed_load(&unruly) && chance(12) == 0;
     uint64_t tail = relaxed_load(&stream->tail), next;
     do {

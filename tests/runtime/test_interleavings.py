@@ -105,7 +105,7 @@ MISTAKES = {
         *("queues", "!= 1) return;\n    pthread_mutex_lock(&table_lock);", "!= 1) return;"),
         *("two firings, the loop closes", "a data race"),
     ),
-    "a slot keeps its generation": (
+    "a point keeps its generation": (
         *("points", "(atomic_load(&slot->word) >> 8) + 1", "atomic_load(&slot->word) >> 8"),
         *("one ticket", "after its end"),
     ),

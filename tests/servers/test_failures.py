@@ -62,7 +62,7 @@ FAULT = """
     watched = weakref.ref(kept)
 
     def poll():
-        # A user's own look at the driver: the moment at which it first says that the context has
+        # A user's own query: the moment at which it first says that the context has
         # failed.
         driver = internals.bindings()
         while True:
@@ -285,7 +285,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
     "synchronize_async": ("cuStreamQuery", lambda t: t.stream.synchronize_async()),
     "synchronize_async-check": ("cuStreamIsCapturing", lambda t: t.stream.synchronize_async()),
     "synchronize_async-record": ("cuEventRecordWithFlags", _wait_on_a_busy_stream),
-    "synchronize_async-look": ("cuEventQuery", _wait_on_a_busy_stream),
+    "synchronize_async-poll": ("cuEventQuery", _wait_on_a_busy_stream),
     "synchronize_async-hostfunc": ("cuLaunchHostFunc", lambda t: t.plain.synchronize_async()),
     "enqueue_async-health": ("cuStreamQuery", lambda t: t.stream.enqueue_async(lambda _: None)),
 }

@@ -26,7 +26,7 @@ def owners() -> Any:
         stream.close()
 
 
-async def test_streams_of_torch_are_lent_and_never_destroyed(
+async def test_streams_of_torch_are_given_and_never_destroyed(
     monkeypatch: pytest.MonkeyPatch, owners: list[Stream]
 ) -> None:
     install_libraries(monkeypatch)

@@ -175,7 +175,7 @@ POOL = [path.name for path in Path(aiostream.__file__).parent.rglob("*pool*.py")
 
 def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
     """Runs a function with a KeyboardInterrupt at that many lines of the pool's code; whether it
-    got so far.
+    got until then.
     """
 
     def strike() -> None:
@@ -196,8 +196,8 @@ def at_each_line(at: Callable[[int], Coroutine[Any, Any, bool]], least: int = 10
 
 @pytest.mark.parametrize("what", ["take", "take unreported", "return", "return busy"])
 def test_interrupted_pool_hands_out_no_stream_twice(what: str) -> None:
-    """A KeyboardInterrupt at any line: the stream is free, or it counts as lent until the pool is
-    closed.
+    """A KeyboardInterrupt at any line: the stream is free, or it counts in `pool.lent` until the
+    pool is closed.
     """
 
     async def at(line: int) -> bool:
@@ -215,7 +215,7 @@ def test_interrupted_pool_hands_out_no_stream_twice(what: str) -> None:
         gate.open()
         with contextlib.suppress(PoolFullError):
             held = [pool.acquire_nowait() for _ in range(2)]
-            raise AssertionError(f"one stream was lent {len(held)} times")
+            raise AssertionError(f"one stream was given {len(held)} times")
         assert pool.lent in (0, 1)
         return struck
 
@@ -261,7 +261,7 @@ def test_close_destroys_a_stream_that_an_interrupt_has_lost() -> None:
         pool: Any = StreamPool(1)
         struck = interrupted_at(line, lambda: pool.release(pool.acquire_nowait()))
         pool.close()
-        if pool.lent:  # it was lent, and only its caller could have lost it
+        if pool.lent:  # a task got it, and only its caller could have lost it
             pool = None
             gc.collect()
         assert settle(lambda: statistics().handles.open == before), line

@@ -222,8 +222,8 @@ async def test_waiting_task_gets_a_stream_after_a_refused_event(
 
 
 async def test_numbers_while_a_stream_goes_from_one_task_to_the_next() -> None:
-    """It counts as lent, although the next task has not run yet, and so has no name here. And
-    `acquire_nowait` does not overtake that task.
+    """It counts in `pool.lent`, although the next task has not run yet, and so has no name here.
+    And `acquire_nowait` does not overtake that task.
     """
     pool = StreamPool(2)
     first, second = pool.acquire_nowait(), pool.acquire_nowait()
@@ -290,7 +290,7 @@ async def test_graph_into_which_a_user_has_captured_lives_on(other: Stream) -> N
 
 
 @pytest.mark.parametrize("before", ["nothing", "a capture of its own"])
-async def test_stream_in_anothers_capture_is_lent_again_when_that_has_ended(before: str) -> None:
+async def test_stream_in_anothers_capture_is_used_again_when_that_has_ended(before: str) -> None:
     """The capture is valid, and goes on."""
     async with StreamPool(1) as pool:
         stream = pool.acquire_nowait()

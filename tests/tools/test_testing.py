@@ -1,4 +1,4 @@
-"""`aiostream.testing`: kernels, gates, the ledger, blocked loops, and faults on command."""
+"""`aiostream.testing`: kernels, gates, `ledger`, blocked loops, and faults on command."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_helpers_refuse_a_closed_stream() -> None:
         gate.hold(stream)
 
 
-# ------------------------------------------------------------------------------ the ledger
+# ------------------------------------------------------------------------------ ledger
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -131,7 +131,7 @@ def test_ledger_collects_what_was_garbage_but_pending() -> None:
     """Until the GPU has passed the work, the library holds the task of a loop that is closed."""
 
     class Opener:
-        """Garbage, so that the gate opens when the ledger has collected a first time."""
+        """Garbage, so that the gate opens when `ledger` has collected a first time."""
 
         def __init__(self, gate: Gate) -> None:
             self.me, self.gate = self, gate
@@ -238,7 +238,7 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
             with pytest.raises(CudaError):
                 stream.shutdown()
 
-    # No call has failed because this context is gone. The watcher reports that at its next look.
+    # No call has failed because this context is gone. The watcher reports that when it asks next.
     handle = internals.create_context()
     with aiostream.Context.from_handle(int(handle)).as_current():
         Stream().close()

@@ -26,7 +26,7 @@ from awaits import AWAITS, scene_of
 from internals import WAITS_MADE, driver_call, native_counters
 from interrupts import PLACES, Striker, ends, is_interrupt, run_interrupted, sample
 from support import EVENT_STRATEGIES, PLAIN_LOOPS, Kept, is_at_rest, run_on, spin
-from waiters import take_spare_records, until
+from waiters import take_spares, until
 
 
 def put_back_what_is_not_promised() -> None:
@@ -119,7 +119,7 @@ def test_interrupts_lose_no_record_of_a_wait(strategy: Any) -> None:
         await stream.synchronize_async()
 
     async def take() -> list[Any]:
-        return take_spare_records(other)
+        return take_spares(other)
 
     def strike(number: int) -> Striker:
         striker = run_interrupted("asyncio", number, wait, stream.synchronize_async, cancels=True)
@@ -130,10 +130,10 @@ def test_interrupts_lose_no_record_of_a_wait(strategy: Any) -> None:
     count = strike(0).passed
     spare, made = run_on("asyncio", take), native_counters()[WAITS_MADE]
     struck = sum(strike(number).has_struck for number in sample(count, 80, strategy))
-    # A few more than in use at once: the watcher gives a record back after the next wait has begun,
-    # if it is late. What an interrupt loses never comes back.
+    # A few more than in use at once: the watcher gives a wait's memory back after the next wait has
+    # begun, if it is late. What an interrupt loses never comes back.
     lost = native_counters()[WAITS_MADE] - made
-    assert lost <= struck // 10, f"{lost} records were lost by {struck} interrupts"
+    assert lost <= struck // 10, f"the memory of {lost} waits was lost by {struck} interrupts"
     spare.clear()
     stream.close()
     other.close()

@@ -416,12 +416,12 @@ extern const struct version versions[];
 extern const size_t version_count;
 
 /* --- alloc.c: zeroed memory --- */
-bool alloc_ready(void);                     /* whether a call may begin */
-void *alloc_need(size_t bytes);             /* in the middle of a call: never NULL */
-void *alloc_more(void *old, size_t bytes);  /* realloc, never NULL; what is new is not zeroed */
-void *alloc_try(size_t bytes);              /* or NULL */
-char *alloc_text(const char *text);         /* a copy, or NULL */
-bool alloc_has(size_t count, size_t bytes); /* whether so much is there, for what a program sizes */
+bool alloc_ready(void);                      /* whether a call may begin */
+void *alloc_need(size_t bytes);              /* in the middle of a call: never NULL */
+void *alloc_more(void *old, size_t bytes);   /* realloc, never NULL; what is new is not zeroed */
+void *alloc_try(size_t bytes);               /* or NULL */
+char *alloc_text(const char *text);          /* a copy, or NULL */
+bool alloc_has(size_t count, size_t bytes);  /* whether they are there, for what a program sizes */
 _Noreturn void give_up(const char *message); /* ends the process */
 
 /* --- handles.c --- */
