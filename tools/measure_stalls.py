@@ -116,9 +116,9 @@ async def blocked_loop(stream: aiostream.Stream, heard: Listener, limit: float) 
 async def held_gil(stream: aiostream.Stream, heard: Listener, limit: float) -> float:
     """The same while this thread keeps the GIL. The listener is called once Python runs again."""
     waiting = await wait_that_ends(stream)
-    ctypes.PyDLL(None).usleep(int((limit + 0.1) * 1e6))
+    ctypes.PyDLL(None).usleep(int((limit + 0.4) * 1e6))
     released = time.monotonic()
-    await asyncio.to_thread(heard.wait, limit)
+    await asyncio.to_thread(heard.wait, 3 * limit)
     await waiting
     return released - limit
 
