@@ -23,7 +23,6 @@ FREE_THREADED = ("python3.14t", "python3.13t")
 def install(session: nox.Session, *packages: str) -> None:
     """Installs packages, except with `--no-venv`, which takes what is there."""
     if session.venv_backend != "none":
-        session.run("rm", "-rf", "build", external=True)  # of an earlier build, for another Python
         ours = ["./driver"] if packages[0].startswith((".", "-")) else []  # what `.[test]` needs
         session.install(*ours, *packages)
 

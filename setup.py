@@ -5,6 +5,7 @@
 
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import tomllib
@@ -55,7 +56,12 @@ class BuildPy(build_py):
     """Takes the examples along, for `python -m aiostream examples`."""
 
     def run(self) -> None:
-        """Also copies them into the package, unless the installation is editable."""
+        """Also copies them into the package, unless the installation is editable.
+
+        The folder is emptied first, because a wheel takes what an earlier build has left there.
+        """
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         if not self.editable_mode:
             folder = f"{self.build_lib}/aiostream/_tools/examples"

@@ -122,28 +122,37 @@ def test_commands_import_the_dependencies_alone(command: str, says: str, driver_
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def folder() -> str:
+    return "."
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, folder: str) -> dict[str, Any]:
     """What setup.py gives to `setup`."""
     setuptools = pytest.importorskip("setuptools")
-    beside("setup.py")
+    if folder == "driver":
+        pytest.importorskip("setuptools.command.bdist_wheel")
     options: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", lambda **given: options.update(given))
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(beside(f"{folder}/setup.py").parent)
     runpy.run_path("setup.py")
     return options
 
 
-def test_a_wheel_brings_the_examples(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("folder", [".", "driver"])
+def test_a_wheel_brings_the_examples_and_nothing_of_an_earlier_build(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     """`python -m aiostream examples` finds them where there is no clone."""
     build = given["cmdclass"]["build_py"]
     monkeypatch.setattr(build.__mro__[1], "run", lambda self: None)
     command = build(importlib.import_module("setuptools").Distribution())
     command.build_lib, command.editable_mode = str(tmp_path), False
+    (tmp_path / "libcuda.so.1").touch()
     command.run()
-    found = {path.name for path in (tmp_path / "aiostream/_tools/examples").iterdir()}
-    assert found == {path.name for path in (ROOT / "examples").glob("*.py")}
+    found = {path.name for path in tmp_path.rglob("*.*")}
+    examples = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert found == (examples if folder == "." else set())
 
 
 def test_a_wheel_is_for_no_older_python_than_the_one_that_builds_it(given: dict[str, Any]) -> None:
