@@ -388,11 +388,11 @@ class Soak(Activities):
                 left = [internals.describe(owner) for owner in internals.owners()]
                 raise HangError(f"no rest: {statistics()}, {left}")
 
-    def run(self, seconds: float, tell: Callable[[str], None]) -> list[Sample]:
+    def run(self, seconds: float, say: Callable[[str], None]) -> list[Sample]:
         """Goes on for that long, and at least for nine samples. Returns the samples, one a second
         in a long run, but at most 300: they must not grow themselves.
         """
-        began = told = sampled = time.monotonic()
+        began = reported = sampled = time.monotonic()
         every = max(min(1.0, seconds / 12), seconds / 300)
         samples: list[Sample] = []
         while (now := time.monotonic()) < began + seconds or len(samples) < 9:
@@ -405,9 +405,9 @@ class Soak(Activities):
             settle(lambda: statistics().handles.open == len(self.streams))
             self.replace_wait_lists()
             samples.append(sample())
-            if now >= told + 10:
-                told = now
-                tell(f"{now - began:.0f} s, {self.completions} completions, {samples[-1]}")
+            if now >= reported + 10:
+                reported = now
+                say(f"{now - began:.0f} s, {self.completions} completions, {samples[-1]}")
         self.quiet()
         return samples
 

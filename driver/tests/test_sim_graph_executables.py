@@ -170,8 +170,8 @@ def test_single_nodes_of_an_executable(build: Nodes, stream: Any, kernels: Kerne
     ok(cu.cuGraphLaunch(executable, stream))
     ok(cu.cuStreamSynchronize(stream))
     assert words[16] == 2
-    told = ok(cu.cuGraphKernelNodeGetParams(kernel))
-    pointers = (ctypes.c_void_p * 3).from_address(int(told.kernelParams))
+    seen = ok(cu.cuGraphKernelNodeGetParams(kernel))
+    pointers = (ctypes.c_void_p * 3).from_address(int(seen.kernelParams))
     assert ctypes.c_uint32.from_address(pointers[1] or 0).value == 9, (
         "the graph's own node is as it was"
     )

@@ -195,7 +195,7 @@ async def wait_for_a_completion() -> None:
         (KeyboardInterrupt(), False),
     ],
 )
-def test_a_loop_that_cannot_be_told_or_asked_holds_up_no_other(
+def test_a_loop_that_cannot_be_called_or_asked_holds_up_no_other(
     unraisable: list[Any], error: BaseException | None, torn: bool
 ) -> None:
     """It is tried again, and each error is reported once."""

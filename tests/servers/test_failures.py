@@ -294,7 +294,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("loop_kind", BACKENDS)
 @pytest.mark.parametrize("case", REFUSALS)
-async def test_one_refusal_raises_and_harms_nobody(
+async def test_one_refusal_raises_and_harms_nothing_else(
     breakable: Any, case: str, loop_kind: str
 ) -> None:
     call, action = REFUSALS[case]
@@ -323,9 +323,7 @@ async def test_one_refusal_raises_and_harms_nobody(
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("make", [Stream, Event], ids=["stream", "event"])
 @pytest.mark.parametrize("fails", ["the destruction", "the context"])
-def test_a_destruction_that_is_refused_closes_all_the_same(
-    breakable: Any, make: Any, fails: str
-) -> None:
+def test_a_destruction_that_is_refused_closes_it(breakable: Any, make: Any, fails: str) -> None:
     thing, before = make(), statistics()
     breakable.fail("cuCtxPushCurrent" if fails == "the context" else f"cu{make.__name__}Destroy", 2)
     if fails == "the context":

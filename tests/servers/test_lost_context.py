@@ -269,7 +269,7 @@ def test_process_ends_wherever_the_error_first_appears(driver_kind: str, place: 
     assert re.fullmatch(line, done.stderr), done.stderr
 
 
-def test_stderr_that_nobody_reads_does_not_keep_the_process(driver_kind: str) -> None:
+def test_stderr_that_no_process_reads_does_not_keep_the_process(driver_kind: str) -> None:
     full = """
         import fcntl
         reading, writing = os.pipe()

@@ -132,7 +132,7 @@ def test_look_of_a_former_loop_leaves_the_pool_alone(other: Stream, event: Event
 
 async def test_waiting_tasks_fail_when_closing_begins() -> None:
     """Here it begins twice at once."""
-    told = anyio.Event()
+    reported = anyio.Event()
     with Gate() as gate:
         pool = StreamPool(2)
         held = await pool.acquire()
@@ -142,14 +142,14 @@ async def test_waiting_tasks_fail_when_closing_begins() -> None:
         async def wait() -> None:
             with pytest.raises(StreamClosedError):
                 await pool.acquire()
-            told.set()
+            reported.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await until(lambda: pool.waiting == 1)
             for _ in range(2):
                 tasks.start_soon(pool.aclose)
-            await told.wait()
+            await reported.wait()
             gate.open()
         assert pool.closed
         pool.release(held)

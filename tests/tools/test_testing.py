@@ -244,24 +244,24 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
         Stream().close()
     internals.driver_call("cuCtxDestroy", handle)
     run_on("asyncio", lose_it)
-    told: list[int] = []
-    end = aiostream.on_context_failed(lambda error: told.append(error.code))
+    seen: list[int] = []
+    end = aiostream.on_context_failed(lambda error: seen.append(error.code))
     # On each device, because other tests may have destroyed contexts there.
     for number in range(aiostream.Device.count()):
         Stream(device=number).close()
     assert aiostream.health() is None
-    assert told == []
+    assert seen == []
     for times in (1, 2):
         run_on("asyncio", lose_it)
-        assert testing.settle(lambda times=times: told == [719] * times), told
+        assert testing.settle(lambda times=times: seen == [719] * times), seen
     end()
     for times in (3, 4):  # also to a new listener, without a call or a wait that meets the failure
-        end = aiostream.on_context_failed(lambda error: told.append(error.code))
+        end = aiostream.on_context_failed(lambda error: seen.append(error.code))
         breakable.break_context(716)
-        assert testing.settle(lambda times=times: len(told) == times), told
+        assert testing.settle(lambda times=times: len(seen) == times), seen
         end()
         testing.recover()
-    assert told[2:] == [716] * 2
+    assert seen[2:] == [716] * 2
 
 
 @pytest.mark.cuda_leaks(2)
