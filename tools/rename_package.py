@@ -2,7 +2,7 @@
 
     python tools/rename_package.py NEWNAME [--distribution NEWNAME-cuda]
     pip install -e ./driver -e '.[test]' --group dev
-    ruff check --fix --select I . && ruff format .
+    ruff check --fix --select I . && ruff format . && pre-commit run clang-format --all-files
     python docs/make_reference.py && python docs/make_graphs.py
 
 It changes the name wherever it stands: imports, the native module, entry points, the pytest plugin

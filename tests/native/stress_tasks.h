@@ -378,7 +378,6 @@ static void run_due(struct queue *queue) {
     relaxed_leave(mode);
 }
 
-/* One turn of a loop. */
 static void turn(struct loop *loop, bool may_begin) {
     int spinning = 0, watched = 0;
     for (int i = 0; i < TASKS; i++) {
