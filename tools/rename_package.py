@@ -2,12 +2,12 @@
 
     python tools/rename_package.py NEWNAME [--distribution NEWNAME-cuda]
     pip install -e ./driver -e '.[test]' --group dev
-    ruff check --fix --select I . && ruff format . && pre-commit run clang-format --all-files
-    python docs/make_reference.py && python docs/make_graphs.py
+    git add -A && pre-commit run --all-files
 
 It changes the name wherever it stands: imports, the native module, entry points, the pytest plugin
 and its options, metrics, documents, and the variables `AIOSTREAM_*`, which become `NEWNAME_*`. The
-package nogpu keeps its name. `ruff check` names the lines that a longer name makes too long.
+package nogpu keeps its name. The hooks put imports and lines in order again, make the generated
+documents, and name the lines that a longer name makes too long.
 """
 
 from __future__ import annotations
