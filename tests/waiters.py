@@ -115,11 +115,11 @@ def waited_for(
     waits for it.
     """
     loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
+    used = loop.run_until_complete(pool.acquire())
     waiter = loop.create_task(pool.acquire())
     while pool.waiting == 0:
         loop.run_until_complete(asyncio.sleep(0))
-    return loop, lent, waiter
+    return loop, used, waiter
 
 
 async def use_once(pool: StreamPool[Any]) -> None:

@@ -152,12 +152,12 @@ async def test_borrowed_stream_is_current_in_fn(
 async def test_stream_of_a_pool_is_shared_once_for_all(libraries: None) -> None:
     """It is current in both libraries."""
     async with StreamPool(1) as pool:
-        async with pool.stream() as lent:
-            lent.torch()
-            lent.cupy()
-        async with pool.stream() as lent:
-            handles = await lent.enqueue_async(lambda _: current_handles())
-            assert handles == dict.fromkeys(NOTHING, lent.handle)
+        async with pool.stream() as taken:
+            taken.torch()
+            taken.cupy()
+        async with pool.stream() as taken:
+            handles = await taken.enqueue_async(lambda _: current_handles())
+            assert handles == dict.fromkeys(NOTHING, taken.handle)
 
 
 async def test_stream_is_current_for_a_block(

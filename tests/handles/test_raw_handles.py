@@ -113,8 +113,8 @@ async def test_reads_by_the_library_itself_do_not_count(event: Event, loaded: No
         await other.enqueue_async(lambda _: None)
         await other.enqueue_in_thread(lambda _: None)
         await stream.completion_future()
-        async with pool.stream() as lent:
-            await lent.synchronize_async()
+        async with pool.stream() as used:
+            await used.synchronize_async()
         assert repr(stream) != repr(other)
         assert {stream, other} == {other, stream}
         assert stream.priority == other.priority

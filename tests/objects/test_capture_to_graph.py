@@ -172,7 +172,7 @@ def test_node_of_another_graph_is_refused_as_a_dependency(stream: Stream) -> Non
 
 
 def test_captures_that_other_code_ends_are_forgotten(stream: Stream) -> None:
-    """What was lent of them is closed when the stream is seen in the next one."""
+    """What was handed out of them is closed when the stream is seen in the next one."""
     graphs = []
     before = internals.captures_in_progress()
     for _ in range(5):

@@ -74,9 +74,9 @@ def test_loop_that_dies_with_a_task_that_waits(end: str, is_handed_over: bool) -
     before, pool = statistics().handles.open, StreamPool(1)
     asyncio.run(use_once(pool))
     descriptors = len(os.listdir("/proc/self/fd"))
-    loop, lent, waiter = waited_for(pool)
+    loop, taken, waiter = waited_for(pool)
     if is_handed_over:
-        pool.release(lent)
+        pool.release(taken)
         assert (pool.idle, pool.waiting) == (0, 0)
     loop.close()
     del loop
@@ -87,7 +87,7 @@ def test_loop_that_dies_with_a_task_that_waits(end: str, is_handed_over: bool) -
         end_lost_task(waiter)
         pool.close()
     if not is_handed_over:
-        pool.release(lent)
+        pool.release(taken)
     if end == "close":
         assert statistics().handles.open == before
     else:
@@ -201,16 +201,16 @@ def test_interrupted_pool_hands_out_no_stream_twice(what: str) -> None:
     """
 
     async def at(line: int) -> bool:
-        lent = list[Stream]()
+        taken = list[Stream]()
         if what != "take":
-            lent.append(pool.acquire_nowait())
+            taken.append(pool.acquire_nowait())
         if what == "take unreported":
-            with in_anothers_capture(lent[0]):  # so no event can say when it is free
-                pool.release(lent.pop())
+            with in_anothers_capture(taken[0]):  # so no event can say when it is free
+                pool.release(taken.pop())
         if what == "return busy":
-            gate.hold(lent[0])
+            gate.hold(taken[0])
         takes = what.startswith("take")
-        act = pool.acquire_nowait if takes else (lambda: pool.release(lent[0]))
+        act = pool.acquire_nowait if takes else (lambda: pool.release(taken[0]))
         struck = interrupted_at(line, act)
         gate.open()
         with contextlib.suppress(PoolFullError):

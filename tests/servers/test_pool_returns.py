@@ -262,12 +262,12 @@ async def test_error_and_repr_name_the_tasks_that_hold_streams() -> None:
 # ----------------------------------------------------------------------------------------- captures
 
 
-@pytest.mark.parametrize("through", ["the lent stream", "another Stream of the handle"])
+@pytest.mark.parametrize("through", ["the taken stream", "another Stream of the handle"])
 async def test_capture_that_a_user_has_left_ends(through: str) -> None:
     async with StreamPool(1) as pool:
         async with pool.stream() as stream:
             handle = stream.handle
-            captured = stream if through == "the lent stream" else stream.to_borrowed()
+            captured = stream if through == "the taken stream" else stream.to_borrowed()
             captured.begin_capture(CaptureMode.RELAXED)
             spin(stream, 0)
         async with pool.stream() as stream:
@@ -382,13 +382,13 @@ async def test_idle_pool_asks_again_when_a_call_has_failed(breakable: Any) -> No
 async def test_close_after_a_lost_context_raises_nothing(breakable: Any) -> None:
     """`health` says it, and the end of a server, or of a fixture, has its own errors."""
     pool = StreamPool(2)
-    lent = await pool.acquire()
+    taken = await pool.acquire()
     breakable.break_context(719)
     with pytest.raises(ContextFailedError):
-        await lent
+        await taken
     pool.close()
-    pool.release(lent)
-    assert (pool.closed, lent.closed) == (True, True)
+    pool.release(taken)
+    assert (pool.closed, taken.closed) == (True, True)
     recover()
 
 

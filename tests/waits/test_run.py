@@ -95,8 +95,8 @@ async def test_types_are_inferred() -> None:
         assert_type(await pool.run(double, [1], factor=3), list[int])
         assert_type(await stream.run_in_thread(double, [1]), list[int])
         assert_type(await pool.run_in_thread(double, [1]), list[int])
-        async with pool.acquire() as lent:
-            assert_type(lent, Stream)
+        async with pool.acquire() as taken:
+            assert_type(taken, Stream)
         pool.release(assert_type(await pool.acquire(), Stream))
         with pytest.raises(TypeError):
             await stream.run(double, "no", faktor=2)  # type: ignore[call-arg, arg-type]
