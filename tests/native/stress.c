@@ -105,7 +105,7 @@ static struct queue *open_seen(void) {
     REQUIRE(queue, "no queue");
     REQUIRE(queue_index(queue) < MAX_SEEN, "queues are not recycled: this one has number %d",
             queue_index(queue));
-    REQUIRE(queue_lag(queue) == 0, "a new queue has the lateness of its former owner: %lld ns",
+    REQUIRE(queue_lag(queue) == 0, "a new queue has the lag of its former owner: %lld ns",
             (long long)queue_lag(queue));
     atomic_store(&seen_queue[queue_index(queue)], true);
     return queue;
@@ -130,10 +130,9 @@ static void *loop(void *argument) {
              * its queue). */
             struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
             if (poll(&descriptor, 1, 0) == 1 || chance(3) == 0) drain_all(queue);
-            int64_t lateness = queue_lag(queue);
-            REQUIRE(lateness <= now_ns() - opened,
-                    "a lateness of %lld ns is longer than there has been a queue",
-                    (long long)lateness);
+            int64_t lag = queue_lag(queue);
+            REQUIRE(lag <= now_ns() - opened,
+                    "a lag of %lld ns is longer than there has been a queue", (long long)lag);
         }
         queue_close(queue); /* what is pending goes to the janitor */
     }

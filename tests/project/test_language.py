@@ -74,13 +74,8 @@ def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
     return sorted(name for path in found if (name := str(path.relative_to(ROOT))) not in but)
 
 
-_FOLDERS = ("src", "driver/src", "driver/tests", "tests", "examples", "benchmarks", "tools", "docs")
-PYTHON = _files(
-    *("*.py", "driver/*.py", "src/**/*.pyi"),
-    *(f"{folder}/**/*.py" for folder in _FOLDERS),
-    but=("tests/project/test_language.py",),  # which has the words themselves
-)
-NATIVE = _files(*(f"{folder}/**/*.[ch]" for folder in _FOLDERS))
+PYTHON = _files("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/**/*.py")
+NATIVE = _files("src/**/*.c", "src/**/*.h")
 # These two pages are made of the docstrings, and the code of conduct is another's text.
 MARKDOWN = _files(
     "*.md",
@@ -88,6 +83,12 @@ MARKDOWN = _files(
     "benchmarks/**/*.md",
     but=("docs/reference.md", "docs/coverage.md", "CODE_OF_CONDUCT.md"),
 )
+
+# Their messages and comments too. This file has the words themselves.
+for _folder in ("tests", "driver", "tools", "docs"):
+    PYTHON += _files(f"{_folder}/**/*.py", but=("tests/project/test_language.py",))
+    NATIVE += _files(f"{_folder}/**/*.[ch]")
+PYTHON += _files("*.py")
 
 
 # ------------------------------------------------------------------------------- what is read where
