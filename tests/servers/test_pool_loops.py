@@ -37,7 +37,7 @@ from waiters import end_lost_task, until, use_once, waited_for
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ("lent", "1 streams are lent to 'the holder', 0 tasks wait"),
+        ("lent", "1 streams are lent to 'a request', 0 tasks wait"),
         ("waited for", "1 streams are lent, 1 tasks wait"),
         # To a task that has not run since, because its loop was stopped.
         ("handed over", "1 streams are lent, 0 tasks wait"),
@@ -47,8 +47,8 @@ def test_another_loop_is_refused_while_the_pool_is_in_use(state: str, says: str)
     pool = StreamPool(1)
     if state == "lent":
         first, waiter = asyncio.new_event_loop(), None
-        holder = first.create_task(pool.acquire(), name="the holder")
-        stream = first.run_until_complete(holder)
+        user = first.create_task(pool.acquire(), name="a request")
+        stream = first.run_until_complete(user)
     else:
         first, stream, waiter = waited_for(pool)
     if state == "handed over":

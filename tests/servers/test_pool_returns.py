@@ -254,7 +254,7 @@ async def test_error_and_repr_name_the_tasks_that_hold_streams() -> None:
             assert "0 idle, 0 busy, 1 lent to '" in repr(pool)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(hold, name="the holder")
+        tasks.start_soon(hold, name="a request")
     assert "1 idle, 0 busy, 0 lent, 0 waiting" in repr(pool)
     pool.close()
 

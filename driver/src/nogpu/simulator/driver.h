@@ -83,8 +83,8 @@ enum op_state { QUEUED, ARMED, BUSY };
  * copied into streams and never enqueued themselves. */
 struct op {
     struct op *next;
-    struct op *next_holder; /* the stream's next op that needs a hardware queue */
-    struct op *next_host;   /* the next one in the context's host queue */
+    struct op *next_needing; /* the stream's next op that needs a hardware queue */
+    struct op *next_host;    /* the next one in the context's host queue */
     /* NULL once the stream's queue was abandoned. Then the host thread that has the op frees it. */
     struct stream *stream;
     struct context *context;
@@ -121,7 +121,7 @@ struct op {
         } host;
         struct {
             struct marker *marker;
-            bool holder;
+            bool needs_queue;
         } mark;
         struct {
             void *address;
@@ -188,8 +188,8 @@ struct stream {
     bool destroyed; /* the handle is gone; freed once the queue is empty and no thread waits */
     int references; /* threads blocked on it */
     struct op *head, *tail;
-    struct op *first_holder, *last_holder; /* pending ops that need a hardware queue, in order */
-    unsigned launches;                     /* launches in the queue, for back-pressure */
+    struct op *first_needing, *last_needing; /* pending ops that need a hardware queue, in order */
+    unsigned launches;                       /* launches in the queue, for back-pressure */
     struct waiter *waiters;
     bool ready;         /* in the engine's ready ring */
     bool queue_blocked; /* the head waits for a hardware queue */
@@ -476,7 +476,7 @@ void engine_poke(void);
 CUresult engine_start(void);
 
 /* --- queues.c --- */
-bool is_holder(const struct op *op);
+bool needs_queue(const struct op *op);
 void queue_request(struct stream *stream, struct op *op);
 void queue_release(struct stream *stream, struct op *op);
 void queue_unregister(struct stream *stream);
