@@ -5,6 +5,7 @@
 
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import tomllib
@@ -12,6 +13,7 @@ from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 # An abi3 wheel serves the ordinary Python that builds it and all later ones. Not earlier ones, and
 # so the published wheels come from 3.11: from 3.12 on, `None` is immortal, and Python.h's
@@ -50,7 +52,18 @@ def readme() -> str:
     return re.sub(relative, absolute, Path("README.md").read_text(encoding="utf-8"))
 
 
+class BuildPy(build_py):
+    """Builds into an empty folder."""
+
+    def run(self) -> None:
+        """A wheel takes what an earlier build has left there."""
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 setup(
+    cmdclass={"build_py": BuildPy},
     ext_modules=[native],
     long_description=readme(),
     long_description_content_type="text/markdown",

@@ -283,11 +283,13 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 pool._give(stream, number, error)
             if not number:
                 self._comes = self._queues = False
-            if isinstance(error, GeneratorExit):  # the loop is gone, and the tasks that wait
+            # The loop is gone, and the tasks that wait. A function may raise it too.
+            if isinstance(error, GeneratorExit) and all(map(loops.is_elsewhere, batch)):
                 tasks.pop(id(batch), None)
                 own = None
                 raise
-            is_cancelled = not isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
+            ends = (Exception, GeneratorExit, KeyboardInterrupt, SystemExit)
+            is_cancelled = not isinstance(error, ends)
             if own is not None and not number:
                 self._waiting.pop(own, None)
                 raise

@@ -64,7 +64,7 @@ def refuses(
 
 @pytest.fixture
 def things() -> Iterator[dict[str, Any]]:
-    """Objects of ours, of each kind that has a handle."""
+    """Objects of the library, of each kind that has a handle."""
     stream, event = Stream(), Event()
     with stream.capture() as capture:
         pass
@@ -504,13 +504,13 @@ def test_the_simulator_is_never_installed_unasked(said: str) -> None:
             print(error)
         print(simulator.installed())
         """
-    *told, installed = succeed("none", script, AIOSTREAM_SIMULATOR=said).splitlines()
+    *reported, installed = succeed("none", script, AIOSTREAM_SIMULATOR=said).splitlines()
     assert installed == "False"
     unknown = (
         "the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), "
         f"not {said!r}"
     )
-    assert (unknown in told) is (said == "perhaps")
+    assert (unknown in reported) is (said == "perhaps")
 
 
 def test_numbers_in_the_environment() -> None:

@@ -1,7 +1,7 @@
 """The words and the layout of what people read: docstrings, comments, messages and documents.
 
-A failure names each file and line, and what to write instead. The rules hold for `src/`,
-`examples/`, `benchmarks/` and all Markdown.
+A failure names each file and line, and what to write instead. The rules hold for all sources and
+all Markdown.
 """
 
 from __future__ import annotations
@@ -91,6 +91,12 @@ MARKDOWN = _files(
     "benchmarks/**/*.md",
     but=("docs/reference.md", "docs/coverage.md", "CODE_OF_CONDUCT.md"),
 )
+
+# Their messages and comments too. This file has the words themselves.
+for _folder in ("tests", "driver", "tools", "docs"):
+    PYTHON += _files(f"{_folder}/**/*.py", but=("tests/project/test_language.py",))
+    NATIVE += _files(f"{_folder}/**/*.[ch]")
+PYTHON += _files("*.py")
 
 
 # ------------------------------------------------------------------------------- what is read where

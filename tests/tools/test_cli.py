@@ -62,15 +62,15 @@ def awaited(began: int, ended: int | None, resumed: int) -> Await:
 def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     ms = 1_000_000
     monkeypatch.setenv("COLUMNS", "100")
-    record = internals.DemoRecord(
+    result = internals.DemoResult(
         started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000
     )
-    record.awaits = [
+    result.awaits = [
         awaited(5 * ms, 25 * ms, 25 * ms + ms // 4),
         awaited(25 * ms, 45 * ms, 46 * ms + ms // 2),
         awaited(45 * ms, None, 55 * ms),
     ]
-    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = internals.demo_drawing(record)
+    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = internals.demo_drawing(result)
     start, width = 19, 80  # a column for each millisecond
     assert axis == f"{'':{start}}0{'':19}20{'':18}40{'':18}60 ms"
     assert gpu == f"{'5 10 20 40 ms GPU':{start}}{'█' * 20}{'▒' * 21}"

@@ -235,7 +235,7 @@ def test_what_is_wrong_fails(tmp_path: Path) -> None:
     assert "There is no driver function cuMemAlooc: do you mean cuMemAlloc?" in report
     assert "cuda_leaks() missing 1 required positional argument: 'n'" in report
     for module in ("__exit__", "aiostream/testing.py", "aiostream/simulator"):
-        assert module not in report, "a traceback of ours"
+        assert module not in report, "a traceback of the library"
     page = (EXAMPLE.parents[1] / "docs" / "testing.md").read_text()
     for words in ("# allow_blocking", "up to 5 seconds", "aiostream_patience = "):
         assert words in page

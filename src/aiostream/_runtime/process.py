@@ -397,11 +397,12 @@ def save_at_sigterm(save: Callable[[], object]) -> None:
     """
     before = signal.getsignal(signal.SIGTERM)
 
-    def handle(number: int, _: object) -> None:
+    def handle(number: int, frame: Any) -> None:
         if not _native.is_forked():
             save()
         signal.signal(number, before)
-        signal.raise_signal(number)
+        # A loop has heard of the signal by its descriptor, and would hear of another one.
+        before(number, frame) if callable(before) else signal.raise_signal(number)
 
     # Only the main thread can, and a handler that is not Python's could not be put back.
     if before is not None and threading.current_thread() is threading.main_thread():
