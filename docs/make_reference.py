@@ -198,10 +198,12 @@ GROUPS = {
 
 _REFERENCE_HEAD = """# Names
 
-This page is for those who look a name up: every public name, by subject, with the first sentence of its docstring.
-The docstring says the rest, as in `help(aiostream.Stream.capture)`.
-The last two sections go the other way, from each [function of the driver](#functions-of-the-driver) and each [method of the Rust crate](#methods-of-the-rust-stream) to its name here.
-`python docs/make_reference.py` writes this page, and tests use each name of those sections.
+This page is for those who look a name up: every public name, by subject, and what it does.
+Its docstring says the rest, as in `help(aiostream.Stream.capture)`.
+At the end are the names of others, and what they are called here: \
+[functions of the driver](#functions-of-the-driver) and \
+[methods of the Rust crate](#methods-of-the-rust-stream).
+`python docs/make_reference.py` writes this page.
 """
 
 _DRIVER_HEAD = """## Functions of the driver
