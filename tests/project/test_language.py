@@ -80,6 +80,7 @@ NATIVE = _files("src/**/*.c", "src/**/*.h")
 MARKDOWN = _files(
     "*.md",
     "docs/**/*.md",
+    "driver/*.md",
     "benchmarks/**/*.md",
     but=("docs/reference.md", "CODE_OF_CONDUCT.md"),
 )
