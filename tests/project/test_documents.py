@@ -52,10 +52,6 @@ PAGES = [
 ]
 # They stand on the CUDA runtime.
 OF_THE_RUNTIME = ("torch", "cupy", "numba", "transformers", "diffusers")
-# Names of other libraries, and of the past, that look like ours.
-NOT_OURS: dict[str, tuple[str, ...]] = {
-    "design.md": ("Device.sync",),
-}
 # What the extra `test` brings, and JAX, which nothing here brings.
 OPTIONAL = ("fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
 _SNIPPET = re.compile(
@@ -370,7 +366,7 @@ def test_named_attributes_are_there() -> None:
         if owner in owners and not hasattr(owners[owner], name)
         if not importlib.util.find_spec(f"aiostream.{name}")
     ]
-    assert not [(page, name) for page, name in missing if name not in NOT_OURS.get(page, ())]
+    assert not missing
 
 
 def test_pages_of_the_site_are_linked() -> None:
