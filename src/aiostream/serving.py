@@ -320,7 +320,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     def _outcomes(self, results: Sequence[Result | BaseException], size: int) -> list[Any]:
         # A list now, because the stream's next user may overwrite what a lazy one would read.
-        found = list(results) if isinstance(results, Iterable) else None
+        found: list[Any] | None = None
+        if isinstance(results, list):
+            found = results
+        elif isinstance(results, Iterable):
+            found = list(results)
         if found is None or len(found) != size:
             what = type(results).__name__ if found is None else f"{len(found)} results"
             raise TypeError(

@@ -39,7 +39,7 @@ CHANGES_THE_PROCESS = ("break_context", "exit_on_", "set_default_", "simulator.i
 def test_the_examples_of_a_docstring_do_what_they_show(name: str, driver_kind: str) -> None:
     text = DOCSTRINGS[name]
     code = "".join(example.source for example in examples_of(text))
-    if re.search(r"simulator|Faults\(", code) and driver_kind == "gpu":
+    if re.search(r"simulator|nogpu|Faults\(", code) and driver_kind == "gpu":
         pytest.skip("the example uses the simulator")
     if any(name in code for name in CHANGES_THE_PROCESS):
         script = f"import docstrings; docstrings.run_in_this_process({name!r})"

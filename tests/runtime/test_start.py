@@ -312,6 +312,7 @@ def test_a_debugger_may_replace_how_threads_start(driver_kind: str) -> None:
     assert lines == "5\n"
 
 
+@pytest.mark.simulator_only("a GPU does not lose a context on command")
 def test_green_threads_after_the_first_use_start_none(driver_kind: str) -> None:
     """A thread that is to begin later would be a green one. A listener is called without it."""
     lines = succeed(

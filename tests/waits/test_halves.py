@@ -196,6 +196,26 @@ async def test_it_is_one_await_for_those_who_watch(call: Call, waits: list[Any])
     assert [each.call for each in waits] == ["Stream.run"]
 
 
+@pytest.mark.simulator_only("a GPU does not count its calls")
+async def test_the_last_half_is_not_awaited_for_nothing(stream: Stream) -> None:
+    """Also on a stream that has been busy at each wait. Its record would be one more short wait, by
+    which the stream would learn wrong lengths.
+    """
+    from aiostream import simulator
+
+    def halves() -> Halves:
+        spin(stream, 0.001)
+        yield
+
+    for _ in range(9):
+        await stream.run(spin, stream, 0.001)
+    recorded = simulator.calls("cuEventRecord") + simulator.calls("cuEventRecordWithFlags")
+    for _ in range(4):
+        await stream.run(halves)
+    recorded -= simulator.calls("cuEventRecord") + simulator.calls("cuEventRecordWithFlags")
+    assert -recorded <= 4
+
+
 async def test_what_is_left_is_pending_until_it_is_closed(call: Call) -> None:
     with anyio.move_on_after(0.01):
         await call.stream.run(call)

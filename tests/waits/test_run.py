@@ -619,6 +619,6 @@ def test_an_exception_of_a_wait_does_not_keep_its_loop(make: Any, cuda_gate: Gat
         return weakref.ref(asyncio.get_running_loop())
 
     loop = asyncio.run(main())
-    gc.collect()
-    assert loop() is None
+    # The watcher may still have the wait that was cancelled.
+    assert settle(lambda: gc.collect() >= 0 and loop() is None)
     assert kept
