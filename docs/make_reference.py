@@ -198,8 +198,8 @@ GROUPS = {
 
 _REFERENCE_HEAD = """# Names
 
-This page is for those who look a name up: every public name, by subject, and what it does.
-Its docstring says the rest, as in `help(aiostream.Stream.capture)`.
+This page is for those who look a name up: every public name, by subject.
+Each has the first sentence of its docstring, and `help(aiostream.Stream.capture)` says the rest.
 At the end are the names of others, and what they are called here: \
 [functions of the driver](#functions-of-the-driver) and \
 [methods of the Rust crate](#methods-of-the-rust-stream).
@@ -246,15 +246,15 @@ def text_of_constant(name: str) -> str:
     raise LookupError(f"{name} has no description")
 
 
-def first_sentences(thing: Any) -> str:
-    """The first paragraph of its docstring, fit for a table."""
+def first_sentence(thing: Any) -> str:
+    """The first sentence of its docstring, fit for a table."""
     text = re.sub(r"\s+", " ", text_of(thing).split("\n\n")[0]).strip()
-    return text.replace("|", "\\|")
+    return re.split(r"(?<=[.!?]) (?=[A-Z`])", text)[0].replace("|", "\\|")
 
 
 def summary(name: str) -> str:
-    """The first paragraph of a name's docstring."""
-    return first_sentences(find(name))
+    """The first sentence of a name's docstring."""
+    return first_sentence(find(name))
 
 
 def driver_functions(thing: Any) -> list[str]:
@@ -299,7 +299,7 @@ def members(public: type) -> Iterator[tuple[str, Any]]:
 
 def entry(name: str, thing: Any) -> list[str]:
     """The lines of the page for one public name."""
-    about = text_of_constant(name) if isinstance(thing, tuple) else first_sentences(thing)
+    about = text_of_constant(name) if isinstance(thing, tuple) else first_sentence(thing)
     lines = [f"### `{name}`\n", about, ""]
     if called := driver_functions(thing):
         lines[1] += f" ({', '.join(called)})" if called[0] not in lines[1] else ""
@@ -307,7 +307,7 @@ def entry(name: str, thing: Any) -> list[str]:
         lines += ["Members: " + ", ".join(f"`{each}`" for each in thing.__members__) + ".", ""]
     elif isinstance(thing, type) and (rows := list(members(thing))):
         lines += ["| | what it does |", "|---|---|"]
-        lines += [f"| `{member}` | {first_sentences(value)} |" for member, value in rows]
+        lines += [f"| `{member}` | {first_sentence(value)} |" for member, value in rows]
         lines.append("")
     return lines
 
@@ -324,7 +324,7 @@ def reference_page() -> str:
             parts += entry(name, find(name))
     for module in submodules():
         whole = importlib.import_module(f"aiostream.{module}")
-        parts += [f"## `aiostream.{module}`\n", first_sentences(whole), ""]
+        parts += [f"## `aiostream.{module}`\n", first_sentence(whole), ""]
         for name in whole.__all__:
             if name not in aiostream.__all__:
                 parts += entry(f"{module}.{name}", getattr(whole, name))
