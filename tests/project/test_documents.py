@@ -377,6 +377,15 @@ def test_pages_of_the_site_are_linked() -> None:
     assert pages - linked == {"index.md"}
 
 
+def test_each_page_says_for_whom_it_is_and_where_to_go_next() -> None:
+    lists = ("index.md", "glossary.md")
+    pages = [page for page in beside("docs").glob("*.md") if page.name not in lists]
+    for page in pages:
+        lines = page.read_text().splitlines()
+        assert any("This page is for " in line for line in lines[:8]), page.name
+        assert lines[-1].startswith("Next: "), page.name
+
+
 def test_the_readme_is_short_and_keeps_its_set_up_commands() -> None:
     """One installs and runs the demo. `.ci/run` does the other, in a fresh environment."""
     command = re.compile(r"^python3 -m venv .venv && .*$", re.MULTILINE)
