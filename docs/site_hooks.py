@@ -43,7 +43,7 @@ PAGES = {
 # Columns that a page does without: there is nothing to list, or its tables need the room.
 WITHOUT = {
     "index.md": ["navigation", "toc"],
-    **{page: ["toc"] for page in ("coverage.md", "how-it-works.md", *PAGES.values())},
+    **{page: ["toc"] for page in ("how-it-works.md", *PAGES.values())},
     "contributing.md": [],
     "benchmarks/index.md": [],
 }
@@ -53,8 +53,8 @@ AFTER_OTHERS = (
     "benchmarks/",
     "changelog.md",
     "reference.md",
-    "coverage.md",
     "design.md",
+    "roads-not-taken.md",
     "driver.md",
 )
 # A fenced block, and a link's target.

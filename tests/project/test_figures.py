@@ -18,7 +18,7 @@ from installed import beside
 
 RESULTS = ROOT / "benchmarks" / "results"
 # Each figure of these pages with one of these units is a quoted one.
-PAGES = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/coming-from.md"]
+PAGES = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/comparison.md"]
 UNITS = r"[\d,.]+(?= µs| % of (?:a|one) core| ms of CPU)"
 
 

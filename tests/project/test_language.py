@@ -84,12 +84,13 @@ PYTHON = _files("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/*
 NATIVE = _files("src/**/*.c", "src/**/*.h")
 TEXTS = _files("src/**/*.txt")
 WITHOUT_FRAGMENTS = _files("src/**/*.py", "src/**/*.pyi")
-# These two pages are made of the docstrings, and the code of conduct is another's text.
+# This page is made of the docstrings, and the code of conduct is another's text.
 MARKDOWN = _files(
     "*.md",
     "docs/**/*.md",
+    "driver/*.md",
     "benchmarks/**/*.md",
-    but=("docs/reference.md", "docs/coverage.md", "CODE_OF_CONDUCT.md"),
+    but=("docs/reference.md", "CODE_OF_CONDUCT.md"),
 )
 
 # Their messages and comments too. This file has the words themselves.

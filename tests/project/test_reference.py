@@ -24,7 +24,7 @@ def reference() -> ModuleType:
 
 
 def rows(reference: ModuleType) -> list[Any]:
-    return [*reference.DRIVER, *reference.RUST, *reference.BEYOND]
+    return [*reference.DRIVER, *reference.RUST]
 
 
 def test_every_stream_function_of_the_bindings_has_a_row(reference: ModuleType) -> None:

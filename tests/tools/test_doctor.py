@@ -106,7 +106,7 @@ def test_doctor_gives_one_json_object(found: dict[str, Any], driver_kind: str) -
 
 
 def test_doctor_gives_the_variables_that_the_documents_name() -> None:
-    page = beside("docs/environment.md").read_text()
+    page = beside("docs/servers.md").read_text()
     named = set(re.findall(r"^\| `(\w+)` ", page, re.MULTILINE))
     assert "AIOSTREAM_TRACE" in named
     empty = dict.fromkeys(named - {"AIOSTREAM_SIMULATOR", "CUDA_VISIBLE_DEVICES"}, "")
