@@ -141,7 +141,7 @@ static void fail(void) { points_fail(context, STATUS_FAILED); }
 static void drain_twice(void) { drain(queue, LOOP), drain(queue, LOOP); }
 static void drain_once(void) { drain(queue, LOOP); }
 static void drain_busy(void) {
-    queue_suppress_wakeup(queue);
+    queue->wakeup_suppressed = true;
     drain(queue, LOOP);
 }
 static void drain_refusing(void) {

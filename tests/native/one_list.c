@@ -214,7 +214,7 @@ int __wrap_timerfd_settime(int descriptor, int flags, const struct itimerspec *w
                            struct itimerspec *before) {
     (void)flags, (void)before;
     for (int i = 0; i < LOOPS; i++) {
-        if (timer_descriptor(queue_timer(loops[i].queue)) != descriptor) continue;
+        if (loops[i].queue->timer.descriptor != descriptor) continue;
         int64_t time = when->it_value.tv_sec * SECOND + when->it_value.tv_nsec;
         loops[i].timer_at = time ? time : NEVER;
         if (time) wake_loop(&loops[i], time);

@@ -34,7 +34,7 @@ static bool emit_awaited(void *unused, uint64_t ticket, int64_t status, bool com
 static bool take_ticket(struct queue *queue, uint64_t ticket) {
     awaited = point_is_live(ticket) ? ticket : 0;
     if (!awaited) return true;
-    struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
+    struct pollfd descriptor = {.fd = queue->descriptor, .events = POLLIN};
     poll(&descriptor, 1, 1);
     run_due(queue);
     REQUIRE(queue_drain(queue, emit_awaited, NULL), "the drain stopped");
@@ -134,7 +134,7 @@ static int64_t count_spares(void) {
     struct queue *queue;
     int64_t count = 0;
     for (int i = 0; (queue = queue_at(i)); i++) {
-        struct spares *spares = queue_spares(queue);
+        struct spares *spares = &queue->spares;
         pthread_mutex_lock(&spares->lock);
         for (int place = 0; place < SPARE_WAITS; place++)
             for (struct wait *wait = spares->waits[place]; wait; wait = wait->next) {

@@ -22,26 +22,6 @@ static const uint64_t DESTROYED = 1ull << 34, NOT_OPEN = 7ull << 32; /* any of t
 /* Another library has the handle too, so the library never destroys the object. */
 static const uint64_t SHARED = 1ull << 35;
 
-struct handle {
-    _Atomic uint64_t word; /* the number of uses, and the bits above; any thread */
-    /* references to this struct: the Python object's, and those of waits for an event */
-    _Atomic int64_t refs;
-    /* Of an event, any thread: the waits that are not over, event_is_captured */
-    _Atomic int64_t waits;
-    _Atomic bool captured;
-    int64_t pending_in; /* see event_pending_in */
-    void *value;        /* handle_new writes the rest, which is constant from then on */
-    void *context;
-    uint64_t identity; /* of the context; see context_is_gone */
-    /* A stream that is borrowed from this library pins its owner's handle too. python/handles.c
-     * keeps that alive. */
-    struct handle *parent;
-    enum handle_kind kind;
-    bool owned;
-    bool hidden;                /* in no count; written before another thread has it */
-    struct handle *next_let_go; /* see event_wait_let_go; written once, by the last user */
-};
-
 struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
@@ -84,9 +64,6 @@ void handle_unref(struct handle *handle) {
     if (atomic_fetch_sub(&handle->refs, 1) == 1) free(handle);
 }
 
-void *handle_value(const struct handle *handle) { return handle->value; }
-void *handle_context(const struct handle *handle) { return handle->context; }
-
 bool handle_is_open(const struct handle *handle) {
     if (atomic_load(&((struct handle *)handle)->word) & NOT_OPEN) return false;
     return !handle->parent || handle_is_open(handle->parent);
@@ -96,7 +73,6 @@ bool handle_is_gone(const struct handle *handle) {
     return context_is_gone(handle->context, handle->identity);
 }
 
-bool handle_is_event(const struct handle *handle) { return handle->kind == HANDLE_EVENT; }
 /* The legacy and per-thread streams, 0 to 2, belong to the *current* context. */
 static bool needs_context(const struct handle *handle) {
     return handle->kind == HANDLE_STREAM && (uintptr_t)handle->value <= 2;
@@ -233,8 +209,6 @@ bool handle_release(struct handle *handle, bool while_used) {
     return true;
 }
 
-bool handle_is_owned(const struct handle *handle) { return handle->owned; }
-
 static _Atomic(struct handle *) let_go;
 
 void handle_abandon(struct handle *handle) {
@@ -263,7 +237,7 @@ int operate(struct handle *handle, int how, handle_operation operation, void *ar
     int mode = how & AS_IS ? -1 : relaxed_enter();
     bool enters = needs_context(handle);
     int result = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED
-                 : enters               ? context_push(handle_context(handle))
+                 : enters               ? context_push(handle->context)
                                         : CUDA_SUCCESS;
     if (!result) {
         result = operation(handle, argument);
@@ -276,7 +250,7 @@ int operate(struct handle *handle, int how, handle_operation operation, void *ar
 
 int do_capture_refusal(struct handle *handle, void *unused) {
     (void)unused;
-    return capture_refusal(handle_value(handle));
+    return capture_refusal(handle->value);
 }
 
 /* --- events --- */
@@ -295,8 +269,6 @@ void event_wait_begin(struct handle *event) {
     atomic_fetch_add(&event->waits, 1);
 }
 
-void event_wait_end(struct handle *event) { atomic_fetch_sub(&event->waits, 1); }
-
 /* The janitor destroys a closed event whose last wait ends, because a cancelled wait ends under the
  * GIL, or in a finalizer, and a driver call there could wait for a thread that wants the GIL. */
 void event_wait_let_go(struct handle *event) {
@@ -308,8 +280,6 @@ void event_wait_let_go(struct handle *event) {
     while (!atomic_compare_exchange_weak(&let_go, &event->next_let_go, event)) continue;
     failures_call_listener();
 }
-
-int64_t *event_pending_in(struct handle *event) { return &event->pending_in; }
 
 bool event_is_captured(const struct handle *event) {
     return atomic_load(&((struct handle *)event)->captured);

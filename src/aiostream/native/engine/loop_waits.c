@@ -19,7 +19,7 @@
 
 /* The loop drains again in its next turn, because its timer is due at once. A KeyboardInterrupt
  * cannot take that away, as it could take a callback. */
-static void drain_again(struct queue *queue) { timer_wake_by(queue_timer(queue), now_ns()); }
+static void drain_again(struct queue *queue) { timer_wake_by(&queue->timer, now_ns()); }
 
 int wait_reserve(const struct waits *waits, struct queue *queue, const struct strategy *strategy,
                  struct wait **reserved) {
@@ -92,7 +92,7 @@ static struct wait *take_all(struct polled_waits *polled) {
 /* --- leaving the loop --- */
 
 bool wait_drop_future(struct wait *wait, uint64_t ticket) {
-    struct polled_waits *polled = queue_polled_waits(wait->queue);
+    struct polled_waits *polled = &wait->queue->polled;
     pthread_mutex_lock(&polled->lock);
     /* It may be over and another wait of its queue by now, but never with the same ticket. */
     bool drops = atomic_load(&wait->polled_by_loop) && atomic_load(&wait->ticket) == ticket;
@@ -111,7 +111,7 @@ bool wait_drop_future(struct wait *wait, uint64_t ticket) {
 /* --- polling by the loop --- */
 
 static void poll_future(struct wait *wait) {
-    append(queue_polled_waits(wait->queue), wait);
+    append(&wait->queue->polled, wait);
     drain_again(wait->queue);
 }
 
@@ -131,9 +131,9 @@ static bool poll_on(struct wait *wait, struct queue *queue) {
 }
 
 void waits_poll_futures(struct queue *queue) {
-    struct polled_waits *polled = queue_polled_waits(queue);
+    struct polled_waits *polled = &queue->polled;
     if (!polled->first) return;
-    queue_suppress_wakeup(queue); /* the drain that follows takes what is fired here */
+    queue->wakeup_suppressed = true; /* the drain that follows takes what is fired here */
     for (struct wait *wait = take_all(polled), *next; wait; wait = next) {
         next = wait->next_polled; /* read before the wait may be another's */
         if (poll_on(wait, queue)) append(polled, wait);
@@ -171,8 +171,8 @@ static void look_at(struct wait *wait, struct queue *queue) {
 void waits_run_due(struct queue *queue) {
     int64_t now = now_ns();
     struct timer_entry *due =
-        timer_take_due(queue_timer(queue), now, policy_due_soon(atomic_load(queue_waits(queue))));
-    if (due) queue_suppress_wakeup(queue);
+        timer_take_due(&queue->timer, now, policy_due_soon(atomic_load(&queue->waits)));
+    if (due) queue->wakeup_suppressed = true;
     int looks = 0;
     while (due) {
         struct wait *wait = (struct wait *)due;
@@ -190,7 +190,7 @@ void waits_run_due(struct queue *queue) {
 }
 
 bool waits_are_due(struct queue *queue) {
-    return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns());
+    return queue->polled.first || timer_is_due(&queue->timer, now_ns());
 }
 
 /* --- the task has gone, or the loop is closed or does not come --- */
@@ -208,12 +208,12 @@ static bool has_ticket(struct timer_entry *entry, uint64_t ticket) {
 
 void wait_orphan(uint64_t ticket) {
     struct queue *queue = point_orphan(ticket);
-    void *wait = queue ? timer_remove(queue_timer(queue), has_ticket, ticket) : NULL;
+    void *wait = queue ? timer_remove(&queue->timer, has_ticket, ticket) : NULL;
     if (wait) leave_timer(wait);
 }
 
 static void leave_futures(struct queue *queue) {
-    for (struct wait *wait = take_all(queue_polled_waits(queue)), *next; wait; wait = next) {
+    for (struct wait *wait = take_all(&queue->polled), *next; wait; wait = next) {
         next = wait->next_polled;
         wait_leave_to_watcher(wait);
     }
@@ -228,7 +228,7 @@ static void leave_all(struct queue *queue, struct timer_entry *left) {
     leave_futures(queue);
 }
 
-void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(queue_timer(queue))); }
+void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(&queue->timer)); }
 
 /* so late the loop is blocked, or does not run, and perhaps never again */
 static const int64_t LATE_NS = 100000000;
@@ -236,10 +236,9 @@ static const int64_t LATE_NS = 100000000;
 void waits_leave_late(int64_t now) {
     struct queue *queue;
     for (int i = 1; (queue = queue_at(i)); i++) {
-        if (atomic_load(&queue_loop_state(queue)->leaving) ||
-            !timer_is_due(queue_timer(queue), now - LATE_NS))
+        if (atomic_load(&queue->loop.leaving) || !timer_is_due(&queue->timer, now - LATE_NS))
             continue;
-        leave_all(queue, timer_take_due(queue_timer(queue), now - LATE_NS, 0));
-        timer_wake_by(queue_timer(queue), now); /* the loop may have other reasons to drain */
+        leave_all(queue, timer_take_due(&queue->timer, now - LATE_NS, 0));
+        timer_wake_by(&queue->timer, now); /* the loop may have other reasons to drain */
     }
 }

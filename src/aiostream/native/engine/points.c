@@ -132,7 +132,7 @@ static void slot_release(struct slot *slot) {
     /* as many as a ticket can name */
     uint64_t next_generation = generation_of(((atomic_load(&slot->word) >> 8) + 1) << SLOT_BITS);
     atomic_store(&slot->word, next_generation << 8);
-    struct spares *spares = queue_spares(slot->queue);
+    struct spares *spares = &slot->queue->spares;
     pthread_mutex_lock(&spares->lock);
     slot->entry.next = spares->entries;
     spares->entries = &slot->entry;
@@ -151,7 +151,7 @@ static void refill(struct spares *spares) { /* its lock held, which comes first 
 }
 
 static struct slot *take(struct queue *queue) {
-    struct spares *spares = queue_spares(queue);
+    struct spares *spares = &queue->spares;
     pthread_mutex_lock(&spares->lock);
     if (!spares->entries) refill(spares);
     struct slot *slot = slot_of(spares->entries);
@@ -536,7 +536,8 @@ bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
 int points_visit_arrived(struct queue *queue, int (*visit)(void *owner, void *argument),
                          void *argument) {
     int answer = 0;
-    for (struct queue_entry *entry = queue_arrived(queue); entry && !answer; entry = entry->next) {
+    for (struct queue_entry *entry = atomic_load(&queue->head); entry && !answer;
+         entry = entry->next) {
         struct slot *slot = slot_of(entry);
         if (atomic_load(&slot->word) & FIRED && slot->owner) answer = visit(slot->owner, argument);
     }

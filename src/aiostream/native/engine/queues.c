@@ -23,46 +23,10 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 enum { MAX_QUEUES = 65536 };
-
-/* `refs` counts the owner and every point that has not fired. At zero no thread can push any more,
- * and the queue may be recycled. A late write to its descriptor then wakes the next owner for
- * nothing, and does no other harm. */
-struct queue {
-    /* any thread pushes; the consumer takes it whole, or a thread that sees `closed` */
-    _Atomic(struct queue_entry *) head;
-    _Atomic int64_t refs;
-    /* set once by the owner, who then drains the stack; a pusher reads it after its push */
-    _Atomic bool closed;
-    /* when the stack stopped being empty; written by the pusher that filled it */
-    _Atomic int64_t pushed;
-    _Atomic int64_t lag; /* a running mean; written by the owner's thread, read by any */
-    /* when `lag` was last noted; written by the owner's thread, read by any */
-    _Atomic int64_t lag_noted;
-    /* The consumer is about to take the stack, so a pusher need not wake it. Written by its thread,
-     * read by any. */
-    _Atomic bool wakeup_suppressed;
-    struct {                   /* used by the owner's thread alone */
-        bool open;             /* a callback of the loop will begin the next turn */
-        const void *task;      /* the task whose waits were ready last; compared, never used */
-        int64_t since;         /* when that task's run began */
-        int ops;               /* its ready waits since then */
-        int tasks, last_tasks; /* tasks with ready waits in this turn, and in the one before */
-        int64_t latest;        /* when the latest wait was ready */
-    } turn;
-    struct polled_waits polled;
-    struct loop_state loop;
-    struct spares spares; /* any thread */
-    _Atomic int waits;    /* any thread */
-    struct timer *timer;  /* these four are constant */
-    int eventfd;
-    int descriptor; /* an epoll of the eventfd and the timer's descriptor */
-    int index;
-    uint64_t identity;       /* another one for each owner; written before it is open */
-    struct queue *next_free; /* under table_lock */
-};
 
 /* guards the free list and the growth; never held across a driver call */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -77,19 +41,20 @@ static bool listen_to(struct queue *queue, int descriptor) {
 
 /* Each step needs the one before it, so errno is that of the first step that failed. */
 static bool open_descriptors(struct queue *queue) {
-    queue->eventfd = queue->descriptor = -1;
-    queue->timer = timer_new();
-    if (queue->timer) queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (queue->eventfd >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
+    queue->timer.descriptor = queue->descriptor = -1;
+    queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (queue->eventfd >= 0)
+        queue->timer.descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (queue->timer.descriptor >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
     return queue->descriptor >= 0 && listen_to(queue, queue->eventfd) &&
-           listen_to(queue, timer_descriptor(queue->timer));
+           listen_to(queue, queue->timer.descriptor);
 }
 
 static void discard(struct queue *queue) {
     int error = errno;
-    if (queue->timer) timer_free(queue->timer);
-    if (queue->eventfd >= 0) close(queue->eventfd);
-    if (queue->descriptor >= 0) close(queue->descriptor);
+    int descriptors[] = {queue->eventfd, queue->timer.descriptor, queue->descriptor};
+    for (int i = 0; i < 3; i++)
+        if (descriptors[i] >= 0) close(descriptors[i]);
     free(queue);
     errno = error;
 }
@@ -107,6 +72,7 @@ static struct queue *queue_allocate(void) { /* table_lock held */
     }
     pthread_mutex_init(&queue->spares.lock, NULL);
     pthread_mutex_init(&queue->polled.lock, NULL);
+    pthread_mutex_init(&queue->timer.lock, NULL);
     queue->index = queue_count;
     queues[queue_count++] = queue;
     return queue;
@@ -129,7 +95,7 @@ struct queue *queue_open(void) {
     queue->wakeup_suppressed = false;
     queue->refs = 1;
     queue->closed = false;
-    timer_open(queue->timer);
+    timer_open(&queue->timer);
     return queue;
 }
 
@@ -139,11 +105,6 @@ struct queue *queue_orphans(void) {
     return orphans ? orphans : queue_open();
 }
 
-int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
-struct timer *queue_timer(const struct queue *queue) { return queue->timer; }
-void queue_suppress_wakeup(struct queue *queue) { atomic_store(&queue->wakeup_suppressed, true); }
-int queue_index(const struct queue *queue) { return queue->index; }
-uint64_t queue_identity(const struct queue *queue) { return queue->identity; }
 struct queue *queue_at(int index) {
     return index < 0 || index >= MAX_QUEUES ? NULL : queues[index];
 }
@@ -190,8 +151,6 @@ static void push_to_orphans(struct queue *queue) {
     while (last->next) last = last->next;
     if (stack_push(queues[0], first, last)) queue_wake(queues[0]);
 }
-
-bool queue_is_closed(const struct queue *queue) { return atomic_load(&queue->closed); }
 
 /* A pusher pushes, then reads `closed`. The closer sets `closed`, then drains. The second of the
  * two sees the first (both are sequentially consistent), so no ticket stays on a queue that no
@@ -249,13 +208,6 @@ void queue_new_turn(struct queue *queue) {
 int64_t queue_unread_since(struct queue *queue) {
     return atomic_load(&queue->head) ? atomic_load(&queue->pushed) : 0;
 }
-
-struct loop_state *queue_loop_state(struct queue *queue) { return &queue->loop; }
-struct spares *queue_spares(struct queue *queue) { return &queue->spares; }
-_Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
-struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }
-
-struct queue_entry *queue_arrived(struct queue *queue) { return atomic_load(&queue->head); }
 
 void queue_ref(struct queue *queue) { atomic_fetch_add(&queue->refs, 1); }
 

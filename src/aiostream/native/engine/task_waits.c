@@ -66,7 +66,7 @@ static bool leave_by_plan(struct wait *wait, const struct plan *plan, const stru
     if (!plan->common)
         guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
     else if (!plan->exact) at = policy_common_look(now, at);
-    struct timer *timer = queue_timer(wait->queue);
+    struct timer *timer = &wait->queue->timer;
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
     if (!timer_add(timer, &wait->timer_entry, at, atomic_load(&max_timer_waits))) return false;
     atomic_fetch_add(&counters[WAITS_BY_TIMER], 1);
@@ -78,7 +78,7 @@ static bool leave_by_plan(struct wait *wait, const struct plan *plan, const stru
 }
 
 static bool leave_as_planned(struct wait *wait, const struct plan *plan, const struct load *load) {
-    struct loop_state *loop = queue_loop_state(wait->queue);
+    struct loop_state *loop = &wait->queue->loop;
     atomic_store(&loop->leaving, true);
     bool left = leave_by_plan(wait, plan, load);
     atomic_store(&loop->leaving, false);
@@ -111,7 +111,7 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
 static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     uint64_t ticket = 0;
     /* A thread that blocks polls the wait itself, and its queue is the janitor's. */
-    if (queue_index(wait->queue) == 0 || wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
+    if (wait->queue->index == 0 || wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
         result->spinning = wait;
         return false;
     }
@@ -156,7 +156,7 @@ int wait_record(struct wait *wait, void *stream) {
 
 void wait_release(struct wait *wait) {
     atomic_fetch_sub(&wait->list->waiting, 1);
-    if (wait->users_event) event_wait_end(wait->users_event);
+    if (wait->users_event) atomic_fetch_sub(&wait->users_event->waits, 1);
     int expected = HELD_BY_TASK_LISTED;
     if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED)) wait_recycle(wait);
 }
@@ -197,7 +197,7 @@ void wait_begin_event(const struct waits *of, struct handle *event, struct queue
     *result = (struct wait_result){0};
     int status = event_is_captured(event)
                      ? CUDA_CAPTURED_EVENT
-                     : failure_noted(driver.event_query(handle_value(event)), "cuEventQuery");
+                     : failure_noted(driver.event_query(event->value), "cuEventQuery");
     if (is_over(status, result)) return;
     /* It has a list of its own, because waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(of->list->context, of->list->history);

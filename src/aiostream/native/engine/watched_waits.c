@@ -80,7 +80,7 @@ static bool is_timers(struct timer_entry *entry, uint64_t wait) {
  * it has changed the holder. */
 static bool claim(struct wait *wait, int holder) {
     return holder == HELD_BY_WATCHER ||
-           timer_remove(queue_timer(wait->queue), is_timers, (uintptr_t)wait);
+           timer_remove(&wait->queue->timer, is_timers, (uintptr_t)wait);
 }
 
 static void note_start(struct wait *wait) {
@@ -110,7 +110,7 @@ static int poll_list(struct wait_list *list, int64_t now, int failure) {
         if (wait->opened > fence) break;
         int64_t before = polls ? now_ns() : now;
         int status = failure ? failure : CUDA_NOT_READY;
-        int64_t *pending_in = wait->users_event ? event_pending_in(wait->users_event) : NULL;
+        int64_t *pending_in = wait->users_event ? &wait->users_event->pending_in : NULL;
         if (!failure && (!pending_in || *pending_in != now)) {
             status = wait_query(wait);
             polls++;

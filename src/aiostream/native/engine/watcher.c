@@ -57,7 +57,7 @@ static void sleep_until(int64_t time, bool (*must_leave)(void)) {
 static void read_health(bool all) {
     struct context *context;
     for (int i = 0; (context = context_at(i)); i++) {
-        if (!all && !context_has_pending(context)) continue;
+        if (!all && atomic_load(&context->pending) <= 0) continue;
         int status = context_health(context);
         if (status == CUDA_SUCCESS || atomic_load(&stopping)) continue;
         waits_fail(context, status);

@@ -47,7 +47,7 @@ void completion_fill(CompletionObject *, PyObject *future, PyObject *name, PyObj
 /* its point will arrive there */
 static inline void completion_expect(CompletionObject *self, struct queue *queue) {
     self->queue = queue;
-    self->queue_identity = queue_identity(queue);
+    self->queue_identity = queue->identity;
 }
 /* counts the future as pending, if it is new */
 void completion_begin(CompletionObject *);

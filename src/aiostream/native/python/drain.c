@@ -18,7 +18,7 @@
 /* --- other owners --- */
 
 static int do_arm(struct handle *stream, void *argument) {
-    return point_arm(*(uint64_t *)argument, handle_value(stream));
+    return point_arm(*(uint64_t *)argument, stream->value);
 }
 
 /* arm(handle, context, kind, owner, sync_mode, function, data): enqueues a host function or
@@ -52,7 +52,7 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static int do_watch(struct handle *stream, void *wait) {
-    return wait_record_future(wait, handle_value(stream));
+    return wait_record_future(wait, stream->value);
 }
 
 /* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
@@ -141,8 +141,8 @@ static PyObject *Queue_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
         return NULL;
     }
     self->is_open = true;
-    self->number = queue_index(queue);
-    self->descriptor = queue_descriptor(queue);
+    self->number = queue->index;
+    self->descriptor = queue->descriptor;
     return (PyObject *)self;
 }
 

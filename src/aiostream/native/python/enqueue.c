@@ -27,7 +27,7 @@ struct reserving {
 static int do_reserve(struct handle *stream, void *argument) {
     const struct reserving *reserving = argument;
     CompletionObject *completion = reserving->completion;
-    int refusal = reserving->asks ? capture_refusal(handle_value(stream)) : 0;
+    int refusal = reserving->asks ? capture_refusal(stream->value) : 0;
     if (refusal) return refusal;
     if (reserving->waits) {
         refusal = wait_reserve(reserving->waits, completion->queue, reserving->strategy,
@@ -53,7 +53,7 @@ static int reserve(struct reserving *reserving, struct handle *stream) {
                                 : context_recent_health(reserving->context);
     if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
     else status = operate(stream, PINNED, do_reserve, reserving);
-    if (status == CUDA_SUCCESS && reserving->enters) status = context_push(handle_context(stream));
+    if (status == CUDA_SUCCESS && reserving->enters) status = context_push(stream->context);
     Py_END_ALLOW_THREADS
     return status;
 }
@@ -66,11 +66,11 @@ struct recording {
 
 static int do_record(struct handle *stream, void *argument) {
     struct recording *recording = argument;
-    if (!recording->wait) return point_arm(recording->ticket, handle_value(stream));
+    if (!recording->wait) return point_arm(recording->ticket, stream->value);
     if (recording->at_once &&
-        (recording->at_once = wait_is_over_at_once(recording->wait, handle_value(stream))))
+        (recording->at_once = wait_is_over_at_once(recording->wait, stream->value)))
         return CUDA_SUCCESS;
-    return wait_record_future(recording->wait, handle_value(stream));
+    return wait_record_future(recording->wait, stream->value);
 }
 
 /* Enqueues the point behind the work, unless *at_once says that the work may be done already, and
@@ -206,7 +206,7 @@ static PyObject *enqueue(struct reserving *reserving, struct handle *stream, PyO
     CompletionObject *self = reserving->completion;
     reserving->enters = call != NULL;
     /* The record would harm a capture only on the legacy stream. */
-    reserving->asks = call || (uintptr_t)handle_value(stream) <= 1;
+    reserving->asks = call || (uintptr_t)stream->value <= 1;
     /* Until the point is behind the work, because `call` or another thread may close the stream,
      * and the work would then have no completion. */
     if (!handle_pin(stream)) return PyLong_FromLong(RESULT_CLOSED);

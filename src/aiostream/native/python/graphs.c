@@ -17,14 +17,14 @@ struct use {
 static int do_use(struct handle *stream, void *argument) {
     struct use *use = argument;
     /* otherwise the driver would end the capture */
-    int refusal = capture_refusal(handle_value(stream));
+    int refusal = capture_refusal(stream->value);
     if (refusal) return refusal;
     if (!handle_pin(use->executable)) return RESULT_CLOSED;
     int status = handle_is_gone(use->executable)
                      ? CUDA_CONTEXT_IS_DESTROYED /* as of operate, for the second handle */
-                     : context_push(handle_context(stream));
+                     : context_push(stream->context);
     if (status == CUDA_SUCCESS) {
-        status = use->call(handle_value(use->executable), handle_value(stream));
+        status = use->call(use->executable->value, stream->value);
         context_pop();
     }
     handle_unpin(use->executable);
@@ -59,8 +59,7 @@ struct update {
 static int do_update(struct handle *executable, void *argument) {
     struct update *update = argument;
     if (!handle_pin(update->graph)) return RESULT_CLOSED;
-    int status =
-        driver.graph_update(handle_value(executable), handle_value(update->graph), &update->said);
+    int status = driver.graph_update(executable->value, update->graph->value, &update->said);
     handle_unpin(update->graph);
     return status;
 }

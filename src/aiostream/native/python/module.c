@@ -58,8 +58,7 @@ int push_from_python(struct handle *stream) {
     int status;
     Py_BEGIN_ALLOW_THREADS /* see Work.begin */
     failed_forget();
-    status =
-        handle_is_gone(stream) ? CUDA_CONTEXT_IS_DESTROYED : context_push(handle_context(stream));
+    status = handle_is_gone(stream) ? CUDA_CONTEXT_IS_DESTROYED : context_push(stream->context);
     Py_END_ALLOW_THREADS
     return status;
 }
@@ -170,7 +169,7 @@ static PyObject *native_context_register(PyObject *Py_UNUSED(self), PyObject *ar
                             MAX_CONTEXTS);
     /* One step, because an interrupt must not make Python destroy a stream that is in use. */
     if (is_taken && PyList_SetSlice(made, 0, PyList_Size(made), NULL) < 0) return NULL;
-    return PyLong_FromLong(context_index(context));
+    return PyLong_FromLong(context->index);
 }
 
 /* --- the ledger --- */

@@ -148,7 +148,7 @@ static PyObject *native_watcher_held(PyObject *Py_UNUSED(self), PyObject *Py_UNU
 static PyObject *native_open_orphans(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     if (refuse_in_child()) return NULL;
     struct queue *queue = queue_orphans();
-    return queue ? PyLong_FromLong(queue_descriptor(queue)) : PyErr_SetFromErrno(PyExc_OSError);
+    return queue ? PyLong_FromLong(queue->descriptor) : PyErr_SetFromErrno(PyExc_OSError);
 }
 
 /* sys.unraisablehook takes an object that Python code cannot make. */

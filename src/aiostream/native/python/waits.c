@@ -269,9 +269,9 @@ struct beginning {
 
 static int do_begin(struct handle *handle, void *argument) {
     struct beginning *with = argument;
-    if (handle_is_event(handle))
+    if (handle->kind == HANDLE_EVENT)
         wait_begin_event(with->waits, handle, with->queue, with->strategy, &with->result);
-    else wait_begin(with->waits, handle_value(handle), with->queue, with->strategy, &with->result);
+    else wait_begin(with->waits, handle->value, with->queue, with->strategy, &with->result);
     return 0;
 }
 
@@ -279,7 +279,7 @@ static int do_begin(struct handle *handle, void *argument) {
  * it in the result. Without the GIL. */
 static void begin(struct handle *handle, struct beginning *with) {
     struct wait *call = call_begin(with->waits);
-    int refusal = operate(handle, handle_is_event(handle) ? 0 : AS_IS, do_begin, with);
+    int refusal = operate(handle, handle->kind == HANDLE_EVENT ? 0 : AS_IS, do_begin, with);
     if (refusal) with->result.refusal = refusal;
     call_end(call);
 }
@@ -370,7 +370,7 @@ static PyObject *WaitList_block(PyObject *object, PyObject *args) {
     int over;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
-    over = atomic_load(&blockers[handle_is_event(with.handle)])(handle_value(with.handle), &with);
+    over = atomic_load(&blockers[with.handle->kind == HANDLE_EVENT])(with.handle->value, &with);
     Py_END_ALLOW_THREADS
     if (over < 0) return NULL;
     if (!over) Py_RETURN_NONE;
@@ -423,7 +423,7 @@ static PyObject *native_wake_by(PyObject *Py_UNUSED(self), PyObject *args) {
     struct queue *queue;
     long long time;
     if (!PyArg_ParseTuple(args, "O&L", to_queue, &queue, &time)) return NULL;
-    timer_wake_by(queue_timer(queue), time);
+    timer_wake_by(&queue->timer, time);
     Py_RETURN_NONE;
 }
 

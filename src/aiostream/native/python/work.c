@@ -109,7 +109,7 @@ static int enter(struct handle *handle, const struct wait_list *list) {
     if (status) return status;
     if (!handle_pin(handle)) return RESULT_CLOSED;
     status = operate(handle, PINNED | AS_IS, do_capture_refusal, NULL);
-    if (!status) status = context_push(handle_context(handle));
+    if (!status) status = context_push(handle->context);
     if (status) handle_unpin(handle);
     return status;
 }
