@@ -82,7 +82,7 @@ class Completion:
     is_pending: bool
     is_cancelled: bool
     is_recorded: bool
-    is_ordered: bool
+    order: Order | None
     seconds: float | None
     def begin(self) -> None: ...
     def expect(self, context_id: int, queue: int, /) -> None: ...

@@ -49,10 +49,8 @@ int settle_future(PyObject *future, PyObject *error, PyObject *result) {
     bool own = is_own_future(future);
     PyObject *for_error = own ? names.own_set_exception : names.set_exception;
     PyObject *for_result = own ? names.own_set_result : names.set_result;
-    PyObject *answer = PyObject_CallMethodObjArgs(future, error ? for_error : for_result,
-                                                  error ? error : result, NULL);
-    Py_XDECREF(answer);
-    return answer ? 0 : -1;
+    return done_with(PyObject_CallMethodObjArgs(future, error ? for_error : for_result,
+                                                error ? error : result, NULL));
 }
 
 /* --- the order of a stream --- */
@@ -128,10 +126,7 @@ void completion_end(CompletionObject *self, enum state outcome) {
 
 int observe(PyObject *future) {
     PyObject *function = atomic_load(&observer);
-    PyObject *answer = function ? PyObject_CallFunctionObjArgs(function, future, NULL) : NULL;
-    int failed = function && !answer;
-    Py_XDECREF(answer);
-    return failed ? -1 : 0;
+    return function ? done_with(PyObject_CallFunctionObjArgs(function, future, NULL)) : 0;
 }
 
 /* Settles the future. error: with which it fails, or NULL. */
@@ -153,11 +148,9 @@ static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
          * no task would ever read a result. asyncio's own future is left alone, because to settle
          * it would raise: its loop is closed. */
         outcome = DROPPED;
-        if (!done && is_own_future(future)) {
-            PyObject *answer = PyObject_CallMethod(future, "_drop", NULL);
-            Py_XDECREF(answer);
-            if (!answer) goto end;
-        }
+        if (!done && is_own_future(future) &&
+            done_with(PyObject_CallMethod(future, "_drop", NULL)) < 0)
+            goto end;
     } else if (!done && settle_future(future, error, self->result ? self->result : Py_None) < 0) {
         goto end;
     }
@@ -204,11 +197,10 @@ static int release(CompletionObject *self) {
     }
     Py_XDECREF(keepalive);
     Py_CLEAR(self->result);
-    PyObject *answer = PyObject_CallFunctionObjArgs(release_objects, held, NULL);
-    Py_XDECREF(answer);
-    if (answer) Py_DECREF(held);
-    else self->keepalive = held;
-    return answer ? 0 : -1;
+    failed = done_with(PyObject_CallFunctionObjArgs(release_objects, held, NULL));
+    if (failed) self->keepalive = held;
+    else Py_DECREF(held);
+    return failed;
 }
 
 /* Settles the future and releases everything, because the GPU has passed the point. After a failed
@@ -384,19 +376,11 @@ static PyObject *is_in_state(PyObject *self, void *state) {
     return PyBool_FromLong(((CompletionObject *)self)->state == (enum state)(uintptr_t)state);
 }
 
-static PyObject *is_recorded(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(((CompletionObject *)self)->recorded);
-}
-
 static PyObject *get_seconds(PyObject *object, void *Py_UNUSED(unused)) {
     CompletionObject *self = (CompletionObject *)object;
     int64_t began = atomic_load(&self->began);
     if (!began) Py_RETURN_NONE;
     return PyFloat_FromDouble((double)(now_ns() - began) / 1e9);
-}
-
-static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(((CompletionObject *)self)->order != NULL);
 }
 
 static PyMethodDef completion_methods[] = {
@@ -426,20 +410,28 @@ static PyMethodDef completion_methods[] = {
 static PyGetSetDef completion_properties[] = {
     {"future", get_object, NULL, "None once it has ended.", FIELD(future)},
     {"keepalive", get_object, NULL, "What stays alive.", FIELD(keepalive)},
-    {"stream", get_object, NULL, "The stream's name, in errors.", FIELD(name)},
     {"is_pending", is_in_state, NULL, "Whether it is counted and has not ended.", (void *)PENDING},
     {"is_cancelled", is_in_state, NULL, "Whether it was cancelled.", (void *)CANCELLED},
-    {"is_recorded", is_recorded, NULL, "Whether its point will arrive.", NULL},
     {"seconds", get_seconds, NULL, "Since it began. None: its wait knows.", NULL},
-    {"is_ordered", is_ordered, NULL, "Whether others settle after it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+static PyMemberDef completion_members[] = {
+    {"stream", T_OBJECT, offsetof(CompletionObject, name), READONLY, "Its name, in errors."},
+    {"is_recorded", T_BOOL, offsetof(CompletionObject, recorded), READONLY, "It will arrive."},
+    {"order", T_OBJECT, offsetof(CompletionObject, order), READONLY, "In which others wait."},
+    {NULL, 0, 0, 0, NULL},
 };
 /* A point for which a task waits: its future, and what is kept alive. */
 static PyType_Slot completion_slots[] = {
-    {Py_tp_new, PyType_GenericNew},        {Py_tp_init, Completion_init},
-    {Py_tp_dealloc, Completion_dealloc},   {Py_tp_traverse, Completion_traverse},
-    {Py_tp_clear, Completion_clear},       {Py_tp_methods, completion_methods},
-    {Py_tp_getset, completion_properties}, {0, NULL},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, Completion_init},
+    {Py_tp_dealloc, Completion_dealloc},
+    {Py_tp_traverse, Completion_traverse},
+    {Py_tp_clear, Completion_clear},
+    {Py_tp_methods, completion_methods},
+    {Py_tp_getset, completion_properties},
+    {Py_tp_members, completion_members},
+    {0, NULL},
 };
 
 /* The completions of one stream, in the order of their points. */

@@ -68,6 +68,13 @@ void completion_leak(CompletionObject *);
  * may not run for long. In the loop's thread. */
 void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
+/* Makes the context of a pinned stream current for a call of Python: 0, or why not. If it asks,
+ * also because a wait behind the call would be refused. *call is for call_leave. Without the GIL,
+ * because a driver may hold a lock while a host function runs. If that is a Python function, it
+ * waits for the GIL, and the two threads would wait for each other. */
+int call_enter(struct handle *, const struct waits *, bool asks, struct wait **call);
+void call_leave(
+    struct wait *call); /* with the GIL; in a child that the call has forked it returns */
 PyObject *Completion_enqueue(PyObject *, PyObject *args);
 PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
@@ -91,15 +98,8 @@ static inline void own(uint64_t ticket, PyObject *object) {
     Py_XDECREF(former);
 }
 
-static inline void disown(uint64_t ticket) {
-    lock_owner(ticket);
-    PyObject *former = point_owner(ticket); /* NULL: another point may have the slot */
-    if (former) point_own(ticket, NULL);
-    unlock_owner(ticket);
-    Py_XDECREF(former);
-}
-
-/* Puts another owner, or NULL, in the place of one. False: that is not the owner any more. */
+/* Puts another owner, or NULL, in the place of one. False: that is not the owner any more, and
+ * another point may have the slot. */
 static inline bool replace_owner(uint64_t ticket, PyObject *former, PyObject *owner) {
     lock_owner(ticket);
     bool is_owner = point_owner(ticket) == former;

@@ -47,7 +47,7 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
     result = operate(stream, 0, do_arm, &ticket);
     point_unreserve(ticket); /* it never came to arming */
     Py_END_ALLOW_THREADS
-    if (result && !point_is_live(ticket)) disown(ticket);
+    if (result && !point_is_live(ticket)) replace_owner(ticket, owner, NULL);
     return PyLong_FromLong(result);
 }
 
@@ -79,7 +79,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
     Py_END_ALLOW_THREADS
-    if (status != CUDA_SUCCESS) disown(ticket);
+    if (status != CUDA_SUCCESS) replace_owner(ticket, owner, NULL);
     return PyBool_FromLong(status == CUDA_SUCCESS);
 }
 
@@ -309,13 +309,11 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
                             : completion_abandon(completion, code, draining->orphaned);
         } else if (passed) {
             PyObject *orphaned = draining->orphaned ? Py_True : Py_False;
-            PyObject *answer = PyObject_CallMethod(object, "complete", "iO", code, orphaned);
-            Py_XDECREF(answer);
-            failed = answer ? 0 : -1;
+            failed = done_with(PyObject_CallMethod(object, "complete", "iO", code, orphaned));
         }
     }
     /* If the point was not passed, the driver may still come to it, and the owner stays. */
-    if (!failed && passed) disown(ticket);
+    if (!failed && passed) replace_owner(ticket, object, NULL);
     Py_DECREF(object);
     return !failed;
 }
@@ -346,9 +344,8 @@ static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
 void run_host_function(uint64_t ticket, int status) {
     PyObject *object = owner_of(ticket);
     if (!object) return;
-    PyObject *answer = PyObject_CallMethod(object, "run", "i", status);
-    if (answer) Py_DECREF(answer);
-    else PyErr_WriteUnraisable(object);
+    if (done_with(PyObject_CallMethod(object, "run", "i", status)) < 0)
+        PyErr_WriteUnraisable(object);
     Py_DECREF(object);
 }
 

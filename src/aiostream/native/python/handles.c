@@ -209,6 +209,11 @@ static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
     return event_is_captured(handle) ? CUDA_CAPTURED_EVENT : driver.event_query(handle->value);
 }
 
+/* `operate` has asked. */
+static int do_gone_refusal(struct handle *Py_UNUSED(handle), void *Py_UNUSED(unused)) {
+    return CUDA_SUCCESS;
+}
+
 /* The functions of Python that make one call on one handle, and answer its code. */
 #define OPERATION(name)                                                                            \
     static PyObject *native_##name(PyObject *Py_UNUSED(self), PyObject *object) {                  \
@@ -218,16 +223,7 @@ static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
 OPERATION(stream_query)
 OPERATION(capture_refusal)
 OPERATION(event_query)
-
-static PyObject *native_gone_refusal(PyObject *Py_UNUSED(self), PyObject *object) {
-    struct handle *handle = as_handle(object);
-    if (!handle) return NULL;
-    int result;
-    Py_BEGIN_ALLOW_THREADS
-    result = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(result);
-}
+OPERATION(gone_refusal)
 
 struct recording {
     struct handle *event, *fresh;

@@ -54,22 +54,6 @@ int operate_from_python(struct handle *handle, handle_operation operation, void 
     return result;
 }
 
-int push_from_python(struct handle *stream) {
-    int status;
-    Py_BEGIN_ALLOW_THREADS /* see Work.begin */
-    failed_forget();
-    status = handle_is_gone(stream) ? CUDA_CONTEXT_IS_DESTROYED : context_push(stream->context);
-    Py_END_ALLOW_THREADS
-    return status;
-}
-
-void pop_from_python(void) {
-    if (is_child()) return;
-    Py_BEGIN_ALLOW_THREADS
-    context_pop();
-    Py_END_ALLOW_THREADS
-}
-
 PyObject *as_text(const char *text) {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
@@ -95,10 +79,14 @@ void raise_again(PyObject *raised) {
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(raised)), raised, PyException_GetTraceback(raised));
 }
 
+int done_with(PyObject *answer) {
+    Py_XDECREF(answer);
+    return answer ? 0 : -1;
+}
+
 bool append_new(PyObject *list, PyObject *object) {
-    if (!object) return false;
-    int failed = PyList_Append(list, object);
-    Py_DECREF(object);
+    int failed = object ? PyList_Append(list, object) : -1;
+    Py_XDECREF(object);
     return failed == 0;
 }
 

@@ -56,6 +56,8 @@ int is_found(const void *, const char *what, PyObject *number);
 /* The exception that was raised, which is no longer set, or NULL; and sets one again. */
 PyObject *raised_take(void);
 void raise_again(PyObject *);
+/* Releases what a call of Python has answered. -1: it has raised. */
+int done_with(PyObject *answer);
 /* appends the object and releases it; false: with an exception set, or NULL was passed */
 bool append_new(PyObject *list, PyObject *object);
 
@@ -64,9 +66,6 @@ int operate_from_python(struct handle *, handle_operation, void *argument);
 
 /* keeps the GIL, unless this destroys the driver's object */
 void unpin_from_python(struct handle *);
-/* Makes a stream's context current for a call of Python: 0, or a driver code. */
-int push_from_python(struct handle *);
-void pop_from_python(void);
 /* --- of one file each --- */
 
 struct wait;

@@ -9,8 +9,8 @@
 #include "module.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "../engine/watcher.h"
 
@@ -20,15 +20,11 @@
  * So it passes this gate first. At exit the gate is closed, and the exit waits, without the GIL,
  * for those inside. */
 
-static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
-static bool gate_closed; /* under gate_lock */
-static int gate_inside;  /* under gate_lock */
+static _Atomic int gate; /* how many are inside, and this once it is closed; any thread */
+enum { GATE_CLOSED = 1 << 30 };
 
 bool refuse_at_exit(void) {
-    pthread_mutex_lock(&gate_lock);
-    bool closed = gate_closed;
-    pthread_mutex_unlock(&gate_lock);
+    bool closed = atomic_load(&gate) & GATE_CLOSED;
     if (closed)
         PyErr_SetString(
             PyExc_RuntimeError,
@@ -38,40 +34,27 @@ bool refuse_at_exit(void) {
     return closed;
 }
 
-static bool gate_enter(void) {
-    pthread_mutex_lock(&gate_lock);
-    bool open = !gate_closed;
-    if (open) gate_inside++;
-    pthread_mutex_unlock(&gate_lock);
-    if (!open) atomic_fetch_add(&counters[HOST_FUNCTIONS_LATE], 1);
-    return open;
-}
-
-static void gate_leave(void) {
-    pthread_mutex_lock(&gate_lock);
-    if (--gate_inside == 0) pthread_cond_broadcast(&gate_empty);
-    pthread_mutex_unlock(&gate_lock);
-}
-
 static void python_dispatch(uint64_t ticket, int status) {
-    if (!gate_enter()) return;
-    PyGILState_STATE state = PyGILState_Ensure();
-    run_host_function(ticket, status);
-    PyGILState_Release(state);
-    gate_leave();
+    /* The exit waits from here on, so what this finds closed stays closed. */
+    if (atomic_fetch_add(&gate, 1) & GATE_CLOSED) {
+        atomic_fetch_add(&counters[HOST_FUNCTIONS_LATE], 1);
+    } else {
+        PyGILState_STATE state = PyGILState_Ensure();
+        run_host_function(ticket, status);
+        PyGILState_Release(state);
+    }
+    atomic_fetch_sub(&gate, 1);
 }
 
 static PyObject *native_gate_close(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    for (bool empty = false; !empty;) {
+    atomic_fetch_or(&gate, GATE_CLOSED);
+    while (atomic_load(&gate) != GATE_CLOSED) {
+        struct timespec pause = {.tv_nsec = 1000000};
         Py_BEGIN_ALLOW_THREADS
-        pthread_mutex_lock(&gate_lock);
-        gate_closed = true;
-        if (gate_inside > 0) wait_briefly(&gate_empty, &gate_lock);
-        empty = gate_inside == 0;
-        pthread_mutex_unlock(&gate_lock);
+        nanosleep(&pause, NULL);
         Py_END_ALLOW_THREADS
-        if (!empty && PyErr_CheckSignals() < 0)
-            return NULL; /* so a host function that never ends can be interrupted */
+        /* so a host function that never ends can be interrupted */
+        if (PyErr_CheckSignals() < 0) return NULL;
     }
     Py_RETURN_NONE;
 }
