@@ -398,8 +398,10 @@ int main(int count, char **arguments) {
     context = context_register(&context, 1, (void *)PRIVATE_STREAM, &is_taken);
     healthy = context_register(&healthy, 2, (void *)PRIVATE_STREAM, &is_taken);
     struct queue *spare[3];
-    for (int i = 0; i < 3; i++) spare[i] = queue_open();
-    point_unreserve(point_reserve(spare[0], context, KIND_HOST_FUNCTION)); /* makes the slots */
+    for (int i = 0; i < 3; i++) {
+        spare[i] = queue_open();
+        point_unreserve(point_reserve(spare[i], context, KIND_HOST_FUNCTION)); /* makes slots */
+    }
     for (int i = 0; i < 3; i++) queue_close(spare[i]);
     handle = handle_new(HANDLE_STREAM, &handle, NULL, true);
     REQUIRE(waker_open() == 0, "no descriptors");

@@ -160,7 +160,7 @@ static void test_a_point_that_was_used_as_often_as_a_ticket_can_say(void) {
     struct queue *queue = queue_open();
     uint64_t ticket = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
     point_unreserve(ticket);
-    free_slots->word = ((1ull << 40) - 2) << 8;
+    slot_of(queue->spares.entries)->word = ((1ull << 40) - 2) << 8;
     for (int i = 0; i < 4; i++) {
         ticket = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
         REQUIRE(ticket, "a ticket is 0");

@@ -342,7 +342,8 @@ static void begin(struct loop *loop, struct task *task) {
 static void poll_task(struct loop *loop, struct task *task) {
     struct wait_result result = {.spinning = task->wait};
     int mode = relaxed_enter();
-    bool over = wait_poll(task->wait, loop->queue, &result);
+    wait_poll(task->wait, &result);
+    bool over = !result.spinning;
     relaxed_leave(mode);
     if (!over) return;
     if (result.ticket) note_begun(task, &result);

@@ -106,10 +106,6 @@ bool context_was_ended(const struct context *context) {
     return context_is_gone(context->handle, context->identity);
 }
 
-int context_answer(const struct context *context, int status) {
-    return says_gone(status) && context_was_ended(context) ? CUDA_CONTEXT_IS_DESTROYED : status;
-}
-
 int context_recent_health(struct context *context) {
     bool fresh = now_ns() - atomic_load(&context->healthy_at) < FRESH_NS;
     return fresh ? CUDA_SUCCESS : context_health(context);

@@ -30,10 +30,7 @@ int64_t contexts_pending(void);
 int context_health(struct context *); /* 0, or the context's error */
 /* Whether other code has destroyed or reset it: see context_is_gone. */
 bool context_was_ended(const struct context *);
-/* The code that a call in the context has answered. It becomes CUDA_CONTEXT_IS_DESTROYED if the
- * handle is invalid because the context was destroyed. */
-int context_answer(const struct context *, int status);
-/* the same, but the answer may be 1 ms old if it was good */
+/* its health, but the answer may be 1 ms old if it was good */
 int context_recent_health(struct context *);
 
 #endif

@@ -58,9 +58,8 @@ int wait_record_future(struct wait *wait, void *stream) {
     atomic_store(&wait->start, now);
     int status = wait_record(wait, stream);
     if (status != CUDA_SUCCESS) return status;
-    uint64_t ticket = wait->ticket;
-    point_arm_polled(ticket);
-    if (wait_polls_on(wait, now, &ticket) == STAGE_TASK) wait_hand_back(wait, 0);
+    point_arm_polled(wait->ticket);
+    if (!wait_leave_as_planned(wait, now)) wait_hand_back(wait, 0);
     return CUDA_SUCCESS;
 }
 
@@ -116,15 +115,14 @@ static void poll_future(struct wait *wait) {
 }
 
 /* Whether the loop polls on. If not, the wait is over, or another holder's. */
-static bool poll_on(struct wait *wait, struct queue *queue) {
+static bool poll_on(struct wait *wait) {
     int status;
-    uint64_t ticket;
-    switch (wait_look(wait, queue, &status)) {
+    switch (wait_look(wait, &status)) {
     case LOOK_OVER:
         wait_fire(wait, status);
         return false;
     case LOOK_EXPIRED:
-        return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
+        return !wait_leave_as_planned(wait, wait->polled);
     default:
         return true;
     }
@@ -136,7 +134,7 @@ void waits_poll_futures(struct queue *queue) {
     queue->wakeup_suppressed = true; /* the drain that follows takes what is fired here */
     for (struct wait *wait = take_all(polled), *next; wait; wait = next) {
         next = wait->next_polled; /* read before the wait may be another's */
-        if (poll_on(wait, queue)) append(polled, wait);
+        if (poll_on(wait)) append(polled, wait);
     }
     if (polled->first) drain_again(queue);
 }
@@ -159,13 +157,11 @@ void wait_hand_back(struct wait *wait, int64_t length) {
 }
 
 /* One native look in a wide window. */
-static void look_at(struct wait *wait, struct queue *queue) {
+static void look_at(struct wait *wait) {
     int status;
-    uint64_t ticket;
     wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
-    if (wait_look(wait, queue, &status) == LOOK_OVER) wait_fire(wait, status);
-    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK)
-        wait_hand_back(wait, wait->woken_for);
+    if (wait_look(wait, &status) == LOOK_OVER) wait_fire(wait, status);
+    else if (!wait_leave_as_planned(wait, wait->polled)) wait_hand_back(wait, wait->woken_for);
 }
 
 void waits_run_due(struct queue *queue) {
@@ -181,7 +177,7 @@ void waits_run_due(struct queue *queue) {
         int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
         looks += wait->look_at_due;
-        if (wait->look_at_due) look_at(wait, queue);
+        if (wait->look_at_due) look_at(wait);
         else wait_hand_back(wait, wait->woken_for);
     }
     if (!looks) return;

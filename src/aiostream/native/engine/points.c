@@ -52,7 +52,7 @@ enum {
     OWED = 128,
     ORPHANED = RESERVED /* of a slot that is armed: what comes is the janitor's */
 };
-enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
+enum { SLOT_BITS = 24, CHUNK_SLOTS = 64, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
 _Static_assert(FIRST_TICKET == 1 << SLOT_BITS, "generations begin with 1");
 
 struct slot {
@@ -83,12 +83,10 @@ struct slot {
     _Atomic uint8_t kind;
 };
 
-/* guards the growth, and the slots that no loop has had; never held across a driver call */
+/* guards the growth; never held across a driver call */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct slot *) chunks[MAX_CHUNKS + 1]; /* up to the first NULL */
 static uint32_t chunk_count;
-static struct slot *free_slots;
-enum { SLOTS_AT_ONCE = 16 }; /* so many a loop takes of these; they come back to that loop */
 /* set once, before any Python host function is armed */
 static python_dispatcher dispatch_to_python;
 
@@ -98,33 +96,36 @@ void points_set_dispatcher(python_dispatcher dispatcher) { dispatch_to_python = 
 
 static struct slot *slot_of(struct queue_entry *entry) { return (struct slot *)entry; }
 
-static struct slot *slot_at(uint64_t ticket) {
-    uint32_t index = ticket & ((1u << SLOT_BITS) - 1);
+static struct slot *slot_number(uint32_t index) { /* NULL: there are no more */
     struct slot *chunk = atomic_load(&chunks[index / CHUNK_SLOTS]);
     return chunk ? &chunk[index % CHUNK_SLOTS] : NULL;
+}
+
+static struct slot *slot_at(uint64_t ticket) {
+    return slot_number(ticket & ((1u << SLOT_BITS) - 1));
 }
 
 static uint64_t generation_of(uint64_t ticket) { return ticket >> SLOT_BITS; }
 
-/* The slot after one, and with NULL the first. NULL: there are no more. */
-static struct slot *slot_after(const struct slot *slot) {
-    uint32_t index = slot ? slot->index + 1 : 0;
-    struct slot *chunk = atomic_load(&chunks[index / CHUNK_SLOTS]);
-    return chunk ? &chunk[index % CHUNK_SLOTS] : NULL;
+static void put(struct spares *spares, struct slot *slot) { /* their lock held */
+    slot->entry.next = spares->entries;
+    spares->entries = &slot->entry;
 }
 
-static bool grow(void) { /* table_lock held */
-    if (chunk_count == MAX_CHUNKS) return false;
-    struct slot *chunk = calloc(CHUNK_SLOTS, sizeof *chunk);
-    if (!chunk) return false;
-    for (int i = CHUNK_SLOTS - 1; i >= 0; i--) {
+/* Makes the next slots for a loop, to which they come back. The lock of its spares is held, and
+ * comes first. */
+static void grow(struct spares *spares) {
+    pthread_mutex_lock(&table_lock);
+    struct slot *chunk = chunk_count < MAX_CHUNKS ? calloc(CHUNK_SLOTS, sizeof *chunk) : NULL;
+    for (int i = CHUNK_SLOTS - 1; chunk && i >= 0; i--) {
         chunk[i].index = chunk_count * CHUNK_SLOTS + i;
-        chunk[i].entry.next = (struct queue_entry *)free_slots;
-        free_slots = &chunk[i];
+        put(spares, &chunk[i]);
     }
-    atomic_fetch_add(&counters[POINT_SLOTS], CHUNK_SLOTS);
-    atomic_store(&chunks[chunk_count++], chunk);
-    return true;
+    if (chunk) {
+        atomic_fetch_add(&counters[POINT_SLOTS], CHUNK_SLOTS);
+        atomic_store(&chunks[chunk_count++], chunk);
+    }
+    pthread_mutex_unlock(&table_lock);
 }
 
 /* While the slot's reference to its queue is held. */
@@ -134,26 +135,14 @@ static void slot_release(struct slot *slot) {
     atomic_store(&slot->word, next_generation << 8);
     struct spares *spares = &slot->queue->spares;
     pthread_mutex_lock(&spares->lock);
-    slot->entry.next = spares->entries;
-    spares->entries = &slot->entry;
+    put(spares, slot);
     pthread_mutex_unlock(&spares->lock);
-}
-
-static void refill(struct spares *spares) { /* its lock held, which comes first */
-    pthread_mutex_lock(&table_lock);
-    for (int i = 0; i < SLOTS_AT_ONCE && (free_slots || grow()); i++) {
-        struct slot *slot = free_slots;
-        free_slots = slot_of(slot->entry.next);
-        slot->entry.next = spares->entries;
-        spares->entries = &slot->entry;
-    }
-    pthread_mutex_unlock(&table_lock);
 }
 
 static struct slot *take(struct queue *queue) {
     struct spares *spares = &queue->spares;
     pthread_mutex_lock(&spares->lock);
-    if (!spares->entries) refill(spares);
+    if (!spares->entries) grow(spares);
     struct slot *slot = slot_of(spares->entries);
     if (slot) spares->entries = slot->entry.next;
     pthread_mutex_unlock(&spares->lock);
@@ -203,7 +192,7 @@ void *point_owner(uint64_t ticket) {
 }
 
 void points_visit_owned(void (*visit)(void *argument, uint64_t ticket), void *argument) {
-    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
+    for (struct slot *slot = slot_number(0); slot; slot = slot_number(slot->index + 1)) {
         uint64_t ticket = atomic_load_explicit(&slot->owned, memory_order_relaxed);
         if (ticket) visit(argument, ticket);
     }
@@ -549,7 +538,7 @@ int points_visit_arrived(struct queue *queue, int (*visit)(void *owner, void *ar
 /* Fails every waiter of a context. The points stay armed, because a stream callback still comes,
  * and a host function might. */
 void points_fail(struct context *context, int status) {
-    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
+    for (struct slot *slot = slot_number(0); slot; slot = slot_number(slot->index + 1)) {
         int before;
         uint64_t word = atomic_load(&slot->word);
         if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context)
@@ -579,7 +568,7 @@ void points_fail(struct context *context, int status) {
  * other. */
 struct pending_points points_pending(void) {
     struct pending_points pending = {0};
-    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
+    for (struct slot *slot = slot_number(0); slot; slot = slot_number(slot->index + 1)) {
         uint64_t word = atomic_load(&slot->word);
         if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
         pending.all++;

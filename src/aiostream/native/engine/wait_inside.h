@@ -157,13 +157,13 @@ void wait_note_end(struct wait *, int64_t seen);
 /* Learns that its end was first seen then, and by its task also how early that was woken. */
 void wait_learn(struct wait *, int64_t seen, bool lead);
 struct load wait_load(const struct wait *);
-/* What a task or a loop does next with a wait that was pending at `now`: it polls on, or it has
- * left the wait to a timer or the watcher. */
-enum stage wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
+/* Decides what a task or a loop does next with a wait that was pending at `now`. The ticket with
+ * which it has left the wait to a timer or the watcher; 0: it polls on. */
+uint64_t wait_leave_as_planned(struct wait *, int64_t now);
 enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
 /* Polls a wait that its task or loop holds. Pending; pending, and the time for polling is over; or
  * over, with *status. */
-enum wait_look wait_look(struct wait *, struct queue *, int *status);
+enum wait_look wait_look(struct wait *, int *status);
 /* Its holder needs it no more. Its list, and a user's event, hear that. */
 void wait_release(struct wait *);
 void wait_end(struct wait *);              /* the same, and it is no longer pending */

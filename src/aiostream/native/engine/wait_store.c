@@ -32,13 +32,6 @@ _Atomic int active_count;
 
 void waits_predict(bool enabled) { atomic_store(&predicting, enabled); }
 
-int64_t waits_pending(void) {
-    int64_t pending = 0;
-    struct queue *queue;
-    for (int i = 0; (queue = queue_at(i)); i++) pending += atomic_load(&queue->waits);
-    return pending;
-}
-
 void wait_not_pending(const struct wait *wait) { atomic_fetch_sub(&wait->queue->waits, 1); }
 
 /* --- histories --- */
@@ -256,8 +249,8 @@ void wait_list_label(struct wait_list *list, const char *name) {
     pthread_mutex_unlock(&pool_lock);
 }
 
-/* Whether `wait`, under the lock of its spares, is one that waits_pending counts. If its holder
- * changes meanwhile, it counts or not. */
+/* Whether `wait`, under the lock of its spares, has a task. If its holder changes meanwhile, it
+ * counts or not. */
 static bool is_pending(const struct wait *wait) {
     int holder = atomic_load(&wait->holder);
     /* the watcher has those that were dropped, without a ticket */
@@ -455,8 +448,8 @@ int wait_query(const struct wait *wait) {
     /* The library's event is valid. So another thread's capture took its record, and that capture
      * had ended when wait_record looked for one. */
     if (status == CUDA_INVALID_VALUE && !wait->users_event) status = CUDA_CAPTURED_EVENT;
-    return failed_in("cuEventQuery",
-                     failure_noted(context_answer(wait->context, status), "cuEventQuery"));
+    if (says_gone(status) && context_was_ended(wait->context)) status = CUDA_CONTEXT_IS_DESTROYED;
+    return failed_in("cuEventQuery", failure_noted(status, "cuEventQuery"));
 }
 
 void wait_push_new(struct wait *wait) {

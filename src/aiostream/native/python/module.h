@@ -78,7 +78,6 @@ typedef struct {
     PyObject_HEAD
     struct wait *wait;         /* NULL: it is over, or it was left */
     unsigned long long ticket; /* with which it was left; 0: it was not */
-    struct queue *queue;       /* of the loop whose task waits */
     PyObject *future; /* on which the task sleeps; the slot of the ticket owns this object */
     bool yielded;     /* the loop has had its turn, so the next step is a poll */
 } WaitObject;
@@ -87,9 +86,9 @@ PyObject *new_order(void);
 PyObject *wait_list_order(PyObject *wait_list); /* borrowed */
 PyObject *WaitList_enqueue(PyObject *, PyObject *const *args, Py_ssize_t count);
 bool is_work(PyObject *);
-/* A Work owns a wait that its task has polled, and the watcher has it. Its end goes to the queue.
- * False: it is no Work, or there is no memory. */
-bool work_takes(PyObject *, struct wait *, struct queue *);
+/* A Work owns a wait that its task has polled, and the watcher has it. Its end goes to its loop or
+ * to the janitor. False: it is no Work, or there is no memory. */
+bool work_takes(PyObject *, struct wait *, bool in_loop);
 /* on a driver's thread, with the GIL */
 void run_host_function(uint64_t ticket, int status);
 

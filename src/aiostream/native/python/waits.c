@@ -35,7 +35,7 @@ static PyObject *poll(PyObject *object) {
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
     int mode = relaxed_enter();
-    wait_poll(self->wait, self->queue, &result);
+    wait_poll(self->wait, &result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
     Py_INCREF(object);
@@ -83,7 +83,7 @@ static PyObject *Wait_drop(PyObject *object, PyObject *args) {
         replace_owner(ticket, object, NULL);
         wait_orphan(ticket);
     } else if (self->wait && !is_child()) {
-        given = work_takes(work, self->wait, in_loop ? self->queue : queue_orphans());
+        given = work_takes(work, self->wait, in_loop);
         if (given) self->wait = NULL;
     }
     drop(self);
@@ -305,7 +305,6 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
         if (result->ticket) wait_orphan(result->ticket);
         return NULL;
     }
-    wait->queue = beginning.queue;
     return as_answer(wait, result);
 }
 
@@ -438,11 +437,11 @@ static PyObject *native_limit_timer(PyObject *Py_UNUSED(self), PyObject *most) {
 
 static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct waiting each;
-    int64_t pending = waits_pending(), now = now_ns(), oldest = now;
-    /* The list has all that ever were pending at once. */
-    for (struct wait *wait = NULL; pending && waits_next(&wait, &each);)
+    int64_t now = now_ns(), oldest = now;
+    int pending = 0;
+    for (struct wait *wait = NULL; waits_next(&wait, &each); pending++)
         if (each.began < oldest) oldest = each.began;
-    return Py_BuildValue("Ld", (long long)pending, (double)(now - oldest) / 1e9);
+    return Py_BuildValue("id", pending, (double)(now - oldest) / 1e9);
 }
 
 PyMethodDef wait_functions[] = {
