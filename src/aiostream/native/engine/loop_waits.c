@@ -65,14 +65,10 @@ int wait_record_future(struct wait *wait, void *stream) {
 
 /* --- the loop's list --- */
 
-static void append(struct polled_waits *polled, struct wait *wait) {
+static void put(struct polled_waits *polled, struct wait *wait) {
     pthread_mutex_lock(&polled->lock);
-    wait->next_polled = NULL;
-    wait->previous_polled = polled->first ? polled->last : NULL;
-    if (polled->first) polled->last->next_polled = wait;
-    else polled->first = wait;
-    polled->last = wait;
-    atomic_store(&wait->polled_by_loop, true);
+    wait->next_polled = polled->first;
+    polled->first = wait;
     pthread_mutex_unlock(&polled->lock);
 }
 
@@ -82,8 +78,6 @@ static struct wait *take_all(struct polled_waits *polled) {
     pthread_mutex_lock(&polled->lock);
     struct wait *first = polled->first;
     polled->first = NULL;
-    for (struct wait *wait = first; wait; wait = wait->next_polled)
-        atomic_store(&wait->polled_by_loop, false);
     pthread_mutex_unlock(&polled->lock);
     return first;
 }
@@ -93,15 +87,11 @@ static struct wait *take_all(struct polled_waits *polled) {
 bool wait_drop_future(struct wait *wait, uint64_t ticket) {
     struct polled_waits *polled = &wait->queue->polled;
     pthread_mutex_lock(&polled->lock);
+    _Atomic(struct wait *) *link = &polled->first;
+    while (*link && *link != wait) link = &(*link)->next_polled;
     /* It may be over and another wait of its queue by now, but never with the same ticket. */
-    bool drops = atomic_load(&wait->polled_by_loop) && atomic_load(&wait->ticket) == ticket;
-    if (drops) {
-        if (wait->previous_polled) wait->previous_polled->next_polled = wait->next_polled;
-        else polled->first = wait->next_polled;
-        if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
-        else polled->last = wait->previous_polled;
-        atomic_store(&wait->polled_by_loop, false);
-    }
+    bool drops = *link && atomic_load(&wait->ticket) == ticket;
+    if (drops) *link = wait->next_polled;
     pthread_mutex_unlock(&polled->lock);
     if (drops) wait_leave_to_watcher(wait);
     return drops;
@@ -110,7 +100,7 @@ bool wait_drop_future(struct wait *wait, uint64_t ticket) {
 /* --- polling by the loop --- */
 
 static void poll_future(struct wait *wait) {
-    append(&wait->queue->polled, wait);
+    put(&wait->queue->polled, wait);
     drain_again(wait->queue);
 }
 
@@ -134,7 +124,7 @@ void waits_poll_futures(struct queue *queue) {
     queue->wakeup_suppressed = true; /* the drain that follows takes what is fired here */
     for (struct wait *wait = take_all(polled), *next; wait; wait = next) {
         next = wait->next_polled; /* read before the wait may be another's */
-        if (poll_on(wait)) append(polled, wait);
+        if (poll_on(wait)) put(polled, wait);
     }
     if (polled->first) drain_again(queue);
 }

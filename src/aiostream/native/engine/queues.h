@@ -33,12 +33,11 @@ struct spares {
     struct wait *waits[SPARE_WAITS]; /* by the context's number, modulo */
 };
 
-/* In the order in which they came. `last` is valid only if there is a `first`. The loop's thread
- * uses them, and the watcher takes them if the loop does not come. See loop_waits.c. */
+/* The loop's thread uses them, and the watcher takes them if the loop does not come. See
+ * loop_waits.c. */
 struct polled_waits {
-    pthread_mutex_t lock; /* guards the rest */
+    pthread_mutex_t lock; /* guards the list; its beginning is also read without */
     _Atomic(struct wait *) first;
-    struct wait *last;
 };
 
 /* `refs` counts the owner and every point that has not fired. At zero no thread can push any more,

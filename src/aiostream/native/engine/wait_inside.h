@@ -113,8 +113,7 @@ struct wait {
     _Atomic int64_t began;
     const struct strategy *strategy;
     /* used by the loop's thread (the watcher may still list it, by `next`) */
-    struct wait *next_polled, *previous_polled;
-    _Atomic bool polled_by_loop; /* written by the loop's thread */
+    _Atomic(struct wait *) next_polled;
     _Atomic bool future; /* its ticket is for all its life, and its loop polls it natively */
     /* Written last by wait_start, and cleared under the lock of the queue's spares. While it is
      * there, a thread that has that lock may read the fields above. */

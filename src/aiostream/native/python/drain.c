@@ -161,22 +161,11 @@ static PyObject *Queue_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
     Py_RETURN_NONE;
 }
 
-struct visiting {
-    visitproc visit;
-    void *argument;
-};
-
-static int visit_owner(void *owner, void *argument) {
-    struct visiting *visiting = argument;
-    return visiting->visit(owner, visiting->argument);
-}
-
 /* The thread is attached to Python, so none takes what has arrived, and none closes the queue. */
 static int Queue_traverse(PyObject *self, visitproc visit, void *arg) {
     struct queue *queue = ((QueueObject *)self)->queue;
-    struct visiting visiting = {visit, arg};
     Py_VISIT(Py_TYPE(self));
-    return queue ? points_visit_arrived(queue, visit_owner, &visiting) : 0;
+    return queue ? points_visit_arrived(queue, (int (*)(void *, void *))visit, arg) : 0;
 }
 
 static int append_arrived(void *owner, void *list) { return PyList_Append(list, owner); }

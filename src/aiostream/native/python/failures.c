@@ -96,9 +96,7 @@ static PyObject *native_context_is_gone(PyObject *Py_UNUSED(self), PyObject *arg
 }
 
 static PyObject *native_failed_call(PyObject *Py_UNUSED(self), PyObject *status) {
-    long code = PyLong_AsLong(status);
-    if (code == -1 && PyErr_Occurred()) return NULL;
-    const char *call = failed_call((int)code);
+    const char *call = failed_call((int)PyLong_AsLong(status));
     if (call) return PyUnicode_FromString(call);
     Py_RETURN_NONE;
 }

@@ -31,20 +31,14 @@ static int do_use(struct handle *stream, void *argument) {
     return status;
 }
 
-static PyObject *use_from_python(PyObject *args, int (*call)(void *, void *)) {
+static PyObject *native_graph_use(PyObject *Py_UNUSED(self), PyObject *args) {
     struct handle *stream;
-    struct use use = {.call = call};
-    if (!PyArg_ParseTuple(args, "O&O&", to_handle, &use.executable, to_handle, &stream))
+    struct use use;
+    int launches;
+    if (!PyArg_ParseTuple(args, "O&O&p", to_handle, &use.executable, to_handle, &stream, &launches))
         return NULL;
+    use.call = launches ? driver.graph_launch : driver.graph_upload;
     return PyLong_FromLong(operate_from_python(stream, do_use, &use));
-}
-
-static PyObject *native_graph_launch(PyObject *Py_UNUSED(self), PyObject *args) {
-    return use_from_python(args, driver.graph_launch);
-}
-
-static PyObject *native_graph_upload(PyObject *Py_UNUSED(self), PyObject *args) {
-    return use_from_python(args, driver.graph_upload);
 }
 
 struct update {
@@ -76,10 +70,8 @@ static PyObject *native_graph_update(PyObject *Py_UNUSED(self), PyObject *args) 
 }
 
 PyMethodDef graph_functions[] = {
-    /* cuGraphLaunch of an executable graph's handle on a stream's. */
-    METHOD(native, graph_launch, VARARGS),
-    /* The same for cuGraphUpload. */
-    METHOD(native, graph_upload, VARARGS),
+    /* cuGraphLaunch of an executable graph's handle on a stream's, or cuGraphUpload. */
+    METHOD(native, graph_use, VARARGS),
     /* cuGraphExecUpdate: (code, result, node, node it comes from). */
     METHOD(native, graph_update, VARARGS),
     {NULL, NULL, 0, NULL},

@@ -291,7 +291,6 @@ static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
     .m_doc = "The compiled part of aiostream: see native/engine/base.h.",
-    .m_methods = functions,
     .m_slots = module_slots,
 };
 
