@@ -300,7 +300,7 @@ WAITS_BY_TIMER = _native.COUNTERS.index("WAITS_BY_TIMER")
 """Index in `native_counters()`: how often a wait was left to a timer of its loop."""
 EVENT_POLLS = _native.COUNTERS.index("EVENT_POLLS")
 """Index in `native_counters()`: polls of events by the watcher."""
-POINT_SLOTS = _native.COUNTERS.index("POINT_SLOTS")
+POINTS_MADE = _native.COUNTERS.index("POINTS_MADE")
 """Index in `native_counters()`: the points whose memory was made. It is recycled, not freed."""
 WAITS_MADE = _native.COUNTERS.index("WAITS_MADE")
 """Index in `native_counters()`: the waits whose memory and event were made. Both are recycled."""

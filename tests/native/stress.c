@@ -105,8 +105,8 @@ static struct queue *open_seen(void) {
     REQUIRE(queue, "no queue");
     REQUIRE(queue->index < MAX_SEEN, "queues are not recycled: this one has number %d",
             queue->index);
-    REQUIRE(queue_lag(queue) == 0, "a new queue has the lag of its former owner: %lld ns",
-            (long long)queue_lag(queue));
+    REQUIRE(queue_lateness(queue) == 0, "a new queue has the lag of its former owner: %lld ns",
+            (long long)queue_lateness(queue));
     atomic_store(&seen_queue[queue->index], true);
     return queue;
 }
@@ -130,7 +130,7 @@ static void *loop(void *argument) {
              * its queue). */
             struct pollfd descriptor = {.fd = queue->descriptor, .events = POLLIN};
             if (poll(&descriptor, 1, 0) == 1 || chance(3) == 0) drain_all(queue);
-            int64_t lag = queue_lag(queue);
+            int64_t lag = queue_lateness(queue);
             REQUIRE(lag <= now_ns() - opened,
                     "a lag of %lld ns is longer than there has been a queue", (long long)lag);
         }

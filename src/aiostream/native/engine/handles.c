@@ -160,26 +160,26 @@ bool handle_share(struct handle *handle) {
     return !handle->parent || handle_share(handle->parent);
 }
 
-static bool pin_own(struct handle *handle) { return change(handle, NOT_OPEN, 0, 1); }
+static bool pin_one(struct handle *handle) { return change(handle, NOT_OPEN, 0, 1); }
 
-static void unpin_own(struct handle *handle) {
+static void unpin_one(struct handle *handle) {
     uint64_t word = atomic_fetch_sub(&handle->word, 1) - 1;
     if ((word & USES) == 0 && word & CLOSING) note_refusal(handle, destroy_if_last(handle));
 }
 
 bool handle_pin(struct handle *handle) {
-    if (!pin_own(handle)) return false;
+    if (!pin_one(handle)) return false;
     if (!handle->parent || handle_pin(handle->parent)) return true;
-    unpin_own(handle);
+    unpin_one(handle);
     return false;
 }
 
 void handle_unpin(struct handle *handle) {
-    unpin_own(handle);
+    unpin_one(handle);
     if (handle->parent) handle_unpin(handle->parent);
 }
 
-static bool unpin_own_at_once(struct handle *handle) {
+static bool unpin_one_at_once(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
     do
         if ((word & USES) == 1 && word & CLOSING) return false;
@@ -188,7 +188,7 @@ static bool unpin_own_at_once(struct handle *handle) {
 }
 
 struct handle *handle_unpin_at_once(struct handle *handle) {
-    while (handle && unpin_own_at_once(handle)) handle = handle->parent;
+    while (handle && unpin_one_at_once(handle)) handle = handle->parent;
     return handle;
 }
 
@@ -298,7 +298,7 @@ static int renew(const struct handle *event, unsigned flags, struct handle **fre
 
 /* Whether the driver's event may take the record. Waits that another thread begins at this moment
  * may be for either record. Into a capture it may not if anything else uses the handle. What uses
- * it later than this looks has pinned it first, and then sees `captured`. */
+ * it after this check has pinned it first, and then sees `captured`. */
 static bool may_take(struct handle *event, bool captures) {
     if (atomic_load(&event->waits)) return false;
     if (!captures) return true;

@@ -107,11 +107,11 @@ static void poll_future(struct wait *wait) {
 /* Whether the loop polls on. If not, the wait is over, or another holder's. */
 static bool poll_on(struct wait *wait) {
     int status;
-    switch (wait_look(wait, &status)) {
-    case LOOK_OVER:
+    switch (wait_poll_once(wait, &status)) {
+    case POLL_OVER:
         wait_fire(wait, status);
         return false;
-    case LOOK_EXPIRED:
+    case POLL_EXPIRED:
         return !wait_leave_as_planned(wait, wait->polled);
     default:
         return true;
@@ -146,11 +146,12 @@ void wait_hand_back(struct wait *wait, int64_t length) {
     point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
 }
 
-/* One native look in a wide window. */
-static void look_at(struct wait *wait) {
+/* One native poll in a wide window. */
+static void poll_by_loop(struct wait *wait) {
     int status;
-    wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
-    if (wait_look(wait, &status) == LOOK_OVER) wait_fire(wait, status);
+    wait->first_poll_due =
+        true; /* the time since the last look says nothing of the loop's lateness */
+    if (wait_poll_once(wait, &status) == POLL_OVER) wait_fire(wait, status);
     else if (!wait_leave_as_planned(wait, wait->polled)) wait_hand_back(wait, wait->woken_for);
 }
 
@@ -159,19 +160,19 @@ void waits_run_due(struct queue *queue) {
     struct timer_entry *due =
         timer_take_due(&queue->timer, now, policy_due_soon(atomic_load(&queue->waits)));
     if (due) queue->wakeup_suppressed = true;
-    int looks = 0;
+    int polls = 0;
     while (due) {
         struct wait *wait = (struct wait *)due;
         due = due->next;
         /* The exchange fails if the watcher has unlisted the wait, or has never listed it. */
         int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
-        looks += wait->look_at_due;
-        if (wait->look_at_due) look_at(wait);
+        polls += wait->by_loop;
+        if (wait->by_loop) poll_by_loop(wait);
         else wait_hand_back(wait, wait->woken_for);
     }
-    if (!looks) return;
-    atomic_fetch_add(&counters[EVENT_POLLS], looks);
+    if (!polls) return;
+    atomic_fetch_add(&counters[EVENT_POLLS], polls);
     atomic_fetch_add(&counters[EVENT_PASSES], 1);
 }
 
@@ -216,7 +217,7 @@ static void leave_all(struct queue *queue, struct timer_entry *left) {
 
 void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(&queue->timer)); }
 
-/* so late the loop is blocked, or does not run, and perhaps never again */
+/* a loop that is later is blocked, or does not run, and perhaps never again */
 static const int64_t LATE_NS = 100000000;
 
 void waits_leave_late(int64_t now) {

@@ -12,8 +12,8 @@
  * because a host function pushes first and writes to the descriptor afterwards.
  *
  * The queue also carries what else one loop has: its timer, its budget for waits that are ready,
- * how late it comes (its lag), the waits of futures that it polls, and spare slots and waits, so
- * that no two loops share a lock on the way of a wait.
+ * how late it comes (its lateness), the waits of futures that it polls, and spare points and waits,
+ * so that no two loops share a lock on the way of a wait.
  */
 #include "queues.h"
 
@@ -90,7 +90,7 @@ struct queue *queue_open(void) {
     descriptor_read(queue->eventfd);
     memset(&queue->turn, 0, sizeof queue->turn);
     queue->polled.first = NULL;
-    queue->lag = 0; /* the former owner's lag says nothing of this one */
+    queue->lateness = 0; /* the former owner's lateness says nothing of this one */
     /* an interrupt may have kept the former owner from the drain that ends this */
     queue->wakeup_suppressed = false;
     queue->refs = 1;
@@ -112,20 +112,22 @@ struct queue *queue_at(int index) {
 void queue_wake(struct queue *queue) { descriptor_wake(queue->eventfd); }
 
 /* if a task has blocked the loop for long, that turn says little of the next */
-static const int64_t LAG_MOST_NS = 5000000;
-/* a lag noted long ago says nothing of now, because a busy loop notes it in each turn */
-static const int64_t LAG_LIFE_NS = 20000000;
+static const int64_t LATENESS_MOST_NS = 5000000;
+/* a lateness noted long ago says nothing of now, because a busy loop notes it in each turn */
+static const int64_t LATENESS_LIFE_NS = 20000000;
 
-int64_t queue_lag(const struct queue *constant) {
+int64_t queue_lateness(const struct queue *constant) {
     struct queue *queue = (struct queue *)constant;
-    return now_ns() - atomic_load(&queue->lag_noted) < LAG_LIFE_NS ? atomic_load(&queue->lag) : 0;
+    return now_ns() - atomic_load(&queue->lateness_noted) < LATENESS_LIFE_NS
+               ? atomic_load(&queue->lateness)
+               : 0;
 }
 
-void queue_note_lag(struct queue *queue, int64_t lag) {
-    int64_t mean = queue_lag(queue);
-    if (lag > LAG_MOST_NS) lag = LAG_MOST_NS;
-    atomic_store(&queue->lag, mean + (lag - mean) / 4);
-    atomic_store(&queue->lag_noted, now_ns());
+void queue_note_lateness(struct queue *queue, int64_t lateness) {
+    int64_t mean = queue_lateness(queue);
+    if (lateness > LATENESS_MOST_NS) lateness = LATENESS_MOST_NS;
+    atomic_store(&queue->lateness, mean + (lateness - mean) / 4);
+    atomic_store(&queue->lateness_noted, now_ns());
 }
 
 void queue_unref(struct queue *queue) {
@@ -156,9 +158,9 @@ static void push_to_orphans(struct queue *queue) {
  * two sees the first (both are sequentially consistent), so no ticket stays on a queue that no
  * thread reads. */
 void queue_push(struct queue *queue, struct queue_entry *entry) {
-    /* The time is noted before the push, because the consumer may take the slot at once. Two
+    /* The time is noted before the push, because the consumer may take the point at once. Two
      * pushers that find the stack empty note nearly the same time. A push by the consumer itself,
-     * or while it is about to drain, says nothing of the loop's lag. */
+     * or while it is about to drain, says nothing of the loop's lateness. */
     if (!atomic_load(&queue->head))
         atomic_store(&queue->pushed, atomic_load(&queue->wakeup_suppressed) ? 0 : now_ns());
     bool was_empty = stack_push(queue, entry, entry);
@@ -233,9 +235,9 @@ struct queue_entry *queue_take(struct queue *queue) {
     /* Several arrivals together came in a turn of the loop. A single one may have come to a loop
      * that slept, and slow waking says nothing of its turns, except that they are no longer than
      * that. */
-    int64_t lag = now_ns() - pushed, mean = atomic_load(&queue->lag);
-    if (entry->next && entry->next->next) queue_note_lag(queue, lag);
-    else if (lag < mean) atomic_store(&queue->lag, (lag + mean) / 2);
+    int64_t lateness = now_ns() - pushed, mean = atomic_load(&queue->lateness);
+    if (entry->next && entry->next->next) queue_note_lateness(queue, lateness);
+    else if (lateness < mean) atomic_store(&queue->lateness, (lateness + mean) / 2);
     return entry;
 }
 

@@ -51,9 +51,9 @@ struct queue {
     _Atomic bool closed;
     /* when the stack stopped being empty; written by the pusher that filled it */
     _Atomic int64_t pushed;
-    _Atomic int64_t lag; /* a running mean; written by the owner's thread, read by any */
-    /* when `lag` was last noted; written by the owner's thread, read by any */
-    _Atomic int64_t lag_noted;
+    _Atomic int64_t lateness; /* a running mean; written by the owner's thread, read by any */
+    /* when `lateness` was last noted; written by the owner's thread, read by any */
+    _Atomic int64_t lateness_noted;
     /* The consumer is about to take the stack, so a pusher need not wake it. Written by its thread,
      * read by any. */
     _Atomic bool wakeup_suppressed;
@@ -82,7 +82,7 @@ struct queue {
 };
 
 struct queue *queue_open(void); /* NULL: errno says why */
-/* Queue 0, or NULL. The first call makes it. It comes before any other queue is opened. */
+/* Queue 0, or NULL. The first call makes it, before any other queue is opened. */
 struct queue *queue_orphans(void);
 void queue_close(struct queue *);
 struct queue *queue_at(int index);
@@ -97,8 +97,8 @@ void queue_put_back(struct queue *, struct queue_entry *oldest);
 /* Since when the oldest of what has arrived waits for the loop; 0: that is not known. */
 int64_t queue_unread_since(struct queue *);
 /* How long the loop now takes to come back to what waits for it, in ns. 0: it is not busy. */
-int64_t queue_lag(const struct queue *);
-void queue_note_lag(struct queue *, int64_t lag);
+int64_t queue_lateness(const struct queue *);
+void queue_note_lateness(struct queue *, int64_t lateness);
 
 /* A ready wait does not yield to its loop. So the tasks of a loop share a budget for each of its
  * turns. Used by the loop's thread alone. */

@@ -2,10 +2,10 @@
  * it, and when the task leaves it to a timer or the watcher.
  *
  * wait_begin records an event behind the work, which never blocks, even on a full stream, and costs
- * the GPU nothing. Then the policy says what comes next, here and after each look
+ * the GPU nothing. Then the policy says what comes next, here and after each poll
  * (wait_leave_as_planned). The task polls the event once in each turn of its loop (wait_poll). Or
  * it leaves the wait: a timer of the loop has it until shortly before the expected end, while the
- * watcher makes guard looks, or the watcher has it alone. A wait that was left is handed back to
+ * watcher makes guard polls, or the watcher has it alone. A wait that was left is handed back to
  * its task when its end is near, as often as the policy says.
  *
  * If the task goes away, wait_drop or wait_orphan gives the wait to the watcher, from any thread,
@@ -20,7 +20,7 @@
 #include "failures.h"
 #include "waker.h"
 
-/* a stream that was busy so many times in a row is queried only once in so many waits */
+/* after this number of waits that found the stream busy, one in the same number queries it */
 enum { QUERY_EACH = 8 };
 
 /* waits of one loop; with more, common wake-ups by the watcher cost less */
@@ -32,7 +32,7 @@ static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 
 /* --- leaving --- */
 
-/* Leaves a wait to a timer or the watcher, which looks at it at `due`. Its next holder may end it
+/* Leaves a wait to a timer or the watcher, which polls it at `due`. Its next holder may end it
  * before this returns. */
 static void leave_to(struct wait *wait, enum holder holder, int64_t due) {
     int expected = HELD_BY_TASK_LISTED;
@@ -60,17 +60,17 @@ static bool leave_by_plan(struct wait *wait, const struct plan *plan, const stru
     }
     wait->poll_until = start + plan->until;
     wait->woken_for = plan->length;
-    wait->look_at_due = plan->look;
+    wait->by_loop = plan->by_loop;
     int64_t now = now_ns(), at = start + plan->at, guard = NEVER;
     if (at < now) at = now; /* waits_leave_late must not take it from this thread */
     if (!plan->common)
         guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
-    else if (!plan->exact) at = policy_common_look(now, at);
+    else if (!plan->exact) at = policy_common_poll(now, at);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
     if (!timer_add(&wait->queue->timer, &wait->timer_entry, at, atomic_load(&max_timer_waits)))
         return false;
     atomic_fetch_add(&counters[WAITS_BY_TIMER], 1);
-    /* Without a guard look before the timer, the watcher need not hear of it. (If it still lists
+    /* Without a guard poll before the timer, the watcher need not hear of it. (If it still lists
      * the wait, it finds that out.) */
     if (listed || guard != NEVER)
         leave_to(wait, HELD_BY_TIMER, guard == NEVER ? NEVER : start + guard);
@@ -205,40 +205,40 @@ void wait_begin_event(const struct waits *of, struct handle *event, struct queue
 
 /* --- polling --- */
 
-enum wait_look wait_look(struct wait *wait, int *status) {
+enum poll_outcome wait_poll_once(struct wait *wait, int *status) {
     int64_t before = now_ns();
     *status = wait_query(wait);
     int64_t now = now_ns();
     bool first = wait->first_poll_due;
     wait->first_poll_due = false;
-    if (!first) queue_note_lag(wait->queue, now - wait->polled);
+    if (!first) queue_note_lateness(wait->queue, now - wait->polled);
     wait->polled = now;
     if (*status != CUDA_NOT_READY) {
         if (*status == CUDA_SUCCESS) wait_learn(wait, now, true);
         wait_note_end(wait, now);
         atomic_fetch_add(&counters[WAITS_SPUN], 1);
-        return LOOK_OVER;
+        return POLL_OVER;
     }
     atomic_store(&wait->pending_at, before);
     if (first) wait->first_poll = now;
-    if (now < wait->poll_until) return LOOK_PENDING;
+    if (now < wait->poll_until) return POLL_PENDING;
     struct load load = wait_load(wait);
     if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls,
                        &load))
-        return LOOK_PENDING;
+        return POLL_PENDING;
     wait->woken_for = 0; /* the end for which the task was woken did not come */
-    return LOOK_EXPIRED;
+    return POLL_EXPIRED;
 }
 
 void wait_poll(struct wait *wait, struct wait_result *result) {
     int status;
     *result = (struct wait_result){0};
-    switch (wait_look(wait, &status)) {
-    case LOOK_OVER:
+    switch (wait_poll_once(wait, &status)) {
+    case POLL_OVER:
         result->refusal = status;
         wait_end(wait);
         break;
-    case LOOK_EXPIRED:
+    case POLL_EXPIRED:
         go_on(wait, result, wait->polled);
         break;
     default:
@@ -250,8 +250,8 @@ bool wait_block(struct wait *wait, int64_t until, int *status) {
     int slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1UL); /* ns, as in the watcher */
     for (;;) {
-        wait->first_poll_due = true; /* there is no loop whose lag a poll would show */
-        if (wait_look(wait, status) == LOOK_OVER) break;
+        wait->first_poll_due = true; /* there is no loop whose lateness a poll would show */
+        if (wait_poll_once(wait, status) == POLL_OVER) break;
         int64_t now = atomic_load(&wait->polled), start = atomic_load(&wait->start);
         if (now >= until) break;
         struct load load = {.lists = 1, .waits = 1, .alone = true, .task_allowed = true};

@@ -5,7 +5,7 @@
 
 #include <sys/timerfd.h>
 
-static const int64_t DUE_SOON_NS = 2000; /* ns: what is due so soon is due now */
+static const int64_t DUE_SOON_NS = 2000; /* what is due within this is due now */
 
 /* It also makes the descriptor unreadable. */
 static void set(struct timer *timer, int64_t time) { /* lock held */

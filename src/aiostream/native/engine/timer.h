@@ -34,7 +34,7 @@ struct timer_entry *timer_remove(struct timer *, bool (*is_it)(struct timer_entr
                                  uint64_t argument);
 /* makes the descriptor readable then, even without an entry */
 void timer_wake_by(struct timer *, int64_t time);
-/* takes the entries whose time has come, or comes so soon */
+/* takes the entries whose time has come, or comes within `soon` */
 struct timer_entry *timer_take_due(struct timer *, int64_t now, int64_t soon);
 struct timer_entry *timer_close(struct timer *); /* takes all entries */
 

@@ -111,7 +111,7 @@ void wait_note_end(struct wait *wait, int64_t seen) {
 
 struct load wait_load(const struct wait *wait) {
     return (struct load){
-        .loop_lag_ns = queue_lag(wait->queue),
+        .loop_lateness_ns = queue_lateness(wait->queue),
         .lists = atomic_load(&active_count),
         .waits = atomic_load(&wait->queue->waits),
         .alone = atomic_load(&wait->list->waiting) == 1,
@@ -384,8 +384,8 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
         since = began;
         form = "%s is stalled: a call on it has not returned for %.3g s";
     } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) {
-        /* Its loop or thread looks at it often, unless it is blocked. A future whose work is not
-         * enqueued yet has no look. */
+        /* Its loop or thread polls it often, unless it is blocked. A future whose work is not
+         * enqueued yet is not polled. */
         since = later(polled, began);
         by_loop =
             holder != HELD_BY_WATCHER && (is_blocked(loop, now, limit, &since, &asks) || asks);

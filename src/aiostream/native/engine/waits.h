@@ -109,7 +109,7 @@ void waits_run_due(struct queue *);
 bool waits_are_due(struct queue *); /* whether there may be any, or futures to poll */
 /* before the queue is closed: the watcher takes those that the loop's timer has */
 void waits_leave_loop(struct queue *);
-/* The watcher takes what the loops should have looked at long ago. By the watcher. */
+/* The watcher takes what the loops should have polled long ago. By the watcher. */
 void waits_leave_late(int64_t now);
 /* sets how many waits a loop's timer takes; returns the old number */
 int waits_limit_timer(int most);

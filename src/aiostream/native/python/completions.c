@@ -2,7 +2,7 @@
  * live until the GPU has passed it.
  *
  * The step that enqueues the work makes the completion, in the thread of the loop
- * (enqueue.c). From then on the slot of the point owns it (`point_own`), so it lives on when
+ * (enqueue.c). From then on the point of the point owns it (`point_set_owner`), so it lives on when
  * the task, the future, the loop and the stream are gone. The drain of the loop's queue ends it
  * (drain.c). If the GPU has passed the point, completion_complete settles the future and
  * drops the objects, those of earlier work on the stream first. If the context has failed,
@@ -13,7 +13,7 @@
  * because a destructor may block. The same happens if the loop is gone. None of this runs on the
  * driver's threads or in the watcher.
  *
- * A slot may own other things too. A Wait is left to a timer or the watcher while its task sleeps
+ * A point may own other things too. A Wait is left to a timer or the watcher while its task sleeps
  * on a future, which gets the answer. Of any other object, the method `complete` is called.
  *
  * A KeyboardInterrupt may come in what a step here calls: the function of `enqueue`, a future's
@@ -80,8 +80,8 @@ static void leave_order(CompletionObject *self) {
     Py_DECREF(list);
 }
 
-/* A reference to one, or NULL. It is not dying: the slot of its point refers to it until its loop's
- * thread, which is this one, has drained it. */
+/* A reference to one, or NULL. It is not dying: the point of its point refers to it until its
+ * loop's thread, which is this one, has drained it. */
 static CompletionObject *earlier_of(const CompletionObject *self) {
     CompletionObject *each;
     Py_BEGIN_CRITICAL_SECTION(self->order);

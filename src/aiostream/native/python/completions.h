@@ -80,8 +80,8 @@ PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
 PyObject *Completion_fire(PyObject *, PyObject *args);
 
-/* Only these follow the owner of a slot. Another thread may take it out at any time, so a reference
- * is taken under the lock, and given back behind it. */
+/* Only these follow the owner of a point. Another thread may take it out at any time, so a
+ * reference is taken under the lock, and given back behind it. */
 #ifdef Py_GIL_DISABLED
 #define lock_owner(ticket) point_lock_owner(ticket)
 #define unlock_owner(ticket) point_unlock_owner(ticket)
@@ -90,20 +90,20 @@ PyObject *Completion_fire(PyObject *, PyObject *args);
 #define unlock_owner(ticket)
 #endif
 
-static inline void own(uint64_t ticket, PyObject *object) {
+static inline void set_owner(uint64_t ticket, PyObject *object) {
     Py_INCREF(object);
     lock_owner(ticket);
-    PyObject *former = point_own(ticket, object);
+    PyObject *former = point_set_owner(ticket, object);
     unlock_owner(ticket);
     Py_XDECREF(former);
 }
 
 /* Puts another owner, or NULL, in the place of one. False: that is not the owner any more, and
- * another point may have the slot. */
+ * another point may have the point. */
 static inline bool replace_owner(uint64_t ticket, PyObject *former, PyObject *owner) {
     lock_owner(ticket);
     bool is_owner = point_owner(ticket) == former;
-    if (is_owner) point_own(ticket, Py_XNewRef(owner));
+    if (is_owner) point_set_owner(ticket, Py_XNewRef(owner));
     unlock_owner(ticket);
     if (is_owner) Py_DECREF(former);
     return is_owner;

@@ -37,11 +37,10 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
      * and this thread need not have a loop at all. */
     uint64_t ticket = point_reserve(queue_orphans(), context, kind);
     if (!ticket) return PyErr_NoMemory();
-    /* All of this comes before the ticket is armed, because the driver's thread reads it without a
-     * lock as soon as the GPU is there. The arming orders the two. */
+    /* The driver's thread reads these without a lock once the ticket is armed. */
     host_function called = (host_function)(uintptr_t)function;
     point_set_call(ticket, called, (void *)(uintptr_t)data, sync_mode);
-    own(ticket, owner);
+    set_owner(ticket, owner);
     int result;
     Py_BEGIN_ALLOW_THREADS
     result = operate(stream, 0, do_arm, &ticket);
@@ -74,7 +73,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
     uint64_t ticket = wait_ticket(wait);
-    own(ticket, owner);
+    set_owner(ticket, owner);
     Py_BEGIN_ALLOW_THREADS
     status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
@@ -85,7 +84,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static void append_owner(void *list, uint64_t ticket) { append_new(list, owner_of(ticket)); }
 
-/* owners(): of all points, for the ledger and for tests. */
+/* owners(): of all points, for statistics() and for tests. */
 static PyObject *native_owners(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
     if (list) points_visit_owned(append_owner, list);

@@ -3,7 +3,7 @@
  * `enqueue` runs in the thread of the loop. It reserves the wait, its event and the ticket first,
  * so that all that can be refused is refused before the user's function runs. It then calls the
  * function in the stream's context, counts the future as pending, and records the event behind the
- * work, or enqueues a host function. The completion belongs to the slot of its point before that,
+ * work, or enqueues a host function. The completion belongs to the point of its point before that,
  * because the point may fire at once.
  *
  * If the driver refuses after the function has run, the objects are leaked and counted, because
@@ -74,7 +74,7 @@ static int do_record(struct handle *stream, void *argument) {
 static void record(struct enqueuing *with, struct handle *stream) {
     CompletionObject *self = with->completion;
     int status, how = self->wait ? PINNED | AS_IS : PINNED;
-    own(self->ticket, (PyObject *)self);
+    set_owner(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
     if (with->enters) context_pop();
     status = operate(stream, how, do_record, with);
@@ -98,8 +98,8 @@ static int carry_out(struct enqueuing *with, struct handle *stream, PyObject *ca
     PyObject *raised = result ? NULL : raised_take();
     /* `call` may hold what it has got before it raised. */
     self->result = result ? result : Py_NewRef(call);
-    /* This comes before the record. Otherwise the event could be complete and counted while this
-     * thread waits for the GIL, and `drain` in another thread would miss the future. */
+    /* The event may be complete and counted while this thread waits for the GIL after the record,
+     * and `drain` in another thread must not miss the future. */
     if (result && self->state == NEW && self->future) completion_begin(self);
     if (result || self->keepalive) {
         with->at_once &= result != NULL;
@@ -325,7 +325,7 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
     if (!self->ticket || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not expected, or was recorded before");
     self->recorded = true;
-    own(self->ticket, object);
+    set_owner(self->ticket, object);
     if (self->wait) wait_fire_unrecorded(self->wait, status);
     else point_arm_polled(self->ticket), point_fire(self->ticket, status);
     Py_RETURN_NONE;

@@ -1,5 +1,5 @@
 /* The Python face of the native part: `aiostream._native`, of which this file has the module
- * itself, the queues, the contexts, the counts of the ledger, and what its companions share.
+ * itself, the queues, the contexts, the counters, and what its companions share.
  *
  * Python's threads come in here and in the other files of python/, and nowhere else. Each function
  * parses its arguments, gives up the GIL around each call of the driver, and answers with a number
@@ -160,7 +160,7 @@ static PyObject *native_context_register(PyObject *Py_UNUSED(self), PyObject *ar
     return PyLong_FromLong(context->index);
 }
 
-/* --- the ledger --- */
+/* --- counters --- */
 
 static PyObject *native_counters(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
@@ -175,9 +175,9 @@ static PyObject *native_pending(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(u
                          (long long)pending.in_streams);
 }
 
-/* Opens or shuts a gate: a stream waits for the word. The store is a release, because the work
- * behind the gate must see what this thread has written before. A plain store of Python's may
- * overtake earlier ones on aarch64. */
+/* Opens or shuts a gate of testing.Gate: a stream waits for the word. The store is a release,
+ * because the work behind the gate must see what this thread has written before. A plain store of
+ * Python's may overtake earlier ones on aarch64. */
 static PyObject *native_store_word(PyObject *Py_UNUSED(self), PyObject *args) {
     unsigned long long address;
     unsigned value;

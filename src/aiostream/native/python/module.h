@@ -11,7 +11,7 @@
 /* A free-threaded Python has no GIL, so several threads run these files at once. Then these exclude
  * each other:
  *
- * - The owner of a point is read and written under the lock of its slot (completions.h).
+ * - The owner of a point is read and written under the lock of its point (completions.h).
  * - The fields of a Completion that several threads use, and the list of an Order, are read and
  *   written in a critical section. With the GIL it is nothing, and the limited API has none.
  * - Handles, queues, points and waits have their own atomics and locks, because the driver's
@@ -42,7 +42,7 @@ enum {
 
 bool is_child(void);        /* of a fork, in which the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
-bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
+bool refuse_at_exit(void);  /* callbacks have ended; with an exception set */
 struct handle *as_handle(PyObject *);
 /* What an argument stands for: converters, as "O&" of PyArg_ParseTuple wants them. Each fills in a
  * pointer to a struct of that name. 0: an exception is set. */
@@ -78,7 +78,7 @@ typedef struct {
     PyObject_HEAD
     struct wait *wait;         /* NULL: it is over, or it was left */
     unsigned long long ticket; /* with which it was left; 0: it was not */
-    PyObject *future; /* on which the task sleeps; the slot of the ticket owns this object */
+    PyObject *future; /* on which the task sleeps; the point of the ticket owns this object */
     bool yielded;     /* the loop has had its turn, so the next step is a poll */
 } WaitObject;
 extern PyTypeObject *wait_type;

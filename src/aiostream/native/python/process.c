@@ -1,10 +1,9 @@
-/* What the process has once, as Python sees it: the driver's addresses, the watcher, the exit gate,
- * and the mark of a forked child.
+/* What the process has once, as Python sees it: the driver's addresses, the watcher, and the end
+ * of callbacks.
  *
  * `_runtime/process.py` calls these at the first use, at the end and after a fork. Each may be
  * called again, because an interrupt may cut the start short. python_dispatch is the one place
- * where a driver's thread comes to Python: it passes the exit gate, takes the GIL, and runs the
- * user's host function.
+ * where a driver's thread comes to Python: it takes the GIL, and runs the user's host function.
  */
 #include "module.h"
 
@@ -14,41 +13,41 @@
 
 #include "../engine/watcher.h"
 
-/* --- the exit gate ---
+/* --- the end of callbacks ---
  *
  * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes.
- * So it passes this gate first. At exit the gate is closed, and the exit waits, without the GIL,
- * for those inside. */
+ * So it counts itself in first. The exit ends callbacks, and waits, without the GIL, for those that
+ * run. */
 
-static _Atomic int gate; /* how many are inside, and this once it is closed; any thread */
-enum { GATE_CLOSED = 1 << 30 };
+static _Atomic int callbacks; /* those that run, and CALLBACKS_ENDED; any thread */
+enum { CALLBACKS_ENDED = 1 << 30 };
 
 bool refuse_at_exit(void) {
-    bool closed = atomic_load(&gate) & GATE_CLOSED;
-    if (closed)
+    bool ended = atomic_load(&callbacks) & CALLBACKS_ENDED;
+    if (ended)
         PyErr_SetString(
             PyExc_RuntimeError,
             "Python is ending, and the driver's threads may not call Python functions any more. "
             "Enqueue host functions and callbacks before the interpreter runs its atexit "
             "handlers.");
-    return closed;
+    return ended;
 }
 
 static void python_dispatch(uint64_t ticket, int status) {
-    /* The exit waits from here on, so what this finds closed stays closed. */
-    if (atomic_fetch_add(&gate, 1) & GATE_CLOSED) {
+    /* from here on the exit waits */
+    if (atomic_fetch_add(&callbacks, 1) & CALLBACKS_ENDED) {
         atomic_fetch_add(&counters[HOST_FUNCTIONS_LATE], 1);
     } else {
         PyGILState_STATE state = PyGILState_Ensure();
         run_host_function(ticket, status);
         PyGILState_Release(state);
     }
-    atomic_fetch_sub(&gate, 1);
+    atomic_fetch_sub(&callbacks, 1);
 }
 
-static PyObject *native_gate_close(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    atomic_fetch_or(&gate, GATE_CLOSED);
-    while (atomic_load(&gate) != GATE_CLOSED) {
+static PyObject *native_end_callbacks(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    atomic_fetch_or(&callbacks, CALLBACKS_ENDED);
+    while (atomic_load(&callbacks) != CALLBACKS_ENDED) {
         struct timespec pause = {.tv_nsec = 1000000};
         Py_BEGIN_ALLOW_THREADS
         nanosleep(&pause, NULL);
@@ -148,8 +147,8 @@ PyMethodDef process_functions[] = {
     METHOD(native, bind, O),
     /* The descriptor of the orphans' queue, which is made once. */
     METHOD(native, open_orphans, NOARGS),
-    /* Closes the exit gate and waits for those inside. */
-    METHOD(native, gate_close, NOARGS),
+    /* Ends callbacks: waits for those that run. */
+    METHOD(native, end_callbacks, NOARGS),
     /* Starts the watcher thread, once. */
     METHOD(native, watcher_start, NOARGS),
     /* Stops and joins it. With True, fails what is pending. Whether it ran. */

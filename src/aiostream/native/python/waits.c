@@ -79,7 +79,7 @@ static PyObject *Wait_drop(PyObject *object, PyObject *args) {
     if (ticket && !is_child()) {
         given = is_work(work) && replace_owner(ticket, object, work);
         if (given && in_loop) Py_RETURN_TRUE;
-        /* This comes first, because from then on the janitor may deliver it. */
+        /* the janitor may deliver it once it is orphaned */
         replace_owner(ticket, object, NULL);
         wait_orphan(ticket);
     } else if (self->wait && !is_child()) {
@@ -90,14 +90,14 @@ static PyObject *Wait_drop(PyObject *object, PyObject *args) {
     return PyBool_FromLong(given);
 }
 
-/* own(future): it gets the answer of a wait that was left, and is returned. In the loop's thread,
- * which would deliver the ticket. */
-static PyObject *Wait_own(PyObject *object, PyObject *future) {
+/* leave_to(future): it gets the answer of a wait that was left, and is returned. In the loop's
+ * thread, which would deliver the ticket. */
+static PyObject *Wait_leave_to(PyObject *object, PyObject *future) {
     WaitObject *self = (WaitObject *)object;
     if (!self->ticket || self->future)
         return PyErr_Format(PyExc_ValueError, "the wait was not left, or has a future");
     self->future = Py_NewRef(future);
-    own(self->ticket, object);
+    set_owner(self->ticket, object);
     return Py_NewRef(future);
 }
 
@@ -131,7 +131,7 @@ static PyMethodDef wait_methods[] = {
     /* Queries it: itself if it is not over, else None or an error. */
     METHOD(Wait, poll, NOARGS),
     /* The future that gets the answer. */
-    METHOD(Wait, own, O),
+    METHOD(Wait, leave_to, O),
     /* No task waits any more. May be called again, and when it is over. */
     METHOD(Wait, drop, VARARGS),
     {NULL, NULL, 0, NULL},

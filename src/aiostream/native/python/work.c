@@ -167,7 +167,7 @@ bool is_work(PyObject *object) { return Py_IS_TYPE(object, work_type); }
 bool work_takes(PyObject *object, struct wait *wait, bool in_loop) {
     uint64_t ticket = is_work(object) ? wait_reserve_end(wait, in_loop) : 0;
     if (!ticket) return false;
-    own(ticket, object);
+    set_owner(ticket, object);
     wait_leave_to_watcher(wait);
     return true;
 }
