@@ -107,7 +107,7 @@ static void guard(struct one *one, const struct prediction *prediction, const st
 /* When the task runs again, after a wait of the true length `length`; and what was learnt of it. */
 static int64_t one_wait(struct run *run, int64_t length) {
     struct prediction prediction = history_predict(&run->history);
-    struct load load = {.loop_lateness_ns = run->turn,
+    struct load load = {.lateness = run->turn,
                         .alone = true,
                         .timers_allowed = true,
                         .task_allowed = true,
@@ -389,7 +389,7 @@ static void each_strategy_keeps_to_the_load(void) {
             }
             struct prediction prediction = history_predict(&run.history);
             int64_t age = (int64_t)pow(10, uniform(0, 8.5));
-            struct load load = {.loop_lateness_ns = (int64_t)pow(10, uniform(3, 7)),
+            struct load load = {.lateness = (int64_t)pow(10, uniform(3, 7)),
                                 .lists = (int)uniform(1, 256),
                                 .waits = (int)uniform(0, 20),
                                 .alone = chance(2),

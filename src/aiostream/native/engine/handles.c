@@ -263,12 +263,6 @@ int event_make(void *context, unsigned flags, void **event) {
     return status;
 }
 
-void event_wait_begin(struct handle *event) {
-    atomic_fetch_add(&event->word, 1); /* also if it was closed since the caller's pin */
-    atomic_fetch_add(&event->refs, 1);
-    atomic_fetch_add(&event->waits, 1);
-}
-
 /* The janitor destroys a closed event whose last wait ends, because a cancelled wait ends under the
  * GIL, or in a finalizer, and a driver call there could wait for a thread that wants the GIL. */
 void event_wait_let_go(struct handle *event) {

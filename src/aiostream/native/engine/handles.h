@@ -78,9 +78,8 @@ int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
 
 /* Makes an event of the driver's in a context. Call it under RELAXED. */
 int event_make(void *context, unsigned flags, void **event);
-/* A wait for a user's event pins its handle, which the caller has pinned too, from begin on.
- * `let_go` says that nothing will query the event. */
-void event_wait_begin(struct handle *);
+/* A wait for a user's event pins its handle from its start on, until nothing will query the event
+ * any more. */
 void event_wait_let_go(struct handle *);
 /* Whether it was recorded on a capturing stream. A query would invalidate that capture. */
 bool event_is_captured(const struct handle *);

@@ -99,11 +99,6 @@ bool wait_drop_future(struct wait *wait, uint64_t ticket) {
 
 /* --- polling by the loop --- */
 
-static void poll_future(struct wait *wait) {
-    put(&wait->queue->polled, wait);
-    drain_again(wait->queue);
-}
-
 /* Whether the loop polls on. If not, the wait is over, or another holder's. */
 static bool poll_on(struct wait *wait) {
     int status;
@@ -138,7 +133,8 @@ void wait_hand_back(struct wait *wait, int64_t length) {
     wait->polls = 0;
     wait->woken_for = length;
     if (wait->future) {
-        poll_future(wait);
+        put(&wait->queue->polled, wait);
+        drain_again(wait->queue);
         return;
     }
     wait->handed_back = ticket;
@@ -199,20 +195,16 @@ void wait_orphan(uint64_t ticket) {
     if (wait) leave_timer(wait);
 }
 
-static void leave_futures(struct queue *queue) {
-    for (struct wait *wait = take_all(&queue->polled), *next; wait; wait = next) {
-        next = wait->next_polled;
-        wait_leave_to_watcher(wait);
-    }
-}
-
 static void leave_all(struct queue *queue, struct timer_entry *left) {
     while (left) {
         struct wait *wait = (struct wait *)left;
         left = left->next;
         leave_timer(wait);
     }
-    leave_futures(queue);
+    for (struct wait *wait = take_all(&queue->polled), *next; wait; wait = next) {
+        next = wait->next_polled;
+        wait_leave_to_watcher(wait);
+    }
 }
 
 void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(&queue->timer)); }

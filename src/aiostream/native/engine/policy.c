@@ -366,7 +366,7 @@ int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t t
     if (prediction->dense || prediction->irregular)
         next = least(next, age + plain_interval(prediction, age, load));
     next = least(next, rough_poll(prediction, age));
-    next = greatest(next, age + least(load->loop_lateness_ns, LATENESS_WAIT_MOST_NS));
+    next = greatest(next, age + least(load->lateness, LATENESS_WAIT_MOST_NS));
     return next < timer ? next : NEVER;
 }
 
@@ -383,7 +383,7 @@ static bool is_loop_window(const struct prediction *prediction, const struct win
                            const struct load *load) {
     return window && !window->narrow && !prediction->irregular && load->alone &&
            load->timers_allowed && load->lists <= LOOP_LISTS &&
-           window->first > WORTH_LOOP_TURNS * load->loop_lateness_ns;
+           window->first > WORTH_LOOP_TURNS * load->lateness;
 }
 
 /* When the watcher polls next, before or in the window, or where no end is expected. */
@@ -397,7 +397,7 @@ static inline int64_t watch_at(const struct prediction *prediction, const struct
     at = least(at, rough_poll(prediction, age));
     at = least(at, policy_latest_poll(age, load->lists));
     /* P16 holds for loops that are not busy */
-    return greatest(at, age + load->loop_lateness_ns / LATENESS_SHARE);
+    return greatest(at, age + load->lateness / LATENESS_SHARE);
 }
 
 /* --- a crowd --- */
@@ -530,9 +530,8 @@ static struct plan plan_auto(const struct prediction *prediction, int64_t age,
     if (load->waits > FEW_WAITS && load->alone && age < CROWD_AGE_NS)
         return load->timers_allowed ? crowd_plan(prediction, window, age, load->waits) : watcher;
     if (is_loop_window(prediction, window, load)) {
-        int64_t poll_at = age < window->first
-                              ? window->first
-                              : age + greatest(step_of(window), 2 * load->loop_lateness_ns);
+        int64_t poll_at = age < window->first ? window->first
+                                              : age + greatest(step_of(window), 2 * load->lateness);
         return (struct plan){
             .stage = STAGE_TIMER, .at = poll_at, .until = window->closes, .by_loop = true};
     }
@@ -542,10 +541,10 @@ static struct plan plan_auto(const struct prediction *prediction, int64_t age,
     /* By the clock, or by the turns of the loop, because in a busy loop the end will have come by
      * the time the loop comes back. */
     bool soon = window->wakes <= age || (begins && window->first < START_SPIN_NS) ||
-                window->first - age < SPIN_MAX_LOOP_TURNS * load->loop_lateness_ns;
+                window->first - age < SPIN_MAX_LOOP_TURNS * load->lateness;
     if (soon && (begins || load->alone)) return poll;
     bool worth_waking = load->alone && load->lists <= MAX_LISTS_HANDED_BACK &&
-                        window->first > WORTH_LOOP_TURNS * load->loop_lateness_ns;
+                        window->first > WORTH_LOOP_TURNS * load->lateness;
     if (soon || !worth_waking) return watcher;
     if (!load->timers_allowed) {
         watcher.at = least(watcher.at, window->wakes);
@@ -583,7 +582,7 @@ const int strategy_count = sizeof strategies / sizeof *strategies;
 bool policy_poll_on(const struct prediction *prediction, int64_t age, int polls,
                     const struct load *load) {
     if (polls < 2) return true;
-    int64_t turns = SPIN_MAX_LOOP_TURNS * load->loop_lateness_ns;
+    int64_t turns = SPIN_MAX_LOOP_TURNS * load->lateness;
     const struct window *window = next_window(prediction, age - turns);
     return window && window->first - age < turns && age - window->last < turns;
 }

@@ -84,12 +84,12 @@ struct question history_asked(struct history *, int64_t start, int64_t false_at,
 
 /* What else a decision depends on. */
 struct load {
-    int64_t loop_lateness_ns; /* the lateness of the loop */
-    int lists;                /* wait lists that the watcher has */
-    int waits;                /* of the loop */
-    bool alone;               /* no other wait is pending on the stream */
-    bool timers_allowed;      /* the loop's timer takes another wait */
-    bool task_allowed;        /* who asks can leave the wait to its task, or to a future's loop */
+    int64_t lateness;    /* of the loop, in ns */
+    int lists;           /* wait lists that the watcher has */
+    int waits;           /* of the loop */
+    bool alone;          /* no other wait is pending on the stream */
+    bool timers_allowed; /* the loop's timer takes another wait */
+    bool task_allowed;   /* who asks can leave the wait to its task, or to a future's loop */
 };
 
 enum stage {

@@ -28,8 +28,6 @@ static _Atomic int max_timer_waits = 256;
 
 int waits_limit_timer(int most) { return atomic_exchange(&max_timer_waits, most); }
 
-static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
-
 /* --- leaving --- */
 
 /* Leaves a wait to a timer or the watcher, which polls it at `due`. Its next holder may end it
@@ -51,7 +49,7 @@ static void leave_to(struct wait *wait, enum holder holder, int64_t due) {
 }
 
 /* Leaves the wait as planned. False: the plan was a timer, and the timer takes no more. */
-static bool leave_by_plan(struct wait *wait, const struct plan *plan, const struct load *load) {
+static bool leave(struct wait *wait, const struct plan *plan, const struct load *load) {
     int64_t start = atomic_load(&wait->start);
     if (plan->stage == STAGE_WATCHER) {
         atomic_fetch_add(&counters[WAITS_WATCHED], 1);
@@ -77,14 +75,6 @@ static bool leave_by_plan(struct wait *wait, const struct plan *plan, const stru
     return true;
 }
 
-static bool leave(struct wait *wait, const struct plan *plan, const struct load *load) {
-    struct loop_state *loop = &wait->queue->loop;
-    atomic_store(&loop->leaving, true);
-    bool left = leave_by_plan(wait, plan, load);
-    atomic_store(&loop->leaving, false);
-    return left;
-}
-
 uint64_t wait_leave_as_planned(struct wait *wait, int64_t now) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
@@ -100,10 +90,14 @@ uint64_t wait_leave_as_planned(struct wait *wait, int64_t now) {
             plan.until == NEVER || plan.stage != STAGE_TASK ? NEVER : start + plan.until;
         return 0;
     }
-    if (leave(wait, &plan, &load)) return ticket;
-    load.timers_allowed = false;
-    plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
-    leave(wait, &plan, &load);
+    struct loop_state *loop = &wait->queue->loop; /* the wait may be another's once it was left */
+    atomic_store(&loop->leaving, true);
+    if (!leave(wait, &plan, &load)) {
+        load.timers_allowed = false;
+        plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
+        leave(wait, &plan, &load);
+    }
+    atomic_store(&loop->leaving, false);
     return ticket;
 }
 
@@ -123,7 +117,7 @@ int wait_ask(struct wait_list *list, void *stream) {
     bool query = busy < QUERY_EACH || busy % QUERY_EACH == 0;
     /* Whether the stream captures is seen after the record, because the record harms no capture,
      * except on the legacy stream. */
-    int refusal = query || is_legacy(stream) ? capture_refusal(stream) : 0;
+    int refusal = query || (uintptr_t)stream <= 1 ? capture_refusal(stream) : 0;
     if (refusal) return refusal;
     int status = CUDA_NOT_READY;
     if (query) {

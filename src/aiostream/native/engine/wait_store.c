@@ -111,7 +111,7 @@ void wait_note_end(struct wait *wait, int64_t seen) {
 
 struct load wait_load(const struct wait *wait) {
     return (struct load){
-        .loop_lateness_ns = queue_lateness(wait->queue),
+        .lateness = queue_lateness(wait->queue),
         .lists = atomic_load(&active_count),
         .waits = atomic_load(&wait->queue->waits),
         .alone = atomic_load(&wait->list->waiting) == 1,
@@ -208,7 +208,11 @@ int wait_start(const struct waits *waits, struct queue *queue, const struct stra
     int status = take(queue, list->context, started);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *started;
-    if (users_event) event_wait_begin(users_event);
+    if (users_event) { /* the caller has pinned it; it may have been closed since */
+        atomic_fetch_add(&users_event->word, 1);
+        atomic_fetch_add(&users_event->refs, 1);
+        atomic_fetch_add(&users_event->waits, 1);
+    }
     wait_list_ref(list);
     atomic_fetch_add(&list->waiting, 1);
     atomic_fetch_add(&queue->waits, 1);

@@ -190,9 +190,9 @@ static int64_t schedule(struct wait_list *list, int64_t polled_at) {
                 seen = polled_at ? polled_at : atomic_load(&wait->polled),
                 age = seen > start ? seen - start : 0;
         struct load load = wait_load(wait);
-        list->loop_lateness = load.loop_lateness_ns;
+        list->loop_lateness = load.lateness;
         if (!latest_wanted(list)) return start + policy_unwanted(age);
-        list->latest = start + policy_latest_pass(age, load.loop_lateness_ns);
+        list->latest = start + policy_latest_pass(age, load.lateness);
         if (holder == HELD_BY_TIMER) {
             int64_t guard = policy_guard(&wait->forecast->prediction, age,
                                          wait->timer_entry.time - start, &load);

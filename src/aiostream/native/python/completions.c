@@ -6,7 +6,7 @@
  * the task, the future, the loop and the stream are gone. The drain of the loop's queue ends it
  * (drain.c). If the GPU has passed the point, completion_complete settles the future and
  * drops the objects, those of earlier work on the stream first. If the context has failed,
- * completion_abandon fails the future and keeps the objects.
+ * it fails the future and keeps the objects.
  *
  * A cancelled future ends only the wait (completion_give_up). The watcher goes on polling its
  * event, the janitor drains its ticket, and release() has the releaser's thread drop the objects,
@@ -236,16 +236,10 @@ static int finish_earlier(CompletionObject *self, bool orphaned) {
     return 0;
 }
 
-int completion_complete(CompletionObject *self, int code, bool orphaned) {
+int completion_complete(CompletionObject *self, int code, bool orphaned, bool passed) {
     /* After a failure nothing is known of the earlier ones. The watcher fails each of them. */
     if (code == 0 && finish_earlier(self, orphaned) < 0) return -1;
-    if (finish(self, code, orphaned) < 0) return -1;
-    leave_order(self);
-    return 0;
-}
-
-int completion_abandon(CompletionObject *self, int code, bool orphaned) {
-    if (settle(self, code, orphaned) < 0) return -1;
+    if ((passed ? finish : settle)(self, code, orphaned) < 0) return -1;
     leave_order(self);
     return 0;
 }
@@ -327,7 +321,7 @@ static PyObject *Completion_begin(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *Completion_complete(PyObject *object, PyObject *args) {
     int code, orphaned;
     if (!PyArg_ParseTuple(args, "ip", &code, &orphaned) ||
-        completion_complete((CompletionObject *)object, code, orphaned) < 0)
+        completion_complete((CompletionObject *)object, code, orphaned, true) < 0)
         return NULL;
     Py_RETURN_NONE;
 }

@@ -54,10 +54,9 @@ void completion_begin(CompletionObject *);
 /* counts its end, if it is pending */
 void completion_end(CompletionObject *, enum state outcome);
 void completion_enter(CompletionObject *, PyObject *order);
-/* The GPU has passed its point. -1: it has raised, and may be called again. */
-int completion_complete(CompletionObject *, int code, bool orphaned);
-/* The context has failed, so the GPU may still use the objects. They stay. */
-int completion_abandon(CompletionObject *, int code, bool orphaned);
+/* The GPU has passed its point. Or it has not, because the context has failed: then the GPU may
+ * still use the objects, and they stay. -1: it has raised, and may be called again. */
+int completion_complete(CompletionObject *, int code, bool orphaned, bool passed);
 /* Nothing proves that the GPU has passed the work: what it may use is never released. */
 static inline void count_leak(void) {
     atomic_fetch_add(&counters[POINTS_ARMED], 1);

@@ -293,8 +293,7 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
         int code = wait ? -1 : code_of(draining, ticket, status);
         if (Py_IS_TYPE(object, completion_type)) {
             CompletionObject *completion = (CompletionObject *)object;
-            failed = passed ? completion_complete(completion, code, draining->orphaned)
-                            : completion_abandon(completion, code, draining->orphaned);
+            failed = completion_complete(completion, code, draining->orphaned, passed);
         } else if (passed) {
             PyObject *orphaned = draining->orphaned ? Py_True : Py_False;
             failed = done_with(PyObject_CallMethod(object, "complete", "iO", code, orphaned));

@@ -227,7 +227,7 @@ static PyObject *enqueue(struct enqueuing *with, struct handle *stream, PyObject
         answer = PyLong_FromLong(RESULT_AFTERWARDS + with->refusal);
     } else if (completion_enter(self, order), !with->at_once) {
         answer = PyLong_FromLong(CUDA_SUCCESS);
-    } else if (completion_complete(self, CUDA_SUCCESS, false) == 0) {
+    } else if (completion_complete(self, CUDA_SUCCESS, false, true) == 0) {
         answer = PyLong_FromLong(RESULT_AT_ONCE);
     } else { /* the caller gets no future, and the GPU has passed the work */
         completion_give_up(self), completion_end(self, CANCELLED);
