@@ -25,8 +25,7 @@ version = sys.version_info
 compile_args = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 link_args = ["-pthread"]
 if os.environ.get("AIOSTREAM_DEBUG", "0") in ("", "0"):
-    # Python's own flags have -g. The unwind tables are for debuggers too, and a sixth of the wheel's
-    # library.
+    # Python's own flags have -g. The unwind tables, a sixth of the library, are for debuggers too.
     compile_args += ["-g0", "-fno-asynchronous-unwind-tables"]
     link_args += ["-Wl,-s"]
 
