@@ -115,18 +115,21 @@ def watch(*, threshold: float = 0.0) -> Iterator[list[BlockingCall]]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The blocking calls of one driver function from one line of the program, or the launches."""
+    """The blocking calls of one driver function from one line of the program, or the launches.
+
+    Attributes:
+        call: The driver function, or the method that launches.
+        place: `file:line` of the program.
+        calls: How many there were.
+        seconds: How long they blocked, all together.
+        latest: The latest of them.
+    """
 
     call: str
-    """The driver function, or the method that launches."""
     place: str
-    """`file:line` of the program."""
     calls: int
-    """How many there were."""
     seconds: float
-    """How long they blocked, all together."""
     latest: BlockingCall
-    """The latest of them."""
 
 
 _MOST_PLACES = 1000  # what comes from more places than these is counted under `_ELSEWHERE`

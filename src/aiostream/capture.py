@@ -36,17 +36,19 @@ class CaptureInfo:
     """What `Stream.capture_info` returns.
 
     If the stream does not capture, or if its capture was invalidated, only `status` is set.
+
+    Attributes:
+        id: A number that no other capture of this process has.
+        graph: The graph that the capture goes into, borrowed until its end. If you captured into a
+            `Graph`, it is that same object. If other code than this library ends the capture, do
+            not use the graph from then on.
+        dependencies: What the next captured operation will depend on.
     """
 
     status: CaptureStatus
     id: int | None = None
-    """A number that no other capture of this process has."""
     graph: Graph | None = None
-    """The graph that the capture goes into, borrowed until its end. If you captured into a `Graph`,
-    it is that same object. If other code than this library ends the capture, do not use the graph
-    from then on."""
     dependencies: tuple[GraphDependency, ...] = ()
-    """What the next captured operation will depend on."""
 
 
 # --------------------------------------------------------------------------------------- recaptures

@@ -38,18 +38,23 @@ BUCKETS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One wait that is over."""
+    """One wait that is over.
+
+    Attributes:
+        call: The method, such as `Stream.synchronize_async` or `StreamPool.acquire`.
+        seconds: From the call until the task goes on, or until the callbacks of its future are
+            called.
+        outcome: `done`, `failed` or `cancelled`; or `refused`, with a `PoolFullError`.
+        error: What was raised, if anything. Do not keep it: its traceback keeps the frames of the
+            task.
+        name: The name of the stream or pool, if you gave it one.
+    """
 
     call: str
-    """The method, such as `Stream.synchronize_async` or `StreamPool.acquire`."""
     seconds: float
-    """From the call until the task goes on, or until the callbacks of its future are called."""
     outcome: str
-    """`done`, `failed` or `cancelled`; or `refused`, with a `PoolFullError`."""
     error: BaseException | None
-    """What was raised, if anything. Do not keep it: its traceback keeps the frames of the task."""
     name: str | None = None
-    """The name of the stream or pool, if you gave it one."""
 
 
 Hook = Callable[[Wait], object]

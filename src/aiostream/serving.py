@@ -73,6 +73,9 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             `max_waiting` is not an int.
         ValueError: `most` or `max_waiting` is less than 1.
 
+    Attributes:
+        sizes: How many batches there were, by how many items they had.
+
     Example:
         >>> from aiostream import serving
         >>> def score(numbers):
@@ -87,7 +90,6 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
     """
 
     sizes: Counter[int]
-    """How many batches there were, by how many items they had."""
 
     @overload
     def __init__(

@@ -47,41 +47,41 @@ _now = time.perf_counter_ns
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """What one await did. Times are nanoseconds of `time.perf_counter_ns`, or `None`."""
+    """What one await did. Times are nanoseconds of `time.perf_counter_ns`, or `None`.
+
+    Attributes:
+        call: The method, such as `Stream.enqueue_async`.
+        stream: The stream, with its device. For `StreamPool.acquire` the pool, and for an event
+            that.
+        task: The name of the task that made the call.
+        loop: The name of the thread whose loop the task runs in.
+        launched: When the task made the call.
+        gpu_began: About when the GPU began with the work, if the call itself enqueued it.
+        gpu_ended: About when the GPU reached the point that the task waits for.
+        noticed: When the loop's thread learned of that.
+        resumed: When the task went on, or when the callbacks of its future were called.
+        outcome: `done`, `failed`, `cancelled`, or `pending` if the recording ended first. `blocked`
+            stands for no await, but for a driver call that blocked the loop. `call` is the driver
+            function then, and `error` its place and what to write instead. `aiostream.blocking`
+            finds them, if it is installed.
+        stages: The stages of the wait, each with its beginning: `polls` or `suspended`. The task
+            `polls` in each turn of its loop. While it is `suspended`, a timer, the watcher, the
+            driver or another thread wakes it. There is none if the await was over at once.
+        error: The error's type and text, if it failed.
+    """
 
     call: str
-    """The method, such as `Stream.enqueue_async`."""
     stream: str
-    """The stream, with its device. For `StreamPool.acquire` the pool, and for an event that."""
     task: str
-    """The name of the task that made the call."""
     loop: str
-    """The name of the thread whose loop the task runs in."""
     launched: int
-    """When the task made the call."""
     gpu_began: int | None
-    """About when the GPU began with the work, if the call itself enqueued it."""
     gpu_ended: int | None
-    """About when the GPU reached the point that the task waits for."""
     noticed: int | None
-    """When the loop's thread learned of that."""
     resumed: int | None
-    """When the task went on, or when the callbacks of its future were called."""
     outcome: str
-    """`done`, `failed`, `cancelled`, or `pending` if the recording ended first.
-
-    `blocked` stands for no await, but for a driver call that blocked the loop. `call` is the driver
-    function then, and `error` its place and what to write instead. `aiostream.blocking` finds them,
-    if it is installed.
-    """
     stages: tuple[tuple[str, int], ...]
-    """The stages of the wait, each with its beginning: `polls` or `suspended`.
-
-    The task `polls` in each turn of its loop. While it is `suspended`, a timer, the watcher, the
-    driver or another thread wakes it. There is none if the await was over at once.
-    """
     error: str | None
-    """The error's type and text, if it failed."""
 
 
 _CALLS = ("Stream.enqueue", "Stream.run")  # what calls a function of the user

@@ -83,7 +83,16 @@ def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
 PYTHON = _files("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/**/*.py")
 NATIVE = _files("src/**/*.c", "src/**/*.h")
 TEXTS = _files("src/**/*.txt")
-WITHOUT_FRAGMENTS = _files("src/**/*.py", "src/**/*.pyi")
+WITHOUT_FRAGMENTS = _files(
+    "src/**/*.py",
+    "src/**/*.pyi",
+    "src/**/*.[ch]",
+    "tests/**/*.[ch]",
+    "driver/**/*.[ch]",
+    "driver/**/*.py",
+    "examples/*.py",
+    "tools/*.py",
+)
 # This page is made of the docstrings, and the code of conduct is another's text.
 MARKDOWN = _files(
     "*.md",

@@ -56,13 +56,16 @@ class MemoryBarrier:
 
 @dataclass(frozen=True, slots=True)
 class DevResource:
-    """A device's resources that a stream may use (`CUdevResource`)."""
+    """A device's resources that a stream may use (`CUdevResource`).
+
+    Attributes:
+        sm_count: How many multiprocessors, for `DevResourceType.SM`. Otherwise 0.
+        raw: The bindings' own structure, which you can pass to other functions of the driver.
+    """
 
     kind: DevResourceType
     sm_count: int
-    """How many multiprocessors, for `DevResourceType.SM`. Otherwise 0."""
     raw: Any
-    """The bindings' own structure, which you can pass to other functions of the driver."""
 
 
 def _address(pointer: Any) -> int:

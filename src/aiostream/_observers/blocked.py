@@ -38,36 +38,36 @@ ADVICE = hints.ADVICE["blocking"]
 
 @dataclass(frozen=True, slots=True)
 class BlockingCall:
-    """A driver call, or a long launch, that blocked the thread of a running loop."""
+    """A driver call, or a long launch, that blocked the thread of a running loop.
+
+    Attributes:
+        call: The driver function, such as `cuStreamSynchronize`, without the number of its version.
+            Of a long launch it is the method of aiostream, such as `Stream.run`.
+        kind: What it does: `waits`, `copies`, `stages`, `allocates`, `loads`, `enqueues` or
+            `begins`. Or it is `launches`: Python that enqueues work, and no driver call.
+        seconds: How long it blocked. Of a launch only the time in which its thread had a core.
+        file: The file of `line`.
+        line: The innermost line of your program that led to the call.
+        lines: The file, line and function of each step that led to the call, from the task's first
+            one.
+        thread: The thread's name.
+        loop: The kind of the loop, such as `asyncio`, `uvloop` or `trio`.
+        task: The task's name, or `None` in a callback.
+        stream: The stream's handle, or `None` if the call has none. 0 is the default stream.
+        began: When the call began, in nanoseconds of `time.perf_counter_ns()`.
+    """
 
     call: str
-    """The driver function, such as `cuStreamSynchronize`, without the number of its version.
-
-    Of a long launch it is the method of aiostream, such as `Stream.run`.
-    """
     kind: str
-    """What it does: `waits`, `copies`, `stages`, `allocates`, `loads`, `enqueues` or `begins`.
-
-    Or it is `launches`: Python that enqueues work, and no driver call.
-    """
     seconds: float
-    """How long it blocked. Of a launch only the time in which its thread had a core."""
     file: str
-    """The file of `line`."""
     line: int
-    """The innermost line of your program that led to the call."""
     lines: tuple[tuple[str, int, str], ...]
-    """The file, line and function of each step that led to the call, from the task's first one."""
     thread: str
-    """The thread's name."""
     loop: str
-    """The kind of the loop, such as `asyncio`, `uvloop` or `trio`."""
     task: str | None
-    """The task's name, or `None` in a callback."""
     stream: int | None
-    """The stream's handle, or `None` if the call has none. 0 is the default stream."""
     began: int
-    """When the call began, in nanoseconds of `time.perf_counter_ns()`."""
 
     @property
     def place(self) -> str:

@@ -19,24 +19,28 @@ __all__ = ["FutureCounts", "HandleCounts", "PointCounts", "Statistics", "WaitCou
 
 @dataclass(frozen=True, slots=True)
 class PointCounts:
-    """Points at which the library enqueued something: `armed == fired + pending + leaked`."""
+    """Points at which the library enqueued something: `armed == fired + pending + leaked`.
+
+    Attributes:
+        pending: Armed now. Counted one by one, not computed from the other numbers.
+        host_functions: Of the pending ones, the host functions and callbacks in streams.
+        captured: Of the pending ones, the host functions in graphs. They are pending until no graph
+            can call them any more.
+        leaked: The driver can no longer prove that the GPU has passed them. What the library keeps
+            alive for them lives until the process ends.
+        quarantined: Of the leaked ones, those that a capture took in, because it began during the
+            call.
+        stale: Firings of points that were no longer armed. The library ignored them.
+    """
 
     armed: int
     fired: int
     pending: int
-    """Armed now. Counted one by one, not computed from the other numbers."""
     host_functions: int
-    """Of the pending ones, the host functions and callbacks in streams."""
     captured: int
-    """Of the pending ones, the host functions in graphs. They are pending until no graph can call
-    them any more."""
     leaked: int
-    """The driver can no longer prove that the GPU has passed them. What the library keeps alive for
-    them lives until the process ends."""
     quarantined: int
-    """Of the leaked ones, those that a capture took in, because it began during the call."""
     stale: int
-    """Firings of points that were no longer armed. The library ignored them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +48,20 @@ class FutureCounts:
     """Futures of completions: `created == done + failed + cancelled + dropped + pending`.
 
     A wait has none, except with `wait="hostfunc"`.
+
+    Attributes:
+        cancelled: Cancelled by their own task, or the call that made them was refused. If you
+            cancel the asyncio future itself, it counts when the GPU has passed its point.
+        dropped: Their loop was closed before they settled.
+        pending: Counted one by one.
     """
 
     created: int
     done: int
     failed: int
     cancelled: int
-    """Cancelled by their own task, or the call that made them was refused. If you cancel the
-    asyncio future itself, it counts when the GPU has passed its point."""
     dropped: int
-    """Their loop was closed before they settled."""
     pending: int
-    """Counted one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +69,21 @@ class HandleCounts:
     """Streams, events and graphs that the library owned.
 
     `created == destroyed + released + retired + leaked + open`.
+
+    Attributes:
+        destroyed: Destroyed by the library, or, for graphs, by a capture into them that failed.
+        released: You took them with `into_raw`.
+        retired: Streams that were closed and not destroyed, because another library may know them
+            (`Stream.torch` and its like, `Stream.handle`). If a later `Stream` uses such a stream
+            again, it is counted as created again.
+        leaked: Closed, but the driver refused to destroy them.
     """
 
     created: int
     destroyed: int
-    """Destroyed by the library, or, for graphs, by a capture into them that failed."""
     released: int
-    """You took them with `into_raw`."""
     retired: int
-    """Streams that were closed and not destroyed, because another library may know them
-    (`Stream.torch` and its like, `Stream.handle`). If a later `Stream` uses such a stream again, it
-    is counted as created again."""
     leaked: int
-    """Closed, but the driver refused to destroy them."""
     open: int
 
 
@@ -84,41 +92,48 @@ class WaitCounts:
     """What the stages of `synchronize_async` did.
 
     A wait may pass through several stages, and through one of them repeatedly.
+
+    Attributes:
+        ready: Waits that had nothing to wait for.
+        spun: Waits that ended while their task polled.
+        by_timer: How often a timer of the loop took a wait, to wake the task shortly before the
+            end.
+        watched: How often the watcher took a wait.
+        handed_back: How often the watcher handed a wait back to its task, because the end was near.
+        pending: Waits that are not over, including those that their tasks poll.
+        oldest: The age of the oldest wait or future that is pending, in seconds, or 0. `pending()`
+            lists them.
+        polls: How often the watcher polled an event, or a loop in the place of its tasks.
+        passes: How often they went through their waits. They may poll several in one pass.
     """
 
     ready: int
-    """Waits that had nothing to wait for."""
     spun: int
-    """Waits that ended while their task polled."""
     by_timer: int
-    """How often a timer of the loop took a wait, to wake the task shortly before the end."""
     watched: int
-    """How often the watcher took a wait."""
     handed_back: int
-    """How often the watcher handed a wait back to its task, because the end was near."""
     pending: int
-    """Waits that are not over, including those that their tasks poll."""
     oldest: float
-    """The age of the oldest wait or future that is pending, in seconds, or 0. `pending()` lists
-    them."""
     polls: int
-    """How often the watcher polled an event, or a loop in the place of its tasks."""
     passes: int
-    """How often they went through their waits. They may poll several in one pass."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Statistics:
-    """A snapshot of the library's counters in this process. `statistics()` makes it."""
+    """A snapshot of the library's counters in this process. `statistics()` makes it.
+
+    Attributes:
+        late_host_functions: Python host functions that were not run, because the interpreter had
+            begun to end.
+        watcher_passes: How often the watcher read the health of the contexts.
+    """
 
     points: PointCounts
     futures: FutureCounts
     handles: HandleCounts
     waits: WaitCounts
     late_host_functions: int
-    """Python host functions that were not run, because the interpreter had begun to end."""
     watcher_passes: int
-    """How often the watcher read the health of the contexts."""
 
     @property
     def balanced(self) -> bool:

@@ -36,24 +36,27 @@ _MAY_SUSPEND = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GE
 
 
 class PendingWait(TypedDict):
-    """One wait of `pending()`: a dict that JSON can carry."""
+    """One wait of `pending()`: a dict that JSON can carry.
+
+    Attributes:
+        stream: What errors call the stream or event, such as `stream 'model[3]' on device 0`.
+        call: The method that waits, such as `Stream.run`.
+        seconds: Since the wait began.
+        expected: The longest that waits on that stream were expected to take, in seconds. `None` if
+            nothing regular was learnt.
+        function: The name of the function whose work is awaited, if the call had one.
+        task: The name of the task that waits, or that has left a `run` or `run_in_thread`, after a
+            timeout for example. `None` if no task waits, or if it was not found.
+        where: The line of your program at which that task waits, or has left.
+    """
 
     stream: str
-    """What errors call the stream or event, such as `stream 'model[3]' on device 0`."""
     call: str
-    """The method that waits, such as `Stream.run`."""
     seconds: float
-    """Since the wait began."""
     expected: float | None
-    """The longest that waits on that stream were expected to take, in seconds. `None` if nothing
-    regular was learnt."""
     function: str | None
-    """The name of the function whose work is awaited, if the call had one."""
     task: str | None
-    """The name of the task that waits, or that has left a `run` or `run_in_thread`, after a timeout
-    for example. `None` if no task waits, or if it was not found."""
     where: str | None
-    """The line of your program at which that task waits, or has left."""
 
 
 def pending() -> list[PendingWait]:
