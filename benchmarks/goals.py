@@ -17,8 +17,6 @@ from benchmarks.peers import AUTO, ENQUEUE, HOSTFUNC, SLEEPING, THREADS, UNPREDI
 from benchmarks.plan import ENQUEUED, LENGTHS, SERVERS, STEADY, TAILS, TRIO_THROUGHPUT
 from benchmarks.server import BUSY, OPEN
 from benchmarks.serving import KNOWN
-from benchmarks.torch_server import MAIN
-from benchmarks.torch_ways import GRAPH, LAUNCH, TO_THREAD
 from benchmarks.work import MS, US, duration
 
 # Kernel length -> (latency, CPU) of steady work as ratios to to_thread's; below, the latency of
@@ -72,7 +70,6 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         (("goals",), (_short, _steady, _enqueued, _unpredictable, _throughput, _beside, _trio)),
         (TAILS, (_patterns, _mixed, _fairness, _one_core)),
         (("server",), (_busy_server, _open_server)),
-        (("torch",), (_torch,)),
     ]
     found: list[Goal] = []
     for sets, functions in parts:
@@ -415,19 +412,3 @@ def _open_server(rows: _Rows) -> Iterator[Goal]:
         late, cpu = _rounds(ours, known, "beyond_p99_us"), _rounds(ours, polling, "cpu_us")
         yield goal(group, f"p99 beyond the kernel, {name} / {KNOWN}", late, "<=", 1.25)
         yield goal(group, f"CPU per request, {name} / polling", cpu, "<=", 0.45)
-
-
-def _torch(rows: _Rows) -> Iterator[Goal]:
-    """A server with a torch model."""
-    load, group = MAIN.name, f"torch, {MAIN.name}"
-    if not rows.has(load=load):
-        return
-    launch, graph, thread = (
-        rows.find("torch", peer, load=load) for peer in (LAUNCH, GRAPH, TO_THREAD)
-    )
-    what = f"{LAUNCH} / {TO_THREAD}"
-    figure = _rounds(launch, thread, "per_second")
-    yield goal(group, f"requests per second, {what}", figure, ">=", 2.0)
-    yield goal(group, f"p99, {what}", _rounds(launch, thread, "p99_us"), "<=", 0.6)
-    figure = _tail(graph["ping"] if graph else None, _each(graph, "ping_p99_us"), "p99_us")
-    yield goal(group, f"/ping p99, {GRAPH}", figure, "<=", 2.0, "ms")

@@ -94,6 +94,14 @@ class Lane:
     def spin(self, nanoseconds: int) -> None:
         """Launches a kernel that keeps the stream busy for so long by the GPU's own clock."""
         self._argument.value = nanoseconds
+        self.launch()
+
+    def expect(self, nanoseconds: int) -> None:
+        """Says how long the kernel of the next `launch` keeps the stream busy."""
+        self._argument.value = nanoseconds
+
+    def launch(self) -> None:
+        """Launches the kernel as `spin` does, for as long as the last one, or as `expect` said."""
         (code,) = self._launch(self._spin, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._address, 0)
         if code:
             check(code, "cuLaunchKernel")

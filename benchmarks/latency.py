@@ -52,19 +52,19 @@ class Latency(Measure):
         every = work.loads(self.load, self.length, self.samples)
         lengths = every[turn.number * share : (turn.number + 1) * share]
         lane, samples, generator = turn.lanes[0], Samples(), random.Random(len(lengths))
-        wait = turn.waiter(lane)
+        wait, launch = turn.waiter(lane), turn.launcher(lane)
         # Unpredictable work warms up on lengths of its own kind: the reversed ones are such,
         # and are not those that come next.
         warm = 0 if fresh or not lengths else 2 if turn.number else self.warm
         for number in range(warm):
-            lane.spin(lengths[-1 - number % len(lengths)])
+            launch(lengths[-1 - number % len(lengths)])
             await wait()
         for length in lengths:
             if fresh:  # made and closed while nothing is in flight
                 lane = turn.new_lane()
-                wait = turn.waiter(lane)
+                wait, launch = turn.waiter(lane), turn.launcher(lane)
             await pause(turn.adapter, generator)
-            await samples.take(lane, wait, length)
+            await samples.take(launch, wait, length)
             if fresh:
                 lane.close()
         return asdict(samples)

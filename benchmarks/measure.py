@@ -47,6 +47,10 @@ class Turn:
     new_lane: Callable[[], Lane]
     notes: dict[str, Any] = field(default_factory=dict)
 
+    def launcher(self, lane: Lane) -> Callable[[int], None]:
+        """What launches a kernel on a lane, or what a peer that launches by itself is told."""
+        return lane.expect if self.peer.launches else lane.spin
+
     def waiter(self, lane: Lane, *, yields: bool = False) -> Callable[[], Awaitable[Any]]:
         """The peer's wait on a lane.
 
@@ -171,11 +175,13 @@ class Samples:
     cpu_ns: list[int] = field(default_factory=list)
     wall_ns: list[int] = field(default_factory=list)
 
-    async def take(self, lane: Lane, wait: Callable[[], Awaitable[Any]], length: int) -> None:
+    async def take(
+        self, launch: Callable[[int], None], wait: Callable[[], Awaitable[Any]], length: int
+    ) -> None:
         """One wait."""
         cpu = process_time_ns()
         began = perf_counter_ns()
-        lane.spin(length)
+        launch(length)
         await wait()
         wall = perf_counter_ns() - began
         self.cpu_ns.append(process_time_ns() - cpu)

@@ -56,16 +56,16 @@ class Patterns(Measure):
             self.lengths(turn.number),
             random.Random(turn.number),
         )
-        wait = turn.waiter(lane, yields=True)
+        wait, launch = turn.waiter(lane, yields=True), turn.launcher(lane)
         for length in next(iter(every.values()))[:2]:  # untimed
-            lane.spin(length)
+            launch(length)
             await wait()
         found = {}
         for name, lengths in every.items():
             samples = Samples()
             for length in lengths:
                 await pause(turn.adapter, generator)
-                await samples.take(lane, wait, length)
+                await samples.take(launch, wait, length)
             found[name] = asdict(samples)
         return found
 
@@ -85,6 +85,12 @@ class Patterns(Measure):
                 "cpu_percent": round(
                     100 * sum(cpu for cpu, _ in used) / sum(w for _, w in used), 2
                 ),
+                "windows": [_of_round(found) for found in rounds],
                 "cpu_shares": [round(cpu / wall, 5) for cpu, wall in used],
                 "latency_ns": late,
             }
+
+
+def _of_round(found: Found) -> Row:
+    share = 100 * sum(found["cpu_ns"]) / sum(found["wall_ns"])
+    return {**stats.tails(found["latency_ns"]), "cpu_percent": round(share, 2)}

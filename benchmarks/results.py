@@ -26,6 +26,12 @@ PACKAGES = [
     "numpy",
     "fastapi",
     "uvicorn",
+    "httptools",
+    "cuda-core",
+    "numba",
+    "numba-cuda",
+    "litserve",
+    "mosec",
 ]
 CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 KEYS = (

@@ -23,12 +23,17 @@ TRIAL = 20.0  # seconds in which a peer must have waited on a loop
 
 @contextlib.contextmanager
 def unpacked(wheel: Path) -> Iterator[str]:
-    """The folder of another version's wheel, unpacked.
+    """The folder of another version's wheel, unpacked, or a folder that has it built.
 
     Raises:
         OSError: There is no such file.
         ValueError: It is no wheel of this library.
     """
+    if wheel.is_dir():
+        if not any(wheel.glob(f"{NATIVE}*")):
+            raise ValueError(f"--older: {wheel} has no {NATIVE}*: build it there")
+        yield str(wheel.resolve())
+        return
     with tempfile.TemporaryDirectory(prefix="aiostream-older-") as folder:
         try:
             with zipfile.ZipFile(wheel) as archive:

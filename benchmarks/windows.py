@@ -57,7 +57,7 @@ class Window:
     def counting(self, at: int, length: int) -> Task:
         """A task that launches and awaits on one lane, and counts."""
         lane, counts, is_open = self._turn.lanes[at], self.counts, self.open
-        spin, wait = lane.spin, self._turn.waiter(lane, yields=True)
+        spin, wait = self._turn.launcher(lane), self._turn.waiter(lane, yields=True)
 
         async def task() -> None:
             while is_open():
@@ -71,7 +71,8 @@ class Window:
     def timing(self, at: int, lengths: list[int]) -> Task:
         """The same, and notes how late each wait ends, beyond its kernel's length."""
         lane, counts, late = self._turn.lanes[at], self.counts, self.late
-        spin, wait, is_open = lane.spin, self._turn.waiter(lane, yields=True), self.open
+        launch, wait = self._turn.launcher(lane), self._turn.waiter(lane, yields=True)
+        is_open = self.open
 
         async def task() -> None:
             number = 0
@@ -79,7 +80,7 @@ class Window:
                 length = lengths[number % len(lengths)]
                 number += 1
                 began = perf_counter_ns()
-                spin(length)
+                launch(length)
                 await wait()
                 if self.recording:
                     counts[at] += 1

@@ -34,6 +34,12 @@ def patterns(seed: int, waits: int) -> dict[str, list[int]]:
             int(MS * (1 + 3 * k / (drifting - 1))) for k in range(drifting)
         ],
         "steady 1 ms again": [MS] * waits,
+        "heavy tail from 0.3 ms": [
+            round(MS * min(30.0, 0.3 * rng.paretovariate(1.2))) for _ in range(waits)
+        ],
+        "falling from 9 to 1 ms": [
+            round(MS * (9 - 8 * k / max(1, waits - 1))) for k in range(waits)
+        ],
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benching import results_of
-from benchmarks import goals, loops, peers, pictures, plan, serving, stats, tables, work
+from benchmarks import goals, loops, peers, pictures, plan, stats, tables
 from benchmarks.measure import Measure
 
 
@@ -151,14 +151,12 @@ def test_late_ends_are_judged_against_the_peers() -> None:
 
 
 def drawable() -> list[dict[str, Any]]:
-    """Rows of each picture but the server's."""
-    known = {"set": "patterns", "measure": "patterns", "loop": "uvloop"}
-    tails = {"p50_us": 20.0, "p99_us": 90.0, "cpu_percent": 7.0}
-    return [
-        {**known, **tails, "peer": peer, "pattern": name}
-        for peer in ("aiostream auto", "to_thread", "polling")
-        for name in work.patterns(0, 1)
-    ]
+    """Rows of the pictures of `release`."""
+    late = {"set": "waits", "p50_us": 20.0, "cpu_percent": 7.0, "pattern": "steady 5 ms"}
+    served = {"set": "torch", "load": "eager, 32 clients", "per_second": 100.0, "p99_us": 900.0}
+    served["windows"] = [{"per_second": 90.0, "p99_us": 950.0}, dict(served)]
+    ways = ("aiostream auto", "to_thread", "polling")
+    return [{"loop": "uvloop", "peer": way, **row} for row in (late, served) for way in ways]
 
 
 def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> None:
@@ -170,18 +168,12 @@ def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> No
         pictures.draw([results_of([]), results_of(drawable())], tmp_path / name)
         for name in ("here", "there")
     )
-    kinds = ("cost", "cost-dark", "tails", "tails-dark")
+    kinds = ("cost", "cost-dark", "server", "server-dark")
     assert [path.name for path in drawn] == [f"here-{kind}.svg" for kind in kinds]
     assert all(b"<svg" in path.read_bytes() for path in drawn)
     assert [one.read_bytes() for one in drawn] == [two.read_bytes() for two in again]
     with pytest.raises(pictures.UnavailableError, match="no rows"):
         pictures.draw([results_of([])], tmp_path / "results")
-
-
-def test_every_peer_has_a_name_that_a_user_knows() -> None:
-    assert set(peers.all_peers()) <= pictures.NAMES.keys()
-    assert set(serving.WAYS) <= pictures.NAMES.keys()
-    assert len(set(pictures.NAMES.values())) == len(pictures.NAMES)
 
 
 def test_every_measure_has_a_layout() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from benching import new_runner, pack_wheel, quick_run, results_of
-from benchmarks import goals, load, pictures, plan, runner, server, serving
+from benching import new_runner, pack_wheel, quick_run
+from benchmarks import goals, load, plan, runner, server, serving
 
 MS = 1_000_000  # ns
 KNOWN = ("polling", "aiostream auto")
@@ -323,10 +323,3 @@ def test_the_server_is_judged_against_its_rivals() -> None:
         (late, "CPU per request, pool / polling", "not measured"),
     ):
         assert judged[load_name, what]["verdict"] == verdict
-
-
-def test_the_server_has_a_figure_of_its_own(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    drawn = pictures.draw([results_of(canned(), simulator=True)], tmp_path / "results")
-    assert [path.name for path in drawn] == ["results-server.svg", "results-server-dark.svg"]
-    assert b"<svg" in drawn[0].read_bytes()
