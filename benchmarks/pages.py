@@ -176,6 +176,8 @@ def table(found: Row, part: str) -> str:
     """All rows of a part, a group for each setting."""
     layout, rows = LAYOUTS[part], rows_of(found, part)
     settings = list(dict.fromkeys(setting(row) for row in found["rows"] if row["set"] == part))
+    if not rows:
+        return ""
     if part == "older":
         return "\n".join(_in_turn(rows, settings))
     lines = [HEADS[part]] if part in HEADS else []
@@ -255,7 +257,8 @@ def better(found: Row) -> dict[tuple[str, str], str]:
 def _ratios(column: Column, ratios: dict[str, float], count: int) -> str:
     low, high = number(min(ratios.values())), number(max(ratios.values()))
     factor = low if low == high else f"{low} to {high}"
-    of = "" if len(ratios) == count else f" ({'; '.join(ratios)})"
+    some = "; ".join(ratios) if len(ratios) <= 3 else f"{len(ratios)} of {count}"
+    of = "" if len(ratios) == count else f" ({some})"
     return f"{column.heading.partition(',')[0]} {factor} times{of}"
 
 

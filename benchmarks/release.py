@@ -37,6 +37,7 @@ from benchmarks.torch_ways import WAYS as TORCH_WAYS
 from benchmarks.windows import Mixed
 
 FOLDER = Path(__file__).parent / "results"
+NEW: Row = {"done": {}, "not_run": []}  # of a file
 SAME = ("gpu", "driver", "cpu", "cores", "python", "aiostream", "torch")  # of one file
 
 OURS = (peers.POOL_RUN, peers.RUN, peers.AUTO, peers.ENQUEUE, peers.IN_THREAD)
@@ -104,7 +105,8 @@ def _of_job(part: str, job: Measure, quick: bool) -> Setting:
 
     def run(release: Release) -> list[Row]:
         found = []
-        for each in job.run(release.runner(tried=not isinstance(job, Server))):
+        runner = release.runner(() if isinstance(job, Server) else job.peers)
+        for each in job.run(runner):
             where: Row = {key: each[key] for key in ("load", "pattern", "server") if key in each}
             if isinstance(job, Mixed):
                 where["load"] = f"{job.streams} streams"
@@ -247,26 +249,24 @@ class Release:
     def __init__(self, options: argparse.Namespace) -> None:
         self.until = time.monotonic() + (options.limit or 86_400)
         self.older: Path | None = options.older
-        self._options, self._part, self._tried = options, "", False
+        self._options, self._runners = options, dict[tuple[str, ...], Runner]()
         self.simulator = bool(os.environ.get("AIOSTREAM_SIMULATOR"))
         if self.simulator:  # the servers run with a stand-in for torch
             engines.prepare()
             sys.path.append(str(engines.STAND_INS))
         self._loops = (next(name for name in LOOPS if not missing(name)),)
-        names = list(dict.fromkeys((*WAITS, *PEERS, *STREAMS)))
-        self._runner = Runner(self._loops, names, say=self.say)
+        runner = self.runner()
         self.path: Path = options.json or FOLDER / self._name()
         earlier = results.read(self.path) if self.path.exists() else None
-        self._not_run: list[Row] = earlier["not_run"] if earlier else []
         asked = {"for": options.limit, "quick": options.quick, "load": os.getloadavg()}
-        self._found = results.describe(self._runner, asked, earlier)
+        self._found = results.describe(runner, asked, earlier)
         self._found["commit"] = options.commit or _commit()
-        self._found["done"] = earlier["done"] if earlier else {}
+        self._found |= {key: (earlier or NEW)[key].copy() for key in NEW}
         if earlier:
             self._require_same(earlier)
 
     def _name(self) -> str:
-        card = str(self._runner.environment["gpu"]).removeprefix("NVIDIA ").split()[0].lower()
+        card = str(self.runner().environment["gpu"]).removeprefix("NVIDIA ").split()[0].lower()
         return f"{card}-{datetime.date.today()}-release.json"
 
     def _require_same(self, earlier: Row) -> None:
@@ -282,20 +282,16 @@ class Release:
         """Prints a line."""
         print(text, flush=True)
 
-    def runner(self, tried: bool) -> Runner:
-        """The peers and their worker.
-
-        Args:
-            tried: Whether they must have been tried out.
-        """
-        if tried and not self._tried:
-            self._tried = True
-            self._runner.try_out()
-        return self._runner
+    def runner(self, ways: tuple[str, ...] = ()) -> Runner:
+        """The worker of these ways, which imports the libraries of no others."""
+        if ways not in self._runners:
+            self._runners[ways] = runner = Runner(self._loops, ways, say=self.say)
+            runner.try_out()
+        return self._runners[ways]
 
     def leave_out(self, what: str, why: str) -> None:
         """Notes that something was not measured."""
-        self._runner.leave_out(what, "", why)
+        self.runner().leave_out(what, "", why)
 
     def run(self) -> None:
         """Measures what the file has not got yet."""
@@ -315,7 +311,6 @@ class Release:
 
     def _measure(self, setting: Setting) -> None:
         began, load = time.monotonic(), os.getloadavg()[0]
-        self._runner.not_run = []
         try:
             rows = [{"loop": self._loops[0], **each} for each in setting.run(self)]
         except Exception as error:  # one setting that fails does not cost the others
@@ -327,23 +322,18 @@ class Release:
             noted = {"seconds": round(seconds, 1), "load": round(load, 2), "part": setting.part}
             self._found["done"][setting.title] = noted
             results.add(self._found, rows)
-        self._note(setting)
+        kept = [each for each in self._found["not_run"] if each["setting"] != setting.title]
+        for runner in self._runners.values():
+            known = {"set": setting.part, "setting": setting.title}
+            kept += [{**known, **each} for each in runner.not_run]
+            runner.not_run.clear()
+        self._found["not_run"] = kept
         results.write(self._found, self.path)
 
-    def _note(self, setting: Setting) -> None:
-        """Notes what was not run. The trial of all peers says so for those of another part too."""
-        old = [each for each in self._not_run if each["setting"] != setting.title]
-        for each in self._runner.not_run:
-            part = "peers" if each["peer"] in PEERS[1:] else setting.part
-            entry = {"set": part, "setting": setting.title, **each}
-            same = ("set", "peer", "reason")
-            if all(any(entry[key] != known[key] for key in same) for known in old):
-                old.append(entry)
-        self._found["not_run"] = self._not_run = old
-
     def close(self) -> None:
-        """Ends the worker."""
-        self._runner.close()
+        """Ends the workers."""
+        for runner in self._runners.values():
+            runner.close()
 
 
 def _commit() -> str:
