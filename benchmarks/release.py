@@ -202,7 +202,7 @@ def _older(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
             raise RuntimeError("--older names no other version")
         with unpacked(release.older) as folder:
             comparison = Comparison(folder, ["patterns", "server"], loops[0], release.say)
-            comparison.run(min(release.until, time.monotonic() + 105))
+            comparison.run(min(release.until, time.monotonic() + 105), rounds=4)
         for why in comparison.not_run:
             release.leave_out("older", why)
         return [
