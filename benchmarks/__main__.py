@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the ways to wait for the GPU from Python, and this project's goals.
+"""`python -m benchmarks`: the ways to wait for the GPU from Python.
 
 The peers take turns in several rounds, so that whatever drifts hits all alike. The figures are
 medians with their spread. The results are written after every setting, so that a run that was

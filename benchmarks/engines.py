@@ -354,7 +354,7 @@ def main(arguments: list[str]) -> int:
     left_out: dict[str, str] = {}
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     found: Row = {"format": results.FORMAT, "simulator": simulated, "date": date, "rows": []}
-    found |= {"environment": results.environment(), "goals": [], "left_out": left_out}
+    found |= {"environment": results.environment(), "left_out": left_out}
 
     def keep(rows: list[Row]) -> None:
         found["rows"] = rows

@@ -36,19 +36,15 @@ class Turn:
         peer: Who waits.
         number: The round's number.
         lanes: As many as the measure wants.
-        new_lane: Opens one more. The measure closes it.
-        notes: What a measure wants to know again in the next rounds.
     """
 
     adapter: LoopAdapter
     peer: Peer
     number: int
     lanes: Sequence[Lane]
-    new_lane: Callable[[], Lane]
-    notes: dict[str, Any] = field(default_factory=dict)
 
     def launcher(self, lane: Lane) -> Callable[[int], None]:
-        """What launches a kernel on a lane, or what a peer that launches by itself is told."""
+        """What launches a kernel on a lane, or what notes its length for a peer that launches."""
         return lane.expect if self.peer.launches else lane.spin
 
     def waiter(self, lane: Lane, *, yields: bool = False) -> Callable[[], Awaitable[Any]]:
@@ -87,7 +83,6 @@ class Measure:
     streams: int = 1
 
     name: ClassVar[str]  # that of its rows
-    shares: ClassVar[bool] = False  # whether the streams are those of the whole run
     can_block: ClassVar[bool] = True  # whether a peer may stop the loop
     QUICK: ClassVar[dict[str, Any]] = {}  # what shows that it works, in the least time
     known: ClassVar[dict[str, type[Measure]]] = {}  # by the class's name
@@ -105,11 +100,6 @@ class Measure:
     def lanes(self) -> int:
         """How many streams a turn has."""
         return self.streams
-
-    @property
-    def long(self) -> bool:
-        """Whether even a quick run takes long."""
-        return False
 
     def turn_seconds(self) -> float:
         """About how long one turn takes on a GPU."""

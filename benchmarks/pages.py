@@ -95,7 +95,7 @@ LAYOUTS = {
 }
 WORSE, WHERE, BARS = "worse", "where", "server-picture"  # blocks of other kinds
 HEADS = {
-    WORSE: "## Where others are better\n\nEach of these rounds was better than any of ours.\n",
+    WORSE: "## Where others are better\n\nIn each of these, no round was worse than one of the library's.\n",
     "costs": "## What a call costs\n\nThe loop's thread, while there is nothing to wait for.\n",
     "older": "## This version and an older one\n\nIn turn, on the same machine.\n",
 }
@@ -232,7 +232,7 @@ def where(found: Row) -> str:
 
 
 def better(found: Row) -> dict[tuple[str, str], str]:
-    """By part and way: in what it is better than ours, where the ranges do not overlap."""
+    """By part and way: in what it is better, where the ranges do not overlap."""
     answers = {}
     for part, layout in LAYOUTS.items():
         rows = rows_of(found, part)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from benchmarks import stats, work
-from benchmarks.measure import Found, Measure, Row, Samples, Turn, pause
+from benchmarks.measure import Found, Measure, Row, Samples, Turn, merged, pause
 
 FIRST_SEED = 3
 
@@ -73,21 +73,17 @@ class Patterns(Measure):
         """A row for each pattern."""
         for name in turns[0]:
             rounds = [turn[name] for turn in turns]
-            late = [latency for found in rounds for latency in found["latency_ns"]]
-            used = [(sum(found["cpu_ns"]), sum(found["wall_ns"])) for found in rounds]
+            late = merged(rounds, "latency_ns")
             lengths = [n for number in range(self.rounds) for n in self.lengths(number)[name]]
+            cpu, wall = (merged(rounds, key) for key in ("cpu_ns", "wall_ns"))
             yield {
                 "peer": peer,
                 "pattern": name,
                 "mean_ns": round(statistics.fmean(lengths)),
                 "samples": len(late),
                 **stats.tails(late),
-                "cpu_percent": round(
-                    100 * sum(cpu for cpu, _ in used) / sum(w for _, w in used), 2
-                ),
+                "cpu_percent": round(100 * sum(cpu) / sum(wall), 2),
                 "windows": [_of_round(found) for found in rounds],
-                "cpu_shares": [round(cpu / wall, 5) for cpu, wall in used],
-                "latency_ns": late,
             }
 
 

@@ -6,10 +6,9 @@ silently.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ Wait = Callable[[], Awaitable[Any]]
 Waiter = Callable[[LoopAdapter, Lane], Wait]
 NOT_READY = 600
 
-AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostream hostfunc"
+AUTO, HOSTFUNC = "aiostream auto", "aiostream hostfunc"
 ENQUEUE = "enqueue_async"
 THREADS = ("to_thread", "to_thread bindings")  # the second stands in where there is no torch
 SLEEPING = "sleep 1 ms"
@@ -42,7 +41,6 @@ class Peer:
         prepare: Imports what is needed, and returns the waiter. It may raise, and says with that
             why the peer cannot be had.
         wait: The `wait=` of its streams.
-        predicted: Whether aiostream uses what it has learnt.
         learns: Whether a stream learns from its waits. Then this peer alone uses its streams.
         launches: Whether the waiter launches the kernel too.
         runtime: Whether it needs libcudart, which the simulator is not.
@@ -54,7 +52,6 @@ class Peer:
     waiter: Waiter | None = None
     prepare: Callable[[], Waiter] | None = None
     wait: Any = "auto"
-    predicted: bool = True
     learns: bool = False
     launches: bool = False
     runtime: bool = False
@@ -73,19 +70,6 @@ class Peer:
         """What waits for a lane on a loop."""
         assert self.waiter is not None, f"{self.name} was not prepared"
         return self.waiter(adapter, lane)
-
-    @contextlib.contextmanager
-    def selected(self) -> Iterator[None]:
-        """Holds while this peer is measured."""
-        if self.predicted:
-            yield
-            return
-        native = importlib.import_module("aiostream._native")
-        native.predict(False)
-        try:
-            yield
-        finally:
-            native.predict(True)
 
 
 # -- ours
@@ -287,7 +271,6 @@ def _wake(wake: Callable[[], Any]) -> None:
 
 
 _STRATEGY = 'Stream(wait="{}").synchronize_async()'
-_UNPREDICTED = 'wait="auto" with prediction switched off'
 _BLOCKING = "cuStreamSynchronize in the loop's thread: the floor, and the loop is blocked"
 _ENQUEUE = "enqueue_async of nothing, behind the work: the await of its future"
 _TORCH = "to_thread(torch.cuda.ExternalStream(...).synchronize)"
@@ -300,8 +283,6 @@ _CUPY = "cupy.cuda.ExternalStream(...).launch_host_func and call_soon_threadsafe
 def all_peers() -> dict[str, Peer]:
     """Every peer by its name, in the order of the tables."""
     ours = [_ours(f"aiostream {wait}", _STRATEGY.format(wait), wait) for wait in WaitStrategy]
-    ours.insert(1, _ours(UNPREDICTED, _UNPREDICTED, WaitStrategy.AUTO))
-    ours[1].predicted = False
     others = (
         Peer(POOL_RUN, "StreamPool.borrow([stream]).run", _pool_run, learns=True, launches=True),
         Peer(RUN, "stream.run", _run, learns=True, launches=True),

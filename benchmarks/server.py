@@ -48,7 +48,7 @@ class Load:
         return f"{loop} x {f'{self.length / 1e6:g} ms' if self.length else 'log-normal'}"
 
 
-BUSY, OPEN = Load(128, length=5 * work.MS), Load(STREAMS, rate=2_000)  # those that have goals
+BUSY, OPEN = Load(128, length=5 * work.MS), Load(STREAMS, rate=2_000)
 USUAL = (BUSY, OPEN, Load(16, length=5 * work.MS), Load(128))  # unless others are chosen
 _MORE = (Load(16), Load(STREAMS, rate=2_000, length=5 * work.MS))
 LOADS = {each.name: each for each in (*USUAL, *_MORE)}
