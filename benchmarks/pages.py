@@ -95,7 +95,8 @@ LAYOUTS = {
 }
 WORSE, WHERE, BARS = "worse", "where", "server-picture"  # blocks of other kinds
 HEADS = {
-    WORSE: "## Where others are better\n\nIn these, every round was better than any of aiostream's.\n",
+    WORSE: "## Where others are better\n\n"
+    "Every round of these was better than any of aiostream's.\n",
     "costs": "## What a call costs\n\nThe loop's thread, while there is nothing to wait for.\n",
     "older": "## This version and an older one\n\nIn turn, on the same machine.\n",
 }
