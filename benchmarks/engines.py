@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -214,16 +214,29 @@ class Server:
         lines = self._said.read().decode(errors="replace").split("\n")
         return " / ".join([line.strip() for line in lines if line.strip()][-3:])
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to it and its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Its turn. Outside of it, it is stopped, because some use a core while they are idle."""
+        self.signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGSTOP)
+
     def stop(self) -> None:
         """Ends it and its processes, by SIGTERM first."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
         try:
             self.process.wait(STOPS)
         except subprocess.TimeoutExpired:
             pass
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.process.wait()
         self._said.close()
 
@@ -252,6 +265,7 @@ async def measure(
         for way in list(servers):
             try:
                 await servers[way].ready()
+                servers[way].signal(signal.SIGSTOP)
             except WrongError as error:
                 leave_out(way, error)
         for number in range(options.rounds):
@@ -263,10 +277,11 @@ async def measure(
             for way in in_turn(list(servers), number):
                 print(f"round {number + 1} of {options.rounds}: {way}", flush=True)
                 try:
-                    expected = expected or await _expected(servers[way])
-                    for clients in options.clients:
-                        found = await window(servers[way], clients, options.seconds, expected)
-                        windows.setdefault((way, clients), []).append(found)
+                    with servers[way].awake():
+                        expected = expected or await _expected(servers[way])
+                        for clients in options.clients:
+                            found = await window(servers[way], clients, options.seconds, expected)
+                            windows.setdefault((way, clients), []).append(found)
                 except (WrongError, RuntimeError, OSError) as error:
                     leave_out(way, error)
             longest = max(longest, time.monotonic() - began)
