@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 STAND_INS = ROOT / "tests" / "stand_ins"
 CLIENTS = (1, 32, 256)
 CLOSE = 0.1  # how near two scores must be: bfloat16, and kernels that depend on the batch's size
-STARTS = 60  # seconds in which a server must answer
+STARTS = 90  # seconds in which a server must answer
 WARM = 0.4  # seconds of load before what is measured
 STOPS = 10
 
