@@ -1,7 +1,7 @@
 """How late a wait ends, by pattern of work: one stream for each peer, one wait at a time.
 
 The patterns run one after the other on the same stream, so each begins with what the one before it
-has taught. A peer that learns when to look, and learns it wrongly, shows it in its tail.
+has taught. A peer that learns when to poll, and learns it wrongly, shows it in its tail.
 """
 
 from __future__ import annotations

@@ -258,7 +258,9 @@ class _Machinery:
         try:
             ended = self._server.ask({"do": "end"}, STOP)
             if not ended["balanced"]:
-                self._runner.leave_out("a server's balanced ledger", self._loop, ended["ledger"])
+                self._runner.leave_out(
+                    "a server's balanced statistics", self._loop, ended["statistics"]
+                )
         except RuntimeError as error:
             self._runner.leave_out("a server's orderly end", self._loop, str(error))
 

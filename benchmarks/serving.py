@@ -7,7 +7,7 @@
 `/wait/<way>?ns=<length>` launches one kernel on a stream, awaits it in that way, and answers with
 nothing. `/ping` answers at once. `/usage` answers the process's CPU time, the clock and how many
 requests of both kinds were served. The process prints a JSON line when it listens. It ends when a
-line comes on its standard input, or that ends, and prints a last line: whether its ledger balances.
+line comes on its standard input, or that ends, and prints a last line: whether its statistics balance.
 
 Of aiostream it uses the public interface only, because it runs with an older version too.
 """
@@ -389,7 +389,7 @@ class Site:
 async def _serve(
     settings: dict[str, Any], site: Site, library: Any, say: child.Say
 ) -> dict[str, Any]:
-    """Listens, serves until a line comes on standard input, and returns what the ledger says."""
+    """Listens, serves until a line comes on standard input, and returns what the statistics say."""
     import uvicorn
 
     application = await site.application()
@@ -411,13 +411,13 @@ async def _serve(
         asyncio.get_running_loop().remove_reader(0)
     done = await library.drain(END)
     site.close()
-    ledger = library.statistics()
+    counts = library.statistics()
     balanced = (
         done
-        and ledger.balanced
-        and not (ledger.points.pending or ledger.futures.pending or ledger.handles.open)
+        and counts.balanced
+        and not (counts.points.pending or counts.futures.pending or counts.handles.open)
     )
-    return {"balanced": balanced, "ledger": str(ledger)}
+    return {"balanced": balanced, "statistics": str(counts)}
 
 
 def main(new_site: Callable[[dict[str, Any], Any], Site] = Site) -> None:
