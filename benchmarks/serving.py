@@ -7,7 +7,8 @@
 `/wait/<way>?ns=<length>` launches one kernel on a stream, awaits it in that way, and answers with
 nothing. `/ping` answers at once. `/usage` answers the process's CPU time, the clock and how many
 requests of both kinds were served. The process prints a JSON line when it listens. It ends when a
-line comes on its standard input, or that ends, and prints a last line: whether its statistics balance.
+line comes on its standard input, or that ends, and prints a last line: whether its statistics
+balance.
 
 Of aiostream it uses the public interface only, because it runs with an older version too.
 """
