@@ -22,26 +22,19 @@ from benchmarks.windows import Fairness, Full, Mixed
 @pytest.mark.parametrize("loop", loops.LOOPS)
 def test_peers_wait_on_every_loop(loop: str) -> None:
     names = ("aiostream auto", "polling", "to_thread bindings")
-    local = LocalRunner([loop], names, say=lambda line: None)
-    latency = Latency((loop,), names, length=20_000, samples=3, rounds=1, warm=1)
+    every = (*names, "run", "pool run", "run_in_thread", "ctypes")
+    local = LocalRunner([loop], every, say=lambda line: None)
+    latency = Latency((loop,), every, length=20_000, samples=3, rounds=1, warm=1)
     full = Full((loop,), names, streams=4, length=500_000, rounds=1, window=0.1, warm=0.0)
     with running(local) as bench_runner:
         assert bench_runner.not_run == []
-        assert {row["peer"] for row in latency.run(bench_runner)} == set(names)
+        assert {row["peer"] for row in latency.run(bench_runner)} == set(every)
         assert all(row["per_second"] > 0 for row in full.run(bench_runner))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 def test_every_measure_runs_in_a_worker(driver_kind: str, loop: str) -> None:
-    names = (
-        "aiostream auto",
-        "run",
-        "pool run",
-        "run_in_thread",
-        "enqueue_async",
-        "sleep 1 ms",
-        "blocking",
-    )
+    names = ("aiostream auto", "run", "enqueue_async", "sleep 1 ms", "blocking")
     on: tuple[tuple[str, ...], tuple[str, ...]] = ((loop,), names)
     # On a GPU that other tests use too, a kernel may take much longer.
     window = 0.05 if driver_kind == "simulator" else 0.5
