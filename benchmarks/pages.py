@@ -97,6 +97,7 @@ WORSE, WHERE, BARS = "worse", "where", "server-picture"  # blocks of other kinds
 HEADS = {
     WORSE: "## Where others are better\n\n"
     "Every round of these was better than any of aiostream's.\n",
+    "peers": "Next to `pool.run`, on one stream:\n",
     "costs": "## What a call costs\n\nThe loop's thread, while there is nothing to wait for.\n",
     "older": "## This version and an older one\n\nIn turn, on the same machine.\n",
 }
@@ -313,19 +314,27 @@ def quoted_file(root: Path) -> Path:
     return root / HERE / "results" / str(quoted(root)["file"])
 
 
-def said(claim: Row, rows: Sequence[Row]) -> dict[str, str]:
+def said(claim: Row, found: Row, root: Path) -> dict[str, str]:
     """The figures of a claim as its sentences write them.
+
+    Args:
+        claim: One of `quoted.toml`.
+        found: The file, unless the claim names another one.
+        root: Where the results are.
 
     Raises:
         ValueError: Not one row alone is meant.
     """
-    found = [row for row in rows if "pattern" in row and claim["where"].items() <= row.items()]
-    if found and "pick" in claim:
+    if "file" in claim:
+        found = results.read(root / HERE / "results" / claim["file"])
+    rows = [row for row in found["rows"] if claim["where"].items() <= row.items()]
+    if "pick" in claim:
         key = next(iter(claim["values"]))
-        found = [{"min": min, "max": max}[claim["pick"]](found, key=lambda row: float(row[key]))]
-    if len(found) != 1:
-        raise ValueError(f"quoted.toml: {len(found)} rows have {claim['where']}")
-    return {key: form.format(found[0][key]) for key, form in claim["values"].items()}
+        rows = sorted((row for row in rows if "pattern" in row), key=lambda row: float(row[key]))
+        rows = rows[:1] if claim["pick"] == "min" else rows[-1:]
+    if len(rows) != 1:
+        raise ValueError(f"quoted.toml: {len(rows)} rows have {claim['where']}")
+    return {key: form.format(rows[0][key]) for key, form in claim["values"].items()}
 
 
 def sentences(claim: Row, page: str) -> Iterator[str]:
@@ -381,7 +390,7 @@ def write(path: Path, root: Path) -> None:
         for claim in quoted(root)["claim"]:
             key = str(page.relative_to(root))
             if key in claim["prose"]:
-                text = _quote(text, claim, key, said(claim, found["rows"]))
+                text = _quote(text, claim, key, said(claim, found, root))
         if text != before:
             page.write_text(text)
             print(f"written: {page}")

@@ -1,13 +1,12 @@
-"""Writes `docs/reference.md` and `docs/coverage.md` from the library's docstrings.
+"""Writes `docs/reference.md` from the library's docstrings.
 
-    python docs/make_reference.py            # writes both pages
-    python docs/make_reference.py --check    # fails if a page is stale
+    python docs/make_reference.py            # writes the page
+    python docs/make_reference.py --check    # fails if the page is out of date
 
-`reference.md` lists every public name. `coverage.md` lists every function of the CUDA driver's
-chapter on streams, and every method of the Rust crate's `Stream`, with their names here. What a
-name does, and which driver it needs, is read from the library. `tests/project/test_reference.py`
-fails if a name is missing, does not exist or has no docstring, or if no test uses a name of
-`coverage.md`.
+It lists every public name, and then every function of the CUDA driver's chapter on streams and
+every method of the Rust crate's `Stream`, with their names here. What a name does, and which driver
+it needs, is read from the library. `tests/project/test_reference.py` fails if a name is missing,
+does not exist or has no docstring, or if no test uses a name that stands for a function of theirs.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from aiostream._base import driver
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference.md"
-COVERAGE = DOCS / "coverage.md"
 OLDEST = 12000  # the oldest driver that the library runs on
 
 
 class Row(NamedTuple):
-    """A function or method of theirs, and what it is called here."""
+    """A function or method of another library, and what it is called here."""
 
     theirs: str
     ours: list[str]
@@ -173,26 +171,6 @@ RUST = [
     row("Status", "CudaError"),
 ]
 
-# What neither the chapter nor the crate has, and what a program uses most. The page of all names
-# has the rest.
-BEYOND = [
-    row("", "drain"),
-    row("", "on_context_failed"),
-    row("", "Stream.torch, Stream.cupy, Stream.numba"),
-    row("", "health"),
-    row("", "exit_on_context_failed"),
-    row("", "as_completed"),
-    row("", "wait"),
-    row("", "ready"),
-    row("", "Stream.run, StreamPool.run"),
-    row("", "Stream.run_in_thread, StreamPool.run_in_thread"),
-    row("", "StreamPool, StreamPool.stream"),
-    row("", "Stream.legacy, Stream.per_thread"),
-    row("", "Graph.borrow, ExecutableGraph.borrow"),
-    row("", "Graph.from_raw, Graph.into_raw, ExecutableGraph.from_raw, ExecutableGraph.into_raw"),
-    row("", "statistics"),
-]
-
 # The headings of `reference.md`, and the names under each. A name that is missing here stands
 # under the last one.
 GROUPS = {
@@ -220,24 +198,27 @@ GROUPS = {
 
 _REFERENCE_HEAD = """# Names
 
-Every public name, by subject, with the driver functions that its docstring names.
-`python docs/make_reference.py` writes this page from the docstrings.
-They say the rest: `help(aiostream.Stream.capture)`.
-[Coverage](coverage.md) goes the other way: from each driver function to its name here.
+This page is for those who look a name up: every public name, by subject.
+Each has the first sentence of its docstring, and `help(aiostream.Stream.capture)` says the rest.
+At the end are the names of others, and what they are called here: \
+[functions of the driver](#functions-of-the-driver) and \
+[methods of the Rust crate](#methods-of-the-rust-stream).
+`python docs/make_reference.py` writes this page.
+"""
+
+_DRIVER_HEAD = """## Functions of the driver
+
+Every function of the manual's chapter "Stream Management", from CUDA 7 to 13.
+The library needs a driver of CUDA 12.0, and of the version in the last column where there is one.
 """
 
 _CRATE = "https://docs.rs/singe-cuda/latest/singe_cuda/stream/struct.Stream.html"
-_COVERAGE_HEAD = f"""# Coverage
+_RUST_HEAD = f"""## Methods of the Rust Stream
 
-This page has two lists of what one can do with a CUDA stream, and the name of each item here:
+aiostream follows the names of [singe-cuda]({_CRATE}).
+"""
 
-- every function of the CUDA driver's chapter "Stream Management", from CUDA 7 to 13
-- every method of `Stream` in the Rust crate [singe-cuda]({_CRATE}), whose names aiostream follows
-
-"Needs CUDA" is the oldest driver with which the name works.
-The library itself needs 12.0.
-`python docs/make_reference.py` writes this page, and a test shows each row at work.
-[Names](reference.md) has all names of aiostream.
+_END = """Next: [which call](which-wait.md) to use, and the [errors](errors.md) that you may meet.
 """
 
 
@@ -265,15 +246,15 @@ def text_of_constant(name: str) -> str:
     raise LookupError(f"{name} has no description")
 
 
-def first_sentences(thing: Any) -> str:
-    """The first paragraph of its docstring, fit for a table."""
+def first_sentence(thing: Any) -> str:
+    """The first sentence of its docstring, fit for a table."""
     text = re.sub(r"\s+", " ", text_of(thing).split("\n\n")[0]).strip()
-    return text.replace("|", "\\|")
+    return re.split(r"(?<=[.!?]) (?=[A-Z`])", text)[0].replace("|", "\\|")
 
 
 def summary(name: str) -> str:
-    """The first paragraph of a name's docstring."""
-    return first_sentences(find(name))
+    """The first sentence of a name's docstring."""
+    return first_sentence(find(name))
 
 
 def driver_functions(thing: Any) -> list[str]:
@@ -318,17 +299,15 @@ def members(public: type) -> Iterator[tuple[str, Any]]:
 
 def entry(name: str, thing: Any) -> list[str]:
     """The lines of the page for one public name."""
-    about = text_of_constant(name) if isinstance(thing, tuple) else first_sentences(thing)
+    about = text_of_constant(name) if isinstance(thing, tuple) else first_sentence(thing)
     lines = [f"### `{name}`\n", about, ""]
     if called := driver_functions(thing):
         lines[1] += f" ({', '.join(called)})" if called[0] not in lines[1] else ""
     if isinstance(thing, type) and issubclass(thing, enum.Enum):
         lines += ["Members: " + ", ".join(f"`{each}`" for each in thing.__members__) + ".", ""]
     elif isinstance(thing, type) and (rows := list(members(thing))):
-        lines += ["| | what it does | driver |", "|---|---|---|"]
-        for member, value in rows:
-            called = driver_functions(value)
-            lines.append(f"| `{member}` | {first_sentences(value)} | {', '.join(called)} |")
+        lines += ["| | what it does |", "|---|---|"]
+        lines += [f"| `{member}` | {first_sentence(value)} |" for member, value in rows]
         lines.append("")
     return lines
 
@@ -345,55 +324,58 @@ def reference_page() -> str:
             parts += entry(name, find(name))
     for module in submodules():
         whole = importlib.import_module(f"aiostream.{module}")
-        parts += [f"## `aiostream.{module}`\n", first_sentences(whole), ""]
+        parts += [f"## `aiostream.{module}`\n", first_sentence(whole), ""]
         for name in whole.__all__:
             if name not in aiostream.__all__:
                 parts += entry(f"{module}.{name}", getattr(whole, name))
+    parts += [*driver_table(), *rust_table(), _END]
     return "\n".join(parts).rstrip() + "\n"
 
 
-# ------------------------------------------------------------------------------------ coverage
+# ------------------------------------------------------------------------------- names of others
 
 
-def _table(rows: list[Row], head: str) -> list[str]:
-    lines = [f"| {head} | here | what it does | needs CUDA |", "|---|---|---|---|"]
-    for each in rows:
+def names_here(each: Row) -> str:
+    """The names here, as code."""
+    return ", ".join(f"`{name}`" for name in each.ours)
+
+
+def driver_table() -> list[str]:
+    """The names here of the driver's functions."""
+    lines = [_DRIVER_HEAD, "| driver | here | needs |", "|---|---|---|"]
+    for each in DRIVER:
         needed = needed_driver(each)
-        names = ", ".join(f"`{name}`" for name in each.ours)
-        version = f"{needed // 1000}.{needed % 1000 // 10}"
-        lines.append(f"| {each.theirs} | {names} | {summary(each.ours[0])} | {version} |")
-    return lines
+        version = f"{needed // 1000}.{needed % 1000 // 10}" if needed > OLDEST else ""
+        lines.append(f"| {each.theirs} | {names_here(each)} | {version} |")
+    return [*lines, ""]
 
 
-def coverage_page() -> str:
-    """`coverage.md`."""
-    parts = [_COVERAGE_HEAD]
-    for title, head, rows in (
-        ("Driver functions", "driver", DRIVER),
-        ("Methods of the Rust Stream", "singe-cuda", RUST),
-        ("Beyond both", "", BEYOND),
-    ):
-        parts += [f"## {title}\n", *_table(rows, head), ""]
-    return "\n".join(parts).rstrip() + "\n"
+def rust_table() -> list[str]:
+    """The names here of the crate's methods: first those of the same name."""
+    same = [each.theirs for each in RUST if each.ours == [f"Stream.{each.theirs}"]]
+    lines = [_RUST_HEAD, f"These have the same name: {', '.join(f'`{name}`' for name in same)}.\n"]
+    lines += ["| singe-cuda | here |", "|---|---|"]
+    lines += [f"| {each.theirs} | {names_here(each)} |" for each in RUST if each.theirs not in same]
+    return [*lines, ""]
 
 
 def pages() -> dict[Path, str]:
-    """What each page should be."""
-    return {REFERENCE: reference_page(), COVERAGE: coverage_page()}
+    """What the page should be."""
+    return {REFERENCE: reference_page()}
 
 
 def main() -> None:
-    """Writes the pages, or checks them."""
+    """Writes the page, or checks it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail if a page is stale"
+        "--check", action="store_true", help="write nothing; fail if the page is out of date"
     )
     check = parser.parse_args().check
     for path, text in pages().items():
         if not check:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
-            raise SystemExit(f"{path} is stale: run python docs/make_reference.py")
+            raise SystemExit(f"{path} is out of date: run python docs/make_reference.py")
 
 
 if __name__ == "__main__":

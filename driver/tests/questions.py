@@ -1,4 +1,5 @@
-"""Questions to a CUDA driver. docs/driver.md has an H200's answers.
+"""Questions to a CUDA driver. `questions.txt` has the simulator's answers of 2026-11-28, and
+docs/driver.md says which of an H200's differ.
 
 On a GPU: `python questions.py`. On the simulator: `python -m nogpu -- questions.py`. What differs between the two outputs is what the simulator does otherwise.
 Words after the command choose questions by their names. Each question is a process of its own,

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
@@ -150,12 +151,34 @@ class _Entry(Observation):
         def marked(*more: Any, **named: Any) -> Any:
             self.first = clock.mark(stream)
             made.extend(starmap(partial(fn, **named), (more,)))
-            if not isinstance(made[0], GeneratorType):  # which enqueues its work later
-                self.last = clock.mark(stream)
+            if type(made[0]) is GeneratorType:  # which enqueues its work later
+                halves: Any = self._halves(made[0], clock, stream)
+                halves.__qualname__ = made[0].__qualname__  # in errors
+                return halves
+            self.last = clock.mark(stream)
             return made[0]
 
         marked.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr
         return (marked, *others)
+
+    def _halves(self, user: Any, clock: GpuClock, stream: Operand) -> Generator[object, None, Any]:
+        """The same generator, with a mark behind what each half enqueues."""
+        step, value = user.send, None
+        while True:
+            try:
+                yielded = step(value)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                value = None  # the traceback of an error refers to this frame
+            self.last, self.noticed_at = clock.mark(stream), None
+            try:
+                step, value = user.send, (yield yielded)
+            except GeneratorExit:
+                user.close()
+                raise
+            except BaseException as error:
+                step, value = user.throw, error
 
     def returned(self) -> None:
         """Marks the end of a graph that was launched."""
@@ -414,7 +437,9 @@ class Recording:
                 stream = None
         clock = None if stream is None else self._clock_of(stream)
         thread = threading.current_thread().name
-        made = _Entry(self, call, name, stream, clock, _task(), thread)
+        task = loops.task_here()
+        called = "a callback" if task is None else loops.task_name(task)
+        made = _Entry(self, call, name, stream, clock, called, thread)
         made.begin()
         with self._lock:
             self._begun += 1
@@ -531,14 +556,6 @@ def _kind_of(path: str | os.PathLike[str], what: str = "a trace's file") -> str:
     if kind not in (".json", ".html"):
         raise ValueError(f"{what} ends with .json or .html, unlike {os.fspath(path)!r}")
     return kind
-
-
-def _task() -> str:
-    try:
-        task = loops.current_bridge().current_task()
-    except RuntimeError:  # no loop runs here: the call itself raises the error
-        return "no task"
-    return "a callback" if task is None else loops.task_name(task)
 
 
 # ------------------------------------------------------------------------ the environment variable

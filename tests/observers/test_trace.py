@@ -15,7 +15,7 @@ import threading
 import time
 import types
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,36 @@ async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str, runs: bo
     assert waited.gpu_ended - enqueued.gpu_ended > 0.019e9
     # The simulator's threads share their cores with other programs, a GPU does not.
     assert recording.gpu_uncertainty < (5e6 if driver_kind == "gpu" else 50e6)
+
+
+@cases_on_loops("call", [("run",), ("run_in_thread",)])
+async def test_a_function_in_halves_has_the_times_of_all_its_work(call: str) -> None:
+    caught: list[str] = []
+
+    def halves() -> Generator[None, None, str]:
+        for _ in range(2):
+            spin(stream, 0.01)
+            yield
+        return "found"
+
+    def spoilt() -> Generator[object, None, None]:
+        try:
+            yield "a value"
+        except TypeError as error:
+            caught.append(str(error))
+            raise
+
+    async with Stream() as stream:
+        with trace.record() as recording:
+            assert await getattr(stream, call)(halves) == "found"
+            with pytest.raises(TypeError, match="spoilt yields nothing"):
+                await getattr(stream, call)(spoilt)
+    found = recording.awaits[0]
+    assert ordered(found)
+    assert found.gpu_began is not None
+    assert found.gpu_ended is not None
+    assert found.gpu_ended - found.gpu_began > 0.019e9
+    assert len(caught) == 1
 
 
 async def test_without_the_gpus_times_nothing_is_recorded_on_streams() -> None:

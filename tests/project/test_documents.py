@@ -9,6 +9,11 @@ text right after it is what it prints.
     <!-- snippet: with torch -->       the same, with a model, a batch and a pool: see `_WITH_TORCH`
     <!-- snippet: shown: why -->       it cannot run by itself; it only has to be Python
 
+A block of text that no snippet prints says what did, and a test runs it again.
+
+    <!-- output: COMMAND -->           a command of this repository
+    <!-- output: shown: why -->        it cannot run here, or is no output
+
 Snippets that import cupy or numba.cuda need a GPU, because those libraries stand on the CUDA
 runtime. So does torch: on the simulator, `stand_ins/torch.py` takes its place. The page about torch
 has a test of its own, `test_torch_page.py`.
@@ -17,12 +22,16 @@ has a test of its own, `test_torch_page.py`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import json
 import re
+import shlex
+import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +39,7 @@ from typing import Any
 import pytest
 
 import aiostream
+import servers
 from aiostream import simulator
 from commands import FIRST_IMPORTS, ROOT, STAND_INS, python
 from installed import beside
@@ -42,10 +52,6 @@ PAGES = [
 ]
 # They stand on the CUDA runtime.
 OF_THE_RUNTIME = ("torch", "cupy", "numba", "transformers", "diffusers")
-# Names of other libraries, and of the past, that look like ours.
-NOT_OURS: dict[str, tuple[str, ...]] = {
-    "design.md": ("Device.sync",),
-}
 # What the extra `test` brings, and JAX, which nothing here brings.
 OPTIONAL = ("fastapi", "httpx", "jax", "prometheus_client", "starlette", "trio")
 _SNIPPET = re.compile(
@@ -218,6 +224,87 @@ def run_files(driver_kind: str, program: Program, folder: Path) -> None:
     assert " passed" in done.stdout
 
 
+# ------------------------------------------------------------------------------ what commands print
+
+WITH_DRIVER = [*PAGES, *sorted(ROOT.glob("driver/*.md"))]
+_OUTPUT = re.compile(
+    r"(?:^<!-- output: (?P<how>[^\n]*) -->\n)?^```text\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_BLOCKED = "aiostream blocking -- embedding_server.py --simulator --way blocking --port PORT"
+_LEFT_OPEN = """
+import aiostream
+
+
+def test_leaves_a_stream(request):
+    request.config.kept = aiostream.Stream(name="decode")
+"""
+
+
+def outputs_of(page: Path) -> list[tuple[str, str]]:
+    """The blocks of text that no snippet prints, each with the comment before it."""
+    text = page.read_text()
+    printed = {match.start("prints") for match in _SNIPPET.finditer(text)}
+    found = [match for match in _OUTPUT.finditer(text) if match.start("text") not in printed]
+    return [(match["how"] or "", match["text"]) for match in found]
+
+
+def shape(line: str) -> str:
+    """A line without drawings, folders, addresses and numbers, but for that of a program's line."""
+    line = re.sub(r"(?<= )/\S*/(?=\w+\.py:)", "", line)
+    line = re.sub(r"[^\x00-\x7f]", "", line)
+    line = re.sub(r"0x[0-9a-f]+|(?<!\.py:)(?<![\w.])\d+(?:\.\d+)?", "0", line)
+    return re.sub(r"\b0(?: 0)+\b", "0", " ".join(line.split()))
+
+
+def pytest_report(folder: Path) -> str:
+    """The report of a suite that leaves a stream open in its line 24."""
+    suite = "\n" * (24 - _LEFT_OPEN.count("\n")) + _LEFT_OPEN
+    (folder / "test_service.py").write_text(suite)
+    options = ["-p", "no:cacheprovider", "-p", "aiostream_pytest", "--aiostream=simulator"]
+    return python("none", "-m", "pytest", *options, folder=folder, PYTEST_ADDOPTS="").stdout
+
+
+def blocked_server(folder: Path) -> str:
+    shutil.copy(ROOT / "examples" / "embedding_server.py", folder)
+    with (
+        contextlib.chdir(folder),
+        servers.started(Path("-m"), "simulator", *_BLOCKED.split(), alive="/health") as server,
+    ):
+        for number in range(40):
+            server.client.get("/embed", params={"text": number})
+        _, out, err = server.stop()
+    return out + err
+
+
+# The commands that need more than to be run.
+PREPARED: dict[str, Callable[[Path], str]] = {
+    "pytest --aiostream=simulator": pytest_report,
+    "aiostream blocking -- embedding_server.py --simulator --way blocking": blocked_server,
+}
+OUTPUTS = [(page.name, *each) for page in WITH_DRIVER for each in outputs_of(page)]
+
+
+def test_each_output_says_what_printed_it() -> None:
+    known = re.compile(r"shown: \w.{4,}|(?:aiostream|nogpu|pytest)\b.*")
+    assert not [(page, how) for page, how, _ in OUTPUTS if not known.fullmatch(how)]
+    assert {how for _, how, _ in OUTPUTS} >= PREPARED.keys()
+
+
+@pytest.mark.simulator_only("the pages show what the simulator prints")
+@pytest.mark.parametrize(
+    ("how", "text"), [(how, text) for _, how, text in OUTPUTS if not how.startswith("shown")]
+)
+def test_commands_print_what_the_pages_show(how: str, text: str, tmp_path: Path) -> None:
+    """Line by line, but for numbers. A page may shorten a line by `[...]`."""
+    prepared = PREPARED.get(how)
+    output = prepared(tmp_path) if prepared else python("none", "-m", *shlex.split(how)).stdout
+    printed = [shape(line) for line in output.splitlines()]
+    wanted = [shape(line.removesuffix("[...]")) for line in text.splitlines()]
+    missing = [line for line in wanted if not any(other.startswith(line) for other in printed)]
+    assert not missing, "\n".join(printed)
+
+
 # ------------------------------------------------------------------------------- links and pictures
 
 
@@ -236,7 +323,7 @@ def anchors_of(page: Path) -> set[str]:
 def test_links_lead_somewhere() -> None:
     """Links within the repository: the file is there, and the heading too."""
     wrong = []
-    for page in PAGES:
+    for page in WITH_DRIVER:
         for target in re.findall(r"\]\(([^)\s]+)\)", without_code_blocks(page.read_text())):
             if "://" in target or target.startswith("mailto:"):
                 continue
@@ -260,7 +347,7 @@ def test_named_files_are_there() -> None:
     folders = ("src", "driver", "tests", "tools", "docs", "examples", "benchmarks")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
     files = "".join(f"/{path.relative_to(ROOT)}\n" for path in [*paths, *ROOT.glob("*.*")])
-    named = [(page.name, code) for page in PAGES for code in inline_code(page)]
+    named = [(page.name, code) for page in WITH_DRIVER for code in inline_code(page)]
     named = [each for each in named if re.fullmatch(r"[\w./-]+\.(?:py|c|h|sh)", each[1])]
     assert not [(page, name) for page, name in named if f"/{name}\n" not in files]
 
@@ -279,7 +366,7 @@ def test_named_attributes_are_there() -> None:
         if owner in owners and not hasattr(owners[owner], name)
         if not importlib.util.find_spec(f"aiostream.{name}")
     ]
-    assert not [(page, name) for page, name in missing if name not in NOT_OURS.get(page, ())]
+    assert not missing
 
 
 def test_pages_of_the_site_are_linked() -> None:
@@ -288,6 +375,15 @@ def test_pages_of_the_site_are_linked() -> None:
     linked = set(re.findall(r"\]\((\w[\w/-]*\.md)", (docs / "index.md").read_text()))
     pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
     assert pages - linked == {"index.md"}
+
+
+def test_each_page_says_for_whom_it_is_and_where_to_go_next() -> None:
+    lists = ("index.md", "glossary.md")
+    pages = [page for page in beside("docs").glob("*.md") if page.name not in lists]
+    for page in pages:
+        lines = page.read_text().splitlines()
+        assert any("This page is for " in line for line in lines[:8]), page.name
+        assert lines[-1].startswith("Next: "), page.name
 
 
 def test_the_readme_is_short_and_keeps_its_set_up_commands() -> None:

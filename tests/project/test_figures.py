@@ -19,7 +19,7 @@ from commands import ROOT
 from installed import beside
 
 # Each figure of these pages with one of these units is a quoted one.
-PAGES = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/coming-from.md"]
+PAGES = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/comparison.md"]
 UNITS = r"[\d,.]+(?= µs| % of (?:a|one) core| ms of CPU)"
 
 
@@ -29,7 +29,7 @@ def quoted() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     beside("benchmarks/quoted.toml")
     path = pages.quoted_file(ROOT)
     if not path.is_file():
-        pytest.skip("the results are not beside the tests")
+        pytest.skip("the results are not next to the tests")
     return pages.quoted(ROOT)["claim"], json.loads(path.read_text())
 
 
@@ -37,7 +37,7 @@ def test_pages_quote_the_results_and_no_other_figures() -> None:
     claims, found = quoted()
     known: dict[str, set[str]] = {page: set() for page in PAGES}
     for claim in claims:
-        values = pages.said(claim, found["rows"])
+        values = pages.said(claim, found, ROOT)
         for page, sentences in claim["prose"].items():
             text = (ROOT / page).read_text()
             for sentence in sentences:
@@ -97,6 +97,8 @@ def site(tmp_path: Path) -> Path:
         to.parent.mkdir(exist_ok=True)
         shutil.copy(page, to)
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    for file in {claim["file"] for claim in pages.quoted(ROOT)["claim"] if "file" in claim}:
+        shutil.copy(ROOT / "benchmarks" / "results" / file, tmp_path / "benchmarks" / "results")
     for name in ("quoted.toml", "reasons.toml"):
         shutil.copy(ROOT / "benchmarks" / name, tmp_path / "benchmarks" / name)
     known = dict.fromkeys(("driver", "cuda", "cores", "python"), "7")
