@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the ways to wait for the GPU from Python, and this project's goals.
+"""`python -m benchmarks`: the ways to wait for the GPU from Python.
 
 The peers take turns in several rounds, so that whatever drifts hits all alike. The figures are
 medians with their spread. The results are written after every setting, so that a run that was
@@ -21,18 +21,14 @@ def main() -> int:
         names = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
         print(f"{names} not installed: pip install --group bench", file=sys.stderr)
         return 2
-    from benchmarks import command, compare, engines, launches, proof, ready
+    from benchmarks import command, compare, engines, launches, proof, ready, release
 
-    if sys.argv[1:2] == ["compare"]:
-        return compare.main(sys.argv[2:])
     if sys.argv[1:3] == ["proof", "--peers"]:
         return engines.main(sys.argv[3:])
-    if sys.argv[1:2] == ["proof"]:
-        return proof.main(sys.argv[2:])
-    if sys.argv[1:2] == ["ready"]:
-        return ready.main(sys.argv[2:])
-    if sys.argv[1:2] == ["launches"]:
-        return launches.main(sys.argv[2:])
+    for program in (compare, launches, proof, ready, release):
+        if sys.argv[1:2] == [program.__name__.rpartition(".")[2]]:
+            code: int = program.main(sys.argv[2:])
+            return code
     return command.main()
 
 

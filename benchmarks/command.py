@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import (
-    goals,
     peers,
     pictures,
     plan,
@@ -30,10 +29,9 @@ from benchmarks.loops import LOOPS, missing
 from benchmarks.measure import Measure, Row
 from benchmarks.runner import Runner
 
-DESCRIPTION = """Compares the ways to wait for the GPU from Python: latency, throughput, CPU, the
-GPU's idle time, the loop's lag, memory, late ends, servers; and says whether this library reaches
-its goals. With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and then its figures say nothing
-about a GPU."""
+DESCRIPTION = """Compares the ways to wait for the GPU from Python: late ends, completions, CPU,
+servers. With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and then its figures say nothing about
+a GPU."""
 WIDE = 200  # columns, where the output is no terminal
 
 
@@ -45,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     add("measures", nargs="*", help=f"some of: {known}; and, not among all: {also} (default: all)")
     add(
         "--loops",
-        help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare the others)",
+        help="some of: uvloop, asyncio, trio (default: uvloop)",
     )
     add("--peers", help="only these peers, by name, separated by commas")
     add("--patterns", help="only the patterns whose names have one of these words")
@@ -105,7 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show(options: argparse.Namespace, console: Console) -> int:
     files = [results.read(path) for path in options.show]
     for found in files:
-        found["goals"] = goals.judge(found["rows"])
         if not options.figure:
             console.print(tables.tables(found))
     if options.figure:
@@ -181,7 +178,7 @@ class _Run:
         if len(absent) == len(self._loops):
             self._say(f"{'; '.join(absent)}. asyncio's own loop is measured instead.")
             self._loops = ["asyncio"]
-        with contextlib.closing(Runner(self._all_loops(), self._tried(), say=self._say)) as runner:
+        with contextlib.closing(Runner(self._loops, self._tried(), say=self._say)) as runner:
             found, path = self._measure(runner)
         self._console.print(tables.tables(found))
         self._say(f"Results: {path}")
@@ -193,18 +190,11 @@ class _Run:
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
-    def _all_loops(self) -> list[str]:
-        """The goals also compare trio with asyncio."""
-        more = () if "goals" not in self._measures or self._cut.quick else ("asyncio", "trio")
-        return list(dict.fromkeys([*self._loops, *more]))
-
     def _peers_of(self, measure: str) -> list[str]:
         return plan.peers_of(measure, self._asked, self._known)
 
     def _tried(self) -> list[str]:
         """The peers that any measure needs. Those of the servers are tried out where they wait."""
-        if "goals" in self._measures:
-            return self._known
         tried = (
             name
             for each in self._measures
@@ -215,10 +205,7 @@ class _Run:
 
     def _jobs(self, measure: str, runner: Runner) -> list[Measure]:
         loops = [loop for loop in self._loops if loop in runner.loops]
-        if measure == "goals":
-            loops, wanted = list(runner.loops), list(runner.peers)
-        else:
-            wanted = self._peers_of(measure)
+        wanted = self._peers_of(measure)
         if measure not in plan.SERVERS and loops:
             wanted = runner.taking_part(wanted, loops[0])
         return plan.jobs(measure, loops, wanted, self._cut)
@@ -266,7 +253,6 @@ class _Run:
                     runner.leave_out(name, "", reason(error))
                     continue
                 results.add(found, rows)
-                found["goals"] = goals.judge(found["rows"]) if goals.judged(found["rows"]) else []
                 self._write(found, runner, path)
         except KeyboardInterrupt:
             self._say("interrupted")

@@ -143,12 +143,18 @@ class Comparison:
                 self.simulator = runner.simulator
         self._start = (time.monotonic() - began) / 2  # s, of a process
 
-    def run(self, until: float, least: int = 2) -> None:
-        """Makes rounds until the next would end later than `until`, but `least` in any case."""
+    def run(self, until: float, least: int = 2, rounds: int = ROUNDS) -> None:
+        """Makes rounds until the next would end later than `until`, but `least` in any case.
+
+        Args:
+            until: By the monotonic clock.
+            least: How many rounds it makes in any case.
+            rounds: How many should fit into the time.
+        """
         left = until - time.monotonic()
         short, full = self._seconds(0), self._seconds(1)
         starts = self._start * STARTS * len(self._measures) / len(MEASURES)
-        scale = min(1.0, max(0.0, (left / ROUNDS / 2 - starts - short) / (full - short)))
+        scale = min(1.0, max(0.0, (left / rounds / 2 - starts - short) / (full - short)))
         self._say(f"each round has {scale:.0%} of the samples of a long one, but a few at least")
         longest = 0.0
         while self.rounds < least or time.monotonic() + longest < until:

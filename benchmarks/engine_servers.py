@@ -106,13 +106,15 @@ class Sized:
 class Replica:
     """What belongs to one stream: a `Sized` for each batch size."""
 
-    def __init__(self, model: Model, stream: Any, captured: bool) -> None:
+    def __init__(
+        self, model: Model, stream: Any, captured: bool, sizes: tuple[int, ...] = SIZES
+    ) -> None:
         self.stream = stream
-        self._sized = {size: Sized(model, size, stream, captured) for size in SIZES}
+        self._sized = {size: Sized(model, size, stream, captured) for size in sizes}
 
     def launch(self, items: list[int]) -> Sized:
         """Enqueues a batch on torch's current stream."""
-        size = next(size for size in SIZES if size >= len(items))
+        size = next(size for size in self._sized if size >= len(items))
         self._sized[size].launch(items + [0] * (size - len(items)))
         return self._sized[size]
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks proof --peers --json engines.json
 
-One server after the other runs in a process of its own, with the same torch model behind it (see
-`engine_servers.py`), and is asked by 1, 32 and 256 clients in a closed loop, each of which asks
-again when it is answered. Each answer is checked. A server whose package is not installed, or that
-does not start, is named and left out. The file is written after each server. All of it ends within
-`--minutes`: servers for which there is no time are named too.
+Each server runs in a process of its own, with the same torch model behind it (see
+`engine_servers.py`). They take turns in several rounds. In its turn a server is asked by 1, 32 and
+256 clients in a closed loop, each of which asks again when it is answered. Each answer is checked.
+A server whose package is not installed, or that does not start, is named and left out. The file is
+written after each round.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -33,14 +34,17 @@ from benchmarks import loops, results, stats
 from benchmarks.engine_servers import ITEMS, WAYS
 from benchmarks.load import Connection, fetch
 from benchmarks.measure import Row
+from benchmarks.runner import in_turn
 
 ROOT = Path(__file__).parents[1]
 STAND_INS = ROOT / "tests" / "stand_ins"
 CLIENTS = (1, 32, 256)
 CLOSE = 0.1  # how near two scores must be: bfloat16, and kernels that depend on the batch's size
-STARTS = 60  # seconds in which a server must answer
-WARM = 0.7  # seconds of load before what is measured
+STARTS = 90  # seconds in which a server must answer
+WARM = 0.4  # seconds of load before what is measured
 STOPS = 10
+
+Keep = Callable[[list[Row]], None]
 
 
 class WrongError(Exception):
@@ -210,49 +214,115 @@ class Server:
         lines = self._said.read().decode(errors="replace").split("\n")
         return " / ".join([line.strip() for line in lines if line.strip()][-3:])
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to it and its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Its turn. Outside of it, it is stopped, because some use a core while they are idle."""
+        self.signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGSTOP)
+
     def stop(self) -> None:
         """Ends it and its processes, by SIGTERM first."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
         try:
             self.process.wait(STOPS)
         except subprocess.TimeoutExpired:
             pass
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.process.wait()
         self._said.close()
 
 
-async def measure(way: str, options: argparse.Namespace, expected: list[float]) -> list[Row]:
-    """Measures one server: a row for each number of clients.
+async def measure(
+    ways: list[str], options: argparse.Namespace, left_out: dict[str, str], keep: Keep
+) -> None:
+    """Measures all servers in turn, in several rounds.
 
-    Raises:
-        WrongError: It does not start, or does not answer rightly.
+    Args:
+        ways: Those of `WAYS` that are to be measured.
+        options: `rounds`, `seconds` of each load, `clients`, and `until`, when no round begins.
+        left_out: Gets those that do not start, or do not answer rightly, with the reason.
+        keep: Called with all rows after each round.
     """
-    server, rows = Server(way), list[Row]()
+    servers = {way: Server(way) for way in ways if find(way, left_out)}
+    windows: dict[tuple[str, int], list[Row]] = {}
+    expected: list[float] = []
+    longest = 0.0
+
+    def leave_out(way: str, error: Exception) -> None:
+        left_out[way] = str(error)
+        servers.pop(way).stop()
+
     try:
-        await server.ready()
-        if not expected:
-            connection = await connect(server.port)
-            expected += json.loads(await fetch(connection, "/expected"))
-            connection.close()
-        for clients in options.clients:
-            took, cpu = await load(server, clients, options.seconds, expected)
-            rows.append(
-                {
-                    **{"set": "engines", "loop": "uvicorn", "peer": way, "clients": clients},
-                    "load": f"{clients} clients",
-                    "per_second": len(took) / options.seconds,
-                    "p50_ms": float(stats.percentile(took, 50)) / 1e6,
-                    "p99_ms": float(stats.percentile(took, 99)) / 1e6,
-                    "cpu_percent": 100 * cpu / options.seconds,
-                    "cpu_ms": 1e3 * cpu / len(took),
-                }
-            )
-        return rows
+        for way in list(servers):
+            try:
+                await servers[way].ready()
+                servers[way].signal(signal.SIGSTOP)
+            except WrongError as error:
+                leave_out(way, error)
+        for number in range(options.rounds):
+            began = time.monotonic()
+            if began + longest > options.until:
+                if not number:
+                    left_out |= dict.fromkeys(servers, "no time was left")
+                return
+            for way in in_turn(list(servers), number):
+                print(f"round {number + 1} of {options.rounds}: {way}", flush=True)
+                try:
+                    with servers[way].awake():
+                        expected = expected or await _expected(servers[way])
+                        for clients in options.clients:
+                            found = await window(servers[way], clients, options.seconds, expected)
+                            windows.setdefault((way, clients), []).append(found)
+                except (WrongError, RuntimeError, OSError) as error:
+                    leave_out(way, error)
+            longest = max(longest, time.monotonic() - began)
+            keep([_row(way, clients, found) for (way, clients), found in windows.items()])
     finally:
-        server.stop()
+        for server in servers.values():
+            server.stop()
+
+
+def find(way: str, left_out: dict[str, str]) -> bool:
+    """Whether the package of a way is installed. If not, it is left out."""
+    package, _ = WAYS[way]
+    if importlib.util.find_spec(package) is None:
+        left_out[way] = f"{package} is not installed"
+    return way not in left_out
+
+
+async def _expected(server: Server) -> list[float]:
+    connection = await connect(server.port)
+    found: list[float] = json.loads(await fetch(connection, "/expected"))
+    connection.close()
+    return found
+
+
+async def window(server: Server, clients: int, seconds: float, expected: list[float]) -> Row:
+    """The figures of one load."""
+    took, cpu = await load(server, clients, seconds, expected)
+    return {
+        "per_second": len(took) / seconds,
+        "p50_ms": float(stats.percentile(took, 50)) / 1e6,
+        "p99_ms": float(stats.percentile(took, 99)) / 1e6,
+        "cpu_percent": 100 * cpu / seconds,
+        "cpu_us": 1e6 * cpu / len(took),
+    }
+
+
+def _row(way: str, clients: int, windows: list[Row]) -> Row:
+    medians = {key: stats.median([each[key] for each in windows]) for key in windows[0]}
+    known = {"set": "engines", "measure": "engines", "loop": "uvicorn", "peer": way}
+    load = {"clients": clients, "load": f"{clients} client{'s' if clients > 1 else ''}"}
+    return {**known, **load, **medians, "windows": windows}
 
 
 def table(rows: list[Row], left_out: dict[str, str]) -> str:
@@ -262,66 +332,53 @@ def table(rows: list[Row], left_out: dict[str, str]) -> str:
     heads = [f"{count} client{'s' if count > 1 else ''}".center(29) for count in clients]
     columns = [cell.format("req/s", "p50 ms", "p99 ms", "CPU %")] * len(clients)
     lines = [" " * 28 + " |".join(heads), " " * 28 + " |".join(columns)]
+    known = {(row["peer"], row["clients"]): row for row in rows}
+    form = "{per_second:7,.0f} {p50_ms:7.2f} {p99_ms:7.2f} {cpu_percent:5.0f}"
     for way in dict.fromkeys(row["peer"] for row in rows):
-        cells = []
-        for count in clients:
-            found = [row for row in rows if row["peer"] == way and row["clients"] == count]
-            row = {
-                key: sorted(each[key] for each in found)[len(found) // 2]
-                for key in ("per_second", "p50_ms", "p99_ms", "cpu_percent")
-                if found
-            }
-            figures = ("{:,.0f}", "{:.2f}", "{:.2f}", "{:.0f}")
-            shown = [form.format(value) for form, value in zip(figures, row.values(), strict=False)]
-            cells.append(cell.format(*(shown or [""] * 4)))
+        some = (known.get((way, count)) for count in clients)
+        cells = [form.format_map(row) if row else cell.format(*[""] * 4) for row in some]
         lines.append(f"{way:28}" + " |".join(cells))
     lines += [f"left out: {way}: {why}" for way, why in left_out.items()]
     return "\n".join(lines)
+
+
+def run(ways: list[str], options: argparse.Namespace, left_out: dict[str, str], keep: Keep) -> None:
+    """Runs `measure` on the loop with the least CPU."""
+    loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+    loops.run(loop, lambda _: measure(ways, options, left_out, keep))
 
 
 def main(arguments: list[str]) -> int:
     """Measures, and leaves a table and a results file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks proof --peers", description=__doc__)
     add = parser.add_argument
-    add("--minutes", type=float, default=6, help="for all of it (default: 6)")
-    add("--seconds", type=float, default=3, help="of each load (default: 3)")
-    add("--rounds", type=int, default=1, help="of all servers, if there is time (default: 1)")
+    add("--minutes", type=float, default=6, help="no round begins later (default: 6)")
+    add("--seconds", type=float, default=1.5, help="of each load (default: 1.5)")
+    add("--rounds", type=int, default=3, help="of all servers, if there is time (default: 3)")
     add("--clients", type=lambda text: [int(each) for each in text.split(",")], default=CLIENTS)
     add("--ways", help="some of: " + ", ".join(WAYS))
     add("--json", type=Path, metavar="FILE", help="where the results go")
     options = parser.parse_args(arguments)
-    until = time.monotonic() + 60 * options.minutes
+    options.until = time.monotonic() + 60 * options.minutes
     ways = list(WAYS) if options.ways is None else [*options.ways.split(",")]
     if unknown := [way for way in ways if way not in WAYS]:
         parser.error(f"{unknown[0]!r} is none of {', '.join(WAYS)}")
     simulated = prepare()
     if simulated:
         print("No GPU: on the simulator, with a stand-in for torch. " + results.SIMULATED)
-    rows, left_out, expected = list[Row](), dict[str, str](), list[float]()
+    left_out: dict[str, str] = {}
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = {"format": results.FORMAT, "simulator": simulated, "date": date, "rows": rows}
-    found |= {"environment": results.environment(), "goals": [], "left_out": left_out}
-    loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
-    longest = 0.0
-    for way in ways * options.rounds:
-        package, _ = WAYS[way]
-        began = time.monotonic()
-        if importlib.util.find_spec(package) is None:
-            left_out[way] = f"{package} is not installed"
-        elif began + longest > until:
-            if all(row["peer"] != way for row in rows):
-                left_out[way] = f"no time was left of {options.minutes:g} minutes"
-        elif way not in left_out:
-            print(f"{way} ...", flush=True)
-            try:
-                rows += loops.run(loop, lambda _, way=way: measure(way, options, expected))
-            except (WrongError, RuntimeError, OSError) as error:
-                left_out[way] = str(error)
-            longest = max(longest, time.monotonic() - began)
+    found: Row = {"format": results.FORMAT, "simulator": simulated, "date": date, "rows": []}
+    found |= {"environment": results.environment(), "left_out": left_out}
+
+    def keep(rows: list[Row]) -> None:
+        found["rows"] = rows
         if options.json:
             results.write(found, options.json)
-    print(table(rows, left_out))
-    return 0 if rows else 1
+
+    run(ways, options, left_out, keep)
+    print(table(found["rows"], left_out))
+    return 0 if found["rows"] else 1
 
 
 def prepare() -> bool:

@@ -58,7 +58,7 @@ def constants(stream: Stream, event: Event) -> None:
     _ = stream.flags, stream.priority, stream.id
 
 
-def ledger(stream: Stream, event: Event) -> None:
+def counters(stream: Stream, event: Event) -> None:
     """The library's own counters."""
     statistics()
 
@@ -77,7 +77,7 @@ CALLS: dict[str, Callable[[Stream, Event], Any]] = {
     "Event.record(s)": lambda stream, event: event.record(stream),
     "Event.query()": lambda stream, event: event.query(),
     "Event.synchronize_async()": lambda stream, event: event.synchronize_async(),
-    "statistics()": ledger,
+    "statistics()": counters,
     "aclose()": lambda stream, event: stream.aclose(),
     "close()": lambda stream, event: stream.close(),
 }

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,14 +24,6 @@ AGAIN:
     sub.u64 %gone, %now, %start;
     setp.lt.u64 %again, %gone, %length;
     @%again bra AGAIN;
-    ret;
-}
-.visible .entry stamp(.param .u64 pointer)
-{
-    .reg .u64 %address, %now;
-    ld.param.u64 %address, [pointer];
-    mov.u64 %now, %globaltimer;
-    st.global.u64 [%address], %now;
     ret;
 }
 \0"""
@@ -60,15 +51,14 @@ def check(code: Any, name: str) -> None:
         raise RuntimeError(f"{name}: {code!r}")
 
 
-def load() -> tuple[Any, Any]:
-    """Loads the kernels `spin` and `stamp` into the current context.
+def load() -> Any:
+    """Loads the kernel `spin` into the current context.
 
     It comes before anything is launched, because the driver's first look for a function waits for
     all work in flight.
     """
     module = call("cuModuleLoadData", PTX)
-    spin, stamp = (call("cuModuleGetFunction", module, name) for name in (b"spin", b"stamp"))
-    return spin, stamp
+    return call("cuModuleGetFunction", module, b"spin")
 
 
 class Lane:
@@ -76,15 +66,15 @@ class Lane:
 
     Args:
         stream: Anything with a `handle`, such as a `Stream` of any version of aiostream.
-        kernels: What `load` has returned.
+        kernel: What `load` has returned.
     """
 
-    def __init__(self, stream: Any, kernels: tuple[Any, Any]) -> None:
+    def __init__(self, stream: Any, kernel: Any) -> None:
         driver = bindings()
         self.stream, self.handle = stream, stream.handle
         self.cu_stream = driver.CUstream(self.handle)
         self._launch, self._synchronize = driver.cuLaunchKernel, driver.cuStreamSynchronize
-        self._spin, self._stamp = kernels
+        self._spin = kernel
         # The driver gets the address of an array of addresses of arguments. All of it must
         # outlive the launch only.
         self._argument = ctypes.c_uint64(0)
@@ -94,6 +84,14 @@ class Lane:
     def spin(self, nanoseconds: int) -> None:
         """Launches a kernel that keeps the stream busy for so long by the GPU's own clock."""
         self._argument.value = nanoseconds
+        self.launch()
+
+    def expect(self, nanoseconds: int) -> None:
+        """Says how long the kernel of the next `launch` keeps the stream busy."""
+        self._argument.value = nanoseconds
+
+    def launch(self) -> None:
+        """Launches the kernel as `spin` does, for as long as the last one, or as `expect` said."""
         (code,) = self._launch(self._spin, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._address, 0)
         if code:
             check(code, "cuLaunchKernel")
@@ -102,13 +100,6 @@ class Lane:
     def length(self) -> float:
         """How long the last kernel keeps the stream busy, in seconds."""
         return self._argument.value / 1e9
-
-    def stamp(self, address: int) -> None:
-        """Launches a kernel that writes the GPU's clock, in ns, to a word."""
-        self._argument.value = address
-        (code,) = self._launch(self._stamp, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._address, 0)
-        if code:
-            check(code, "cuLaunchKernel")
 
     def synchronize(self) -> None:
         """Blocks until the stream is done."""
@@ -138,16 +129,6 @@ def current(library: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pinned(count: int) -> Iterator[Any]:
-    """64-bit words that the host and the device see at the same address."""
-    pointer = int(call("cuMemHostAlloc", 8 * count, 3))  # portable, mapped
-    try:
-        yield (ctypes.c_uint64 * count).from_address(pointer)
-    finally:
-        call("cuMemFreeHost", pointer)
-
-
-@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """The garbage collector is off, because it would strike one peer and spare the next.
 
@@ -161,24 +142,3 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@contextlib.contextmanager
-def computing(busy: bool) -> Iterator[None]:
-    """If `busy`, another Python thread computes all the time, and so wants the GIL all the time."""
-    if not busy:
-        yield
-        return
-    stop = False
-
-    def compute() -> None:
-        while not stop:
-            sum(range(1000))
-
-    thread = threading.Thread(target=compute, name="bench-computing", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop = True
-        thread.join()

@@ -6,9 +6,9 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from benchmarks import stats, work
+from benchmarks import stats
 from benchmarks.measure import Found, Measure, Row, Samples, Turn, merged, pause
-from benchmarks.work import MS, duration
+from benchmarks.work import duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,15 +16,12 @@ class Latency(Measure):
     """Waits for one kernel at a time.
 
     Attributes:
-        length: The kernel's length in ns; 0 for unpredictable ones.
-        load: One of `work.LOADS`; "fresh" is steady, with a new stream for each wait, of which
-            nothing is known.
+        length: The kernel's length in ns.
         samples: How many for each peer.
         warm: How many untimed waits before the first round; the later ones have two.
     """
 
     length: int
-    load: str = "steady"
     samples: int = 100
     rounds: int = 5
     warm: int = 12
@@ -34,39 +31,22 @@ class Latency(Measure):
 
     @property
     def title(self) -> str:
-        steady = f"{duration(self.length)} {self.load}"
-        what = "unpredictable lengths" if self.load == "unpredictable" else steady
-        return f"latency, {what}"
-
-    @property
-    def long(self) -> bool:
-        return self.length > MS or self.load == "unpredictable"
+        return f"latency, {duration(self.length)}"
 
     def turn_seconds(self) -> float:
-        waits = self.samples + (0 if self.load == "fresh" else self.warm + 2 * self.rounds)
-        each = work.mean_length(self.load, self.length) / 1e9 + 0.0005
-        return waits * each / self.rounds + 0.03
+        waits = self.samples + self.warm + 2 * self.rounds
+        return waits * (self.length / 1e9 + 0.0005) / self.rounds + 0.03
 
     async def turn(self, turn: Turn) -> Found:
-        share, fresh = -(-self.samples // self.rounds), self.load == "fresh"
-        every = work.loads(self.load, self.length, self.samples)
-        lengths = every[turn.number * share : (turn.number + 1) * share]
-        lane, samples, generator = turn.lanes[0], Samples(), random.Random(len(lengths))
-        wait = turn.waiter(lane)
-        # Unpredictable work warms up on lengths of its own kind: the reversed ones are such,
-        # and are not those that come next.
-        warm = 0 if fresh or not lengths else 2 if turn.number else self.warm
-        for number in range(warm):
-            lane.spin(lengths[-1 - number % len(lengths)])
+        share = -(-self.samples // self.rounds)
+        lane, samples, generator = turn.lanes[0], Samples(), random.Random(share)
+        wait, launch = turn.waiter(lane), turn.launcher(lane)
+        for _ in range(2 if turn.number else self.warm):
+            launch(self.length)
             await wait()
-        for length in lengths:
-            if fresh:  # made and closed while nothing is in flight
-                lane = turn.new_lane()
-                wait = turn.waiter(lane)
+        for _ in range(share):
             await pause(turn.adapter, generator)
-            await samples.take(lane, wait, length)
-            if fresh:
-                lane.close()
+            await samples.take(launch, wait, self.length)
         return asdict(samples)
 
     def row(self, turns: list[Found]) -> Row:
@@ -74,7 +54,6 @@ class Latency(Measure):
         latency, cpu, wall = (merged(turns, key) for key in ("latency_ns", "cpu_ns", "wall_ns"))
         low, high = stats.median_interval(latency)
         return {
-            "load": self.load,
             "length_ns": self.length,
             "samples": len(latency),
             "median_us": round(stats.median(latency) / 1e3, 2),

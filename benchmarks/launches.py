@@ -64,7 +64,7 @@ def _print(title: str, found: Found, what: str) -> None:
         print(f"{way:42} {version:6}" + "".join(f"{value:14.4g}" for value in values), flush=True)
 
 
-def _measured(
+def _in_turn(
     settings: list[tuple[str, str, Child, dict[str, Any]]], rounds: int, seconds: float
 ) -> Found:
     """The ways and versions in turn."""
@@ -76,44 +76,58 @@ def _measured(
     return {(way, version): found[way, version] for way, version, *_ in settings}
 
 
+def measured(ms: float, count: int, ways: list[str], options: argparse.Namespace) -> Found:
+    """Measures one length of launches on so many streams.
+
+    Args:
+        ms: How long a launch takes about.
+        count: How many streams.
+        ways: Those of `WAYS` that are to be measured.
+        options: `rounds`, `seconds`, `server`, `connections` and `older`, as of the command line.
+
+    Raises:
+        RuntimeError: A process does not start, or fails.
+    """
+    on_gpu = not os.environ.get("AIOSTREAM_SIMULATOR")
+    processes: list[Child] = []
+    try:
+        settings = []
+        for version, path in _versions(options.older).items():
+            request: dict[str, Any] = {"seconds": options.seconds}
+            if options.server:
+                argument = json.dumps([ms, count, on_gpu])
+                server = Child(f"the server {version}", "launching", argument, path=path)
+                processes.append(server)
+                request["port"] = server.answer(2 * SECONDS)
+                request["connections"] = options.connections
+                process = Child("the client", "launching", "client")
+            else:
+                request |= {"ms": ms, "streams": count, "gpu": on_gpu}
+                process = Child(f"the tasks {version}", "launching", "tasks", path=path)
+            processes.append(process)
+            process.answer(SECONDS)
+            settings += [(way, version, process, {**request, "way": way}) for way in ways]
+        settings.sort(key=lambda each: ways.index(each[0]))
+        return _in_turn(settings, options.rounds, options.seconds)
+    finally:
+        for each in processes[::-1]:
+            each.close()
+
+
 def main(arguments: list[str]) -> int:
     """Measures, and prints a table for each length of launches and number of streams."""
     options = _parser().parse_args(arguments)
-    on_gpu = not os.environ.get("AIOSTREAM_SIMULATOR")
     words = options.ways.split("|") if options.ways else [""]
     ways = [way for way in WAYS if any(word in way for word in words)]
-    versions = _versions(options.older)
     streams = [int(each) for each in options.streams.split(",")]
     every: list[Any] = []
-    what = "torch on a GPU" if on_gpu else "the simulator"
+    what = "the simulator" if os.environ.get("AIOSTREAM_SIMULATOR") else "torch on a GPU"
     print(f"{what}; Python {sys.version.split()[0]}; {os.cpu_count()} cores")
     print(f"medians of {options.rounds} rounds of {options.seconds:g} s, in turn")
     for ms in [float(each) for each in options.ms.split(",")]:
         for count in streams[:1] if options.server else streams:
+            found = measured(ms, count, ways, options)
             title = f"launches of {ms:g} ms, {count} streams"
-            processes: list[Child] = []
-            try:
-                settings = []
-                for version, path in versions.items():
-                    request: dict[str, Any] = {"seconds": options.seconds}
-                    if options.server:
-                        argument = json.dumps([ms, count, on_gpu])
-                        server = Child(f"the server {version}", "launching", argument, path=path)
-                        processes.append(server)
-                        request["port"] = server.answer(2 * SECONDS)
-                        request["connections"] = options.connections
-                        process = Child("the client", "launching", "client")
-                    else:
-                        request |= {"ms": ms, "streams": count, "gpu": on_gpu}
-                        process = Child(f"the tasks {version}", "launching", "tasks", path=path)
-                    processes.append(process)
-                    process.answer(SECONDS)
-                    settings += [(way, version, process, {**request, "way": way}) for way in ways]
-                settings.sort(key=lambda each: ways.index(each[0]))
-                found = _measured(settings, options.rounds, options.seconds)
-            finally:
-                for each in processes[::-1]:
-                    each.close()
             if options.server:
                 title += f", a server with {options.connections} connections"
             _print(title, found, "/ping" if options.server else "timer")

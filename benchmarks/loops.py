@@ -40,20 +40,6 @@ class AsyncioAdapter:
         future = self.loop.create_future()
         return future, partial(self.loop.call_soon_threadsafe, future.set_result, None)
 
-    def plain(self) -> tuple[Awaitable[Any], Callable[[], Any]]:
-        """What a task waits for, and what wakes it from the loop's own thread."""
-        future = self.loop.create_future()
-        return future, partial(future.set_result, None)
-
-    async def readable(self, descriptor: int) -> None:
-        """Waits until a descriptor can be read."""
-        future = self.loop.create_future()
-        self.loop.add_reader(descriptor, _settle, future)
-        try:
-            await future
-        finally:
-            self.loop.remove_reader(descriptor)
-
     async def together(self, functions: Sequence[Callable[[], Awaitable[Any]]]) -> None:
         """Runs each in a task of its own, until all have ended."""
         async with asyncio.TaskGroup() as group:
@@ -84,15 +70,6 @@ class TrioAdapter:
         event = self._trio.Event()
         return event.wait(), partial(self._token.run_sync_soon, event.set)
 
-    def plain(self) -> tuple[Awaitable[Any], Callable[[], Any]]:
-        """An event."""
-        event = self._trio.Event()
-        return event.wait(), event.set
-
-    async def readable(self, descriptor: int) -> None:
-        """Waits until a descriptor can be read."""
-        await self._trio.lowlevel.wait_readable(descriptor)
-
     async def together(self, functions: Sequence[Callable[[], Awaitable[Any]]]) -> None:
         """A nursery."""
         async with self._trio.open_nursery() as nursery:
@@ -113,11 +90,6 @@ LoopAdapter = AsyncioAdapter | TrioAdapter
 async def _call(function: Callable[[], Awaitable[Any]]) -> Any:
     """A coroutine of whatever can be awaited, for tasks are made of coroutines."""
     return await function()
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def missing(loop: str) -> str | None:

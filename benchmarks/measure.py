@@ -36,16 +36,16 @@ class Turn:
         peer: Who waits.
         number: The round's number.
         lanes: As many as the measure wants.
-        new_lane: Opens one more. The measure closes it.
-        notes: What a measure wants to know again in the next rounds.
     """
 
     adapter: LoopAdapter
     peer: Peer
     number: int
     lanes: Sequence[Lane]
-    new_lane: Callable[[], Lane]
-    notes: dict[str, Any] = field(default_factory=dict)
+
+    def launcher(self, lane: Lane) -> Callable[[int], None]:
+        """What launches a kernel on a lane, or what notes its length for a peer that launches."""
+        return lane.expect if self.peer.launches else lane.spin
 
     def waiter(self, lane: Lane, *, yields: bool = False) -> Callable[[], Awaitable[Any]]:
         """The peer's wait on a lane.
@@ -83,7 +83,6 @@ class Measure:
     streams: int = 1
 
     name: ClassVar[str]  # that of its rows
-    shares: ClassVar[bool] = False  # whether the streams are those of the whole run
     can_block: ClassVar[bool] = True  # whether a peer may stop the loop
     QUICK: ClassVar[dict[str, Any]] = {}  # what shows that it works, in the least time
     known: ClassVar[dict[str, type[Measure]]] = {}  # by the class's name
@@ -101,11 +100,6 @@ class Measure:
     def lanes(self) -> int:
         """How many streams a turn has."""
         return self.streams
-
-    @property
-    def long(self) -> bool:
-        """Whether even a quick run takes long."""
-        return False
 
     def turn_seconds(self) -> float:
         """About how long one turn takes on a GPU."""
@@ -171,11 +165,13 @@ class Samples:
     cpu_ns: list[int] = field(default_factory=list)
     wall_ns: list[int] = field(default_factory=list)
 
-    async def take(self, lane: Lane, wait: Callable[[], Awaitable[Any]], length: int) -> None:
+    async def take(
+        self, launch: Callable[[int], None], wait: Callable[[], Awaitable[Any]], length: int
+    ) -> None:
         """One wait."""
         cpu = process_time_ns()
         began = perf_counter_ns()
-        lane.spin(length)
+        launch(length)
         await wait()
         wall = perf_counter_ns() - began
         self.cpu_ns.append(process_time_ns() - cpu)

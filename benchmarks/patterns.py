@@ -1,7 +1,7 @@
 """How late a wait ends, by pattern of work: one stream for each peer, one wait at a time.
 
 The patterns run one after the other on the same stream, so each begins with what the one before it
-has taught. A peer that learns when to look, and learns it wrongly, shows it in its tail.
+has taught. A peer that learns when to poll, and learns it wrongly, shows it in its tail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from benchmarks import stats, work
-from benchmarks.measure import Found, Measure, Row, Samples, Turn, pause
+from benchmarks.measure import Found, Measure, Row, Samples, Turn, merged, pause
 
 FIRST_SEED = 3
 
@@ -56,16 +56,16 @@ class Patterns(Measure):
             self.lengths(turn.number),
             random.Random(turn.number),
         )
-        wait = turn.waiter(lane, yields=True)
+        wait, launch = turn.waiter(lane, yields=True), turn.launcher(lane)
         for length in next(iter(every.values()))[:2]:  # untimed
-            lane.spin(length)
+            launch(length)
             await wait()
         found = {}
         for name, lengths in every.items():
             samples = Samples()
             for length in lengths:
                 await pause(turn.adapter, generator)
-                await samples.take(lane, wait, length)
+                await samples.take(launch, wait, length)
             found[name] = asdict(samples)
         return found
 
@@ -73,18 +73,20 @@ class Patterns(Measure):
         """A row for each pattern."""
         for name in turns[0]:
             rounds = [turn[name] for turn in turns]
-            late = [latency for found in rounds for latency in found["latency_ns"]]
-            used = [(sum(found["cpu_ns"]), sum(found["wall_ns"])) for found in rounds]
+            late = merged(rounds, "latency_ns")
             lengths = [n for number in range(self.rounds) for n in self.lengths(number)[name]]
+            cpu, wall = (merged(rounds, key) for key in ("cpu_ns", "wall_ns"))
             yield {
                 "peer": peer,
                 "pattern": name,
                 "mean_ns": round(statistics.fmean(lengths)),
                 "samples": len(late),
                 **stats.tails(late),
-                "cpu_percent": round(
-                    100 * sum(cpu for cpu, _ in used) / sum(w for _, w in used), 2
-                ),
-                "cpu_shares": [round(cpu / wall, 5) for cpu, wall in used],
-                "latency_ns": late,
+                "cpu_percent": round(100 * sum(cpu) / sum(wall), 2),
+                "windows": [_of_round(found) for found in rounds],
             }
+
+
+def _of_round(found: Found) -> Row:
+    share = 100 * sum(found["cpu_ns"]) / sum(found["wall_ns"])
+    return {**stats.tails(found["latency_ns"]), "cpu_percent": round(share, 2)}

@@ -6,13 +6,14 @@ silently.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import importlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from aiostream import Stream, WaitStrategy
+from aiostream import Stream, StreamPool, WaitStrategy
 from benchmarks import lanes
 from benchmarks.lanes import Lane, check
 from benchmarks.loops import LoopAdapter
@@ -21,10 +22,11 @@ Wait = Callable[[], Awaitable[Any]]
 Waiter = Callable[[LoopAdapter, Lane], Wait]
 NOT_READY = 600
 
-AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostream hostfunc"
+AUTO, HOSTFUNC = "aiostream auto", "aiostream hostfunc"
 ENQUEUE = "enqueue_async"
 THREADS = ("to_thread", "to_thread bindings")  # the second stands in where there is no torch
 SLEEPING = "sleep 1 ms"
+RUN, POOL_RUN, IN_THREAD = "run", "pool run", "run_in_thread"
 NO_WAIT = "no wait"
 
 
@@ -39,8 +41,8 @@ class Peer:
         prepare: Imports what is needed, and returns the waiter. It may raise, and says with that
             why the peer cannot be had.
         wait: The `wait=` of its streams.
-        predicted: Whether aiostream uses what it has learnt.
         learns: Whether a stream learns from its waits. Then this peer alone uses its streams.
+        launches: Whether the waiter launches the kernel too.
         runtime: Whether it needs libcudart, which the simulator is not.
         blocks: Whether the loop is blocked meanwhile.
     """
@@ -50,8 +52,8 @@ class Peer:
     waiter: Waiter | None = None
     prepare: Callable[[], Waiter] | None = None
     wait: Any = "auto"
-    predicted: bool = True
     learns: bool = False
+    launches: bool = False
     runtime: bool = False
     blocks: bool = False
 
@@ -68,19 +70,6 @@ class Peer:
         """What waits for a lane on a loop."""
         assert self.waiter is not None, f"{self.name} was not prepared"
         return self.waiter(adapter, lane)
-
-    @contextlib.contextmanager
-    def selected(self) -> Iterator[None]:
-        """Holds while this peer is measured."""
-        if self.predicted:
-            yield
-            return
-        native = importlib.import_module("aiostream._native")
-        native.predict(False)
-        try:
-            yield
-        finally:
-            native.predict(True)
 
 
 # -- ours
@@ -102,6 +91,21 @@ def _enqueue_async(adapter: LoopAdapter, lane: Lane) -> Wait:
 
 def _nothing(stream: Stream) -> None:
     pass
+
+
+def _run(adapter: LoopAdapter, lane: Lane) -> Wait:
+    run, launch = lane.stream.run, lane.launch
+    return lambda: run(launch)
+
+
+def _pool_run(adapter: LoopAdapter, lane: Lane) -> Wait:
+    run, launch = StreamPool.borrow([lane.stream]).run, lane.launch
+    return lambda: run(launch)
+
+
+def _run_in_thread(adapter: LoopAdapter, lane: Lane) -> Wait:
+    run, launch = lane.stream.run_in_thread, lane.launch
+    return lambda: run(launch)
 
 
 # -- the driver's own means
@@ -173,6 +177,77 @@ def _prepare_torch() -> Waiter:
     return waiter
 
 
+def _prepare_torch_events() -> Waiter:
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch sees no GPU")
+
+    def waiter(adapter: LoopAdapter, lane: Lane) -> Wait:
+        record, sleep = torch.cuda.ExternalStream(lane.handle).record_event, adapter.sleep
+
+        async def wait() -> None:
+            event = record()
+            while not event.query():
+                await sleep(0.001)
+
+        return wait
+
+    return waiter
+
+
+def _prepare_numba() -> Waiter:
+    cuda: Any = importlib.import_module("numba.cuda")
+    cuda.current_context()
+
+    def waiter(adapter: LoopAdapter, lane: Lane) -> Wait:
+        wait: Wait = cuda.external_stream(lane.handle).async_done
+        return wait
+
+    return waiter
+
+
+def _prepare_core(polled: bool) -> Waiter:
+    core: Any = importlib.import_module("cuda.core")
+    core.Device(0).set_current()
+
+    def waiter(adapter: LoopAdapter, lane: Lane) -> Wait:
+        record = core.Stream.from_handle(lane.handle).record
+        in_thread, sleep = adapter.in_thread, adapter.sleep
+
+        async def in_a_thread() -> None:
+            await in_thread(record().sync)
+
+        async def polling() -> None:
+            event = record()
+            while not event.is_done:
+                await sleep(0.001)
+
+        return polling if polled else in_a_thread
+
+    return waiter
+
+
+def _prepare_ctypes() -> Waiter:
+    """A host function in Python, and nothing between it and the driver."""
+    address = lanes.call("cuGetProcAddress", b"cuLaunchHostFunc", 12000, 0)
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, callback, ctypes.c_void_p)(address)
+
+    def waiter(adapter: LoopAdapter, lane: Lane) -> Wait:
+        wakes: list[Callable[[], Any]] = []
+        function = callback(lambda _: wakes.pop()())
+
+        async def wait() -> None:
+            done, wake = adapter.signal()
+            wakes.append(wake)
+            check(launch(lane.handle, function, None), "cuLaunchHostFunc")
+            await done
+
+        return wait
+
+    return waiter
+
+
 def _prepare_cupy() -> Waiter:
     cupy: Any = importlib.import_module("cupy")
     cupy.cuda.runtime.getDeviceCount()
@@ -196,19 +271,22 @@ def _wake(wake: Callable[[], Any]) -> None:
 
 
 _STRATEGY = 'Stream(wait="{}").synchronize_async()'
-_UNPREDICTED = 'wait="auto" with prediction switched off'
 _BLOCKING = "cuStreamSynchronize in the loop's thread: the floor, and the loop is blocked"
 _ENQUEUE = "enqueue_async of nothing, behind the work: the await of its future"
 _TORCH = "to_thread(torch.cuda.ExternalStream(...).synchronize)"
+_CTYPES = "cuLaunchHostFunc through ctypes and call_soon_threadsafe"
+_NUMBA = "numba.cuda.external_stream(...).async_done()"
+_EVENTS = "torch.cuda.ExternalStream(...).record_event(), its query and sleep(0.001)"
 _CUPY = "cupy.cuda.ExternalStream(...).launch_host_func and call_soon_threadsafe"
 
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by its name, in the order of the tables."""
     ours = [_ours(f"aiostream {wait}", _STRATEGY.format(wait), wait) for wait in WaitStrategy]
-    ours.insert(1, _ours(UNPREDICTED, _UNPREDICTED, WaitStrategy.AUTO))
-    ours[1].predicted = False
     others = (
+        Peer(POOL_RUN, "StreamPool.borrow([stream]).run", _pool_run, learns=True, launches=True),
+        Peer(RUN, "stream.run", _run, learns=True, launches=True),
+        Peer(IN_THREAD, "stream.run_in_thread", _run_in_thread, learns=True, launches=True),
         Peer(ENQUEUE, _ENQUEUE, _enqueue_async, learns=True),
         Peer("blocking", _BLOCKING, _blocking, blocks=True),
         Peer("polling", "cuStreamQuery and sleep(0) in the loop, again and again", _polling),
@@ -217,6 +295,13 @@ def all_peers() -> dict[str, Peer]:
         Peer(THREADS[0], _TORCH, prepare=_prepare_torch, runtime=True),
         Peer(THREADS[1], "to_thread(cuStreamSynchronize) through cuda-bindings", _in_thread),
         Peer("cupy", _CUPY, prepare=_prepare_cupy, runtime=True),
+        Peer("ctypes", _CTYPES, prepare=_prepare_ctypes),
+        Peer("numba", _NUMBA, prepare=_prepare_numba, runtime=True),
+        Peer("torch events", _EVENTS, prepare=_prepare_torch_events, runtime=True),
+        Peer(
+            "cuda.core in a thread", "to_thread(event.sync)", prepare=partial(_prepare_core, False)
+        ),
+        Peer("cuda.core", "event.is_done and sleep(0.001)", prepare=partial(_prepare_core, True)),
     )
     return {peer.name: peer for peer in (*ours, *others)}
 

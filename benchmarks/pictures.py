@@ -1,48 +1,26 @@
-"""Draws results files: the cost of waits, late ends by pattern, and servers."""
+"""Draws results files: the cost of waits, and a server by its way to wait."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiostream import WaitStrategy
 from benchmarks.measure import Row
+from benchmarks.names import NAMES, OURS
 from benchmarks.results import machine
-from benchmarks.server import BUSY, OPEN, PING
+from benchmarks.server import PING
 
-NAMES = {
-    **{f"aiostream {wait}": f'aiostream, wait="{wait}"' for wait in sorted(WaitStrategy)},
-    "aiostream auto": "aiostream",
-    "aiostream unpredicted": "aiostream without prediction",
-    "enqueue_async": "aiostream, enqueue_async",
-    "pool": "aiostream, StreamPool",
-    "pool enqueue_async": "aiostream, StreamPool and enqueue_async",
-    "run": "aiostream, Stream.run",
-    "pool run": "aiostream, StreamPool.run",
-    "polling": "query() and sleep(0)",
-    "sleep 1 ms": "query() and sleep(0.001)",
-    "no wait": "launch, and no wait for the GPU",
-    "known length": "a timer set to the kernel's end",
-    "to_thread": "to_thread(synchronize), torch",
-    "to_thread bindings": "to_thread(synchronize)",
-    "blocking": "synchronize() in the loop",
-    "cupy": "cupy's launch_host_func",
-}
-# What each of the two pictures of a kind is drawn with. The library is green. The colour-blind can
-# distinguish the other colours, which have a mark each besides.
+# What each of the two pictures of a kind is drawn with. The library is green.
 LIGHT: dict[str, Any] = {
     **{"ours": "#1a7f37", "grey": "#6e7781", "text": "#1f2328", "grid": "#dde1e6"},
-    **{"background": "white", "others": ("#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00")},
+    "background": "white",
 }
 DARK: dict[str, Any] = {
     **{"ours": "#3fb950", "grey": "#8b949e", "text": "#e6edf3", "grid": "#3d444d"},
-    **{"background": "none", "others": ("#58a6ff", "#f0883e", "#e29fc4", "#a5d6ff", "#e3b341")},
+    "background": "none",
 }
-MARKS = "o^sDvPX<>hp*8d"
 
 
 class UnavailableError(Exception):
@@ -83,10 +61,15 @@ def draw(files: Sequence[Row], path: Path) -> list[Path]:
                 fill(figure, rows, look)
                 figure.supxlabel(_where(results, rows[0]), fontsize=8, color=look["grey"])
                 pictures.append(path.with_name(f"{path.name}-{name}{ending}.svg"))
-                figure.savefig(pictures[-1], metadata={"Date": None})
+                figure.savefig(pictures[-1], metadata={"Date": None, "Source": source(results)})
     if not pictures:
         raise UnavailableError("there are no rows in it of which there is a picture")
     return pictures
+
+
+def source(results: Row) -> str:
+    """Where a picture's figures come from, as it stands in its file."""
+    return f"{machine(results)}; {results['date']}"
 
 
 def _style(look: Row) -> dict[str, Any]:
@@ -109,23 +92,9 @@ def _where(results: Row, row: Row) -> str:
     return where
 
 
-def _name(row: Row) -> str:
-    return NAMES.get(row["peer"]) or str(row["peer"])
-
-
-def _styles(rows: Sequence[Row], look: Row) -> dict[str, dict[str, Any]]:
-    """A colour and a mark for each peer."""
-    others = (peer for peer in NAMES if peer != "aiostream auto")
-    marks, colours = itertools.cycle(MARKS[1:]), itertools.cycle(look["others"])
-    known = {"aiostream auto": {"color": look["ours"], "marker": "o", "zorder": 5}}
-    known |= {
-        peer: {"color": next(colours), "marker": next(marks)} for peer in others if _has(rows, peer)
-    }
-    return {row["peer"]: known[row["peer"]] for row in rows if row["peer"] in known}
-
-
-def _has(rows: Sequence[Row], peer: str) -> bool:
-    return any(row["peer"] == peer for row in rows)
+def plain(peer: str) -> str:
+    """What a picture calls a way."""
+    return NAMES.get(peer, peer).replace("`", "")
 
 
 def _logarithmic(axis: Any) -> None:
@@ -153,7 +122,8 @@ _PLACES = {
 
 
 def _cost_rows(rows: Sequence[Row]) -> list[Row]:
-    steady = [row for row in _tail_rows(rows) if row["pattern"] == "steady 5 ms"]
+    sets = ("patterns", "waits")
+    steady = [row for row in rows if row["set"] in sets and row["pattern"] == "steady 5 ms"]
     return [row for row in steady if row["peer"] in _PLACES]
 
 
@@ -202,109 +172,50 @@ def _percent(figure: float) -> str:
     return f"{figure:.1f} %" if figure < 10 else f"{figure:.0f} %"
 
 
-def _tail_rows(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["set"] == "patterns"]
-
-
-def _tails(figure: Any, rows: Sequence[Row], look: Row) -> None:
-    panel, styles = figure.subplots(), _styles(rows, look)
-    names = list(dict.fromkeys(row["pattern"] for row in rows))
-    for number, (peer, style) in enumerate(styles.items()):
-        for row in (row for row in rows if row["peer"] == peer):
-            place = names.index(row["pattern"]) + 0.72 * ((number + 0.5) / len(styles) - 0.5)
-            ends = [max(row[key], 1) / 1e3 for key in ("p50_us", "p99_us")]
-            panel.plot(ends, [place] * 2, color=style["color"], linewidth=1.6, zorder=3)
-            label = _name(row) if row["pattern"] == names[0] else None
-            panel.plot(ends[1:], [place], linestyle="none", markersize=5, label=label, **style)
-    lines = (textwrap.fill(name.replace(" us", " µs"), 14) for name in names)
-    panel.set_yticks(range(len(names)), lines)
-    panel.set_ylim(len(names) - 0.5, -0.5)
-    panel.tick_params(length=0)
-    panel.hlines(
-        [at + 0.5 for at in range(len(names) - 1)],
-        0,
-        1,
-        look["grid"],
-        transform=panel.get_yaxis_transform(),
-    )
-    _logarithmic(panel.xaxis)
-    panel.set_xlabel(
-        "from the kernel's end until the task goes on, ms (left is better):\n"
-        "a line begins at the median, and its mark is the 99th percentile"
-    )
-    figure.legend(
-        title="From the median to the slowest 1 %, by pattern",
-        title_fontproperties={"size": 15, "weight": "bold"},
-        **{"alignment": "left", "fontsize": 11, "frameon": False},
-        **{"loc": "outside upper left", "ncols": 2},
-    )
-
-
 def _server_rows(rows: Sequence[Row]) -> list[Row]:
-    loads = (BUSY.name, OPEN.name)
-    return [
-        row
-        for row in rows
-        if row["set"] == "server" and row["load"] in loads and row["peer"] != PING
-    ]
+    order = list(NAMES)
+    known = [row for row in rows if row["set"] == "torch" and row["peer"] in order]
+    known.sort(key=lambda row: order.index(row["peer"]))
+    return [row for row in known if row["peer"] != PING]
 
 
 def _server(figure: Any, rows: Sequence[Row], look: Row) -> None:
-    rate, late = figure.subplots(2, 1, height_ratios=(5, 4))
-    busy = [row for row in rows if row["load"] == BUSY.name]
-    places = range(len(busy))
-    bars = rate.barh(
-        places,
-        [row["per_second"] for row in busy],
-        xerr=[
-            [row["per_second"] - row["low"] for row in busy],
-            [row["high"] - row["per_second"] for row in busy],
-        ],
-        **{"color": [_colour(row, look) for row in busy], "height": 0.36},
-        **{"capsize": 3, "ecolor": look["text"]},
-    )
-    figures = [f"{row['per_second']:,.0f}" for row in busy]
-    rate.bar_label(bars, figures, padding=5, fontsize=11, color=look["text"])
-    for place, row in zip(
-        places, busy, strict=True
-    ):  # above its bar, where a phone has room for it
-        rate.text(0, place - 0.24, _name(row), va="bottom")
-    rate.set_yticks(())
-    rate.set_ylim(len(busy) - 0.6, -0.8)
-    rate.margins(x=0.15)
-    rate.grid(axis="x", linewidth=0.8)
-    rate.xaxis.set_major_formatter("{x:,.0f}")
-    rate.set_title("128 clients that ask again at once, kernels of 5 ms", fontsize=14)
-    rate.set_xlabel("requests per second and 95 % interval (right is better)")
-    # A way that cannot keep up has a queue that grows, and so any latency.
-    some = [row for row in rows if row["load"] == OPEN.name]
-    kept = [row for row in some if row["per_second"] > 0.9 * max(x["per_second"] for x in some)]
-    ours = [row for row in kept if _is_ours(row)]
-    for row in kept:
-        at = row["cpu_us"] / 1e3, max(row["beyond"]["p99_us"], 1) / 1e3
-        late.plot(*([x] for x in at), "o", markersize=11, color=_colour(row, look), zorder=3)
-        if row in ours:
-            continue  # they are close together, and the bars name them
-        side = "right" if at[0] > 1 else "left"
-        offset = (10 if side == "left" else -10, 0)
-        late.annotate(_name(row), at, offset, textcoords="offset points", ha=side, va="center")
-    if ours:
-        highest = max(ours, key=lambda row: float(row["beyond"]["p99_us"]))
-        late.annotate(
-            f"aiostream, {len(ours)} ways" if len(ours) > 1 else _name(highest),
-            (highest["cpu_us"] / 1e3, max(highest["beyond"]["p99_us"], 1) / 1e3),
-            (0, 10),
-            textcoords="offset points",
-            ha="center",
-            fontweight="bold",
-            color=look["ours"],
-        )
-    late.set_title("2,000 random requests/s, kernels of 0.2 to 20 ms", fontsize=14)
-    late.margins(0.15)
-    _logarithmic(late.xaxis)
-    _logarithmic(late.yaxis)
-    late.set_xlabel("CPU time of a request, ms (bottom left is better)")
-    late.set_ylabel("99th percentile of a request\nbeyond its kernel, ms")
+    """For each load a line of two panels, with a bar for each way."""
+    loads = list(dict.fromkeys(sorted(row["load"] for row in rows)))[::-1]
+    panels = figure.subplots(len(loads), 2, squeeze=False)
+    for line, load in zip(panels, loads, strict=True):
+        some = [row for row in rows if row["load"] == load]
+        for panel, (key, title, by) in zip(line, _SERVED, strict=True):
+            _bars(panel, some, key, by, look)
+            panel.set_title(title, fontsize=11, fontweight="normal")
+            if key == "p99_us":
+                panel.set_yticks(())
+        line[0].set_ylabel(load, fontsize=14, fontweight="bold")
+    title = "One torch model behind one server, by the way to wait"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+
+
+_SERVED = [
+    ("per_second", "requests/s, higher is better", 1.0),
+    ("p99_us", "99th percentile of a request, ms, lower is better", 1e-3),
+]
+
+
+def _bars(panel: Any, rows: Sequence[Row], key: str, by: float, look: Row) -> None:
+    each = [[by * window[key] for window in row["windows"] if window[key]] for row in rows]
+    values = [by * row[key] for row in rows]
+    ends = [[v - min(e) for v, e in zip(values, each, strict=True)],
+            [max(e) - v for v, e in zip(values, each, strict=True)]]  # fmt: skip
+    colours = [look["ours" if row["peer"] in OURS else "grey"] for row in rows]
+    options = {"height": 0.66, "capsize": 3, "ecolor": look["text"]}
+    bars = panel.barh(range(len(rows)), values, xerr=ends, color=colours, **options)
+    figures = [f"{value:,.0f}" if value >= 100 else f"{value:.2g}" for value in values]
+    panel.bar_label(bars, figures, padding=5, fontsize=10, color=look["text"])
+    panel.set_yticks(range(len(rows)), [plain(row["peer"]) for row in rows], fontsize=10)
+    panel.set_ylim(len(rows) - 0.4, -0.6)
+    panel.margins(x=0.2)
+    panel.grid(axis="x", linewidth=0.8)
+    panel.tick_params(length=0)
 
 
 def _proof_rows(rows: Sequence[Row]) -> list[Row]:
@@ -346,20 +257,10 @@ def _proof(figure: Any, rows: Sequence[Row], look: Row) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
 
 
-def _is_ours(row: Row) -> bool:
-    """Whether a task waits as the library does by itself. A host function is a choice of yours."""
-    return _name(row).startswith("aiostream") and not row["peer"].endswith("hostfunc")
-
-
-def _colour(row: Row, look: Row) -> str:
-    return str(look["ours" if _is_ours(row) else "grey"])
-
-
 PICTURES: dict[
     str, tuple[Callable[[Sequence[Row]], list[Row]], Callable[..., None], tuple[float, float]]
 ] = {
     "cost": (_cost_rows, _cost, (8, 4.4)),
-    "tails": (_tail_rows, _tails, (7, 7.6)),
-    "server": (_server_rows, _server, (7, 10)),
+    "server": (_server_rows, _server, (11, 8.4)),
     "proof": (_proof_rows, _proof, (11, 6)),
 }

@@ -308,7 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
     _print(rows)
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     found = {"format": results.FORMAT, "simulator": simulated, "date": date, "rows": rows}
-    found |= {"environment": results.environment(), "goals": []}
+    found |= {"environment": results.environment()}
     if options.json:
         results.write(found, options.json)
     if options.figure:

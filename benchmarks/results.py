@@ -26,11 +26,16 @@ PACKAGES = [
     "numpy",
     "fastapi",
     "uvicorn",
+    "httptools",
+    "cuda-core",
+    "numba",
+    "numba-cuda",
+    "litserve",
+    "mosec",
 ]
 CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 KEYS = (
-    *("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams"),
-    *("neighbours", "pending", "by", "pattern"),
+    *("set", "measure", "loop", "peer", "load", "length_ns", "streams", "pattern"),
 )  # what distinguishes two rows
 
 
@@ -52,7 +57,6 @@ def describe(runner: Any, options: Row, earlier: Row | None) -> Row:
         "environment": runner.environment,
         "peers": {name: peer.summary for name, peer in runner.peers.items()},
         "not_run": [],
-        "goals": [],
         "rows": earlier["rows"] if earlier else [],
     }
 
@@ -106,13 +110,10 @@ def add(results: Row, rows: Iterable[Row]) -> None:
 
 def write(results: Row, path: Path) -> None:
     """Writes the file, a line for each row; whole or not at all, because the run may be killed."""
-    head = json.dumps(
-        {key: results[key] for key in results if key not in ("rows", "goals")}, indent=1
-    )
+    head = json.dumps({key: results[key] for key in results if key != "rows"}, indent=1)
     lines = [head[: head.rindex("}")].rstrip()]
-    for key in ("goals", "rows"):
-        rows = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in results[key])
-        lines.append(f' "{key}": [\n  {rows}\n ]' if rows else f' "{key}": []')
+    rows = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in results["rows"])
+    lines.append(f' "rows": [\n  {rows}\n ]' if rows else ' "rows": []')
     partial = path.with_suffix(path.suffix + ".part")
     partial.write_text(",\n".join(lines) + "\n}\n")
     partial.replace(path)

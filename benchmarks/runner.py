@@ -23,12 +23,17 @@ TRIAL = 20.0  # seconds in which a peer must have waited on a loop
 
 @contextlib.contextmanager
 def unpacked(wheel: Path) -> Iterator[str]:
-    """The folder of another version's wheel, unpacked.
+    """The folder of another version's wheel, unpacked, or a folder that has it built.
 
     Raises:
         OSError: There is no such file.
         ValueError: It is no wheel of this library.
     """
+    if wheel.is_dir():
+        if not any(wheel.glob(f"{NATIVE}*")):
+            raise ValueError(f"--older: {wheel} has no {NATIVE}*: build it there")
+        yield str(wheel.resolve())
+        return
     with tempfile.TemporaryDirectory(prefix="aiostream-older-") as folder:
         try:
             with zipfile.ZipFile(wheel) as archive:
@@ -49,7 +54,6 @@ class Runner:
         peer_names: The peers that are wanted; all of this version by default.
         say: Prints a line.
         older: The folder of an older library, which is measured in place of this one.
-        core: Whether the worker is bound to one core.
         simulator: Whether it runs on the simulator; by default as the environment says.
     """
 
@@ -60,7 +64,6 @@ class Runner:
         *,
         say: Callable[[str], None] = print,
         older: str | None = None,
-        core: bool = False,
         simulator: bool | None = None,
     ) -> None:
         known = all_peers()
@@ -69,7 +72,7 @@ class Runner:
         self.not_run: list[Row] = []
         self.path = older
         self.folder = older or str(Path(str(aiostream.__file__)).parents[1])
-        self._say, self._core, self.simulator = say, core, simulator
+        self._say, self.simulator = say, simulator
         self._out: set[tuple[str, str]] = set()
         self.worker = self.new_worker()
         try:
@@ -82,7 +85,7 @@ class Runner:
 
     def new_worker(self) -> Any:
         """A process with the library that is measured."""
-        return self.child("the worker", "worker", {"core": self._core})
+        return self.child("the worker", "worker", {})
 
     def child(self, name: str, module: str, settings: dict[str, Any]) -> Child:
         """A process that imports the library, and ends if it finds another one.
@@ -161,25 +164,13 @@ class Runner:
                         self.drop(name, loop, str(error))
                     else:
                         found.setdefault((loop, name), []).append(turn)
-        if not job.shares:
-            for loop in job.loops:
-                self._close_pool(f"{job.title} on {loop}")
+        for loop in job.loops:
+            self._close_pool(f"{job.title} on {loop}")
         return found
-
-    def alone(self, job: Measure, loop: str, name: str) -> Found:
-        """One turn in a worker of its own.
-
-        Raises:
-            RuntimeError: It failed.
-        """
-        with contextlib.closing(self.new_worker()) as worker:
-            worker.answer(START)
-            return dict(worker.ask(*self._request(job, loop, name, 0)))
 
     @staticmethod
     def _request(job: Measure, loop: str, name: str, number: int) -> tuple[dict[str, Any], float]:
-        pool = "" if job.shares else f"{job.title} on {loop}"
-        turn = {"loop": loop, "peer": name, "number": number, "pool": pool}
+        turn = {"loop": loop, "peer": name, "number": number, "pool": f"{job.title} on {loop}"}
         return {"do": "turn", **job.request(), **turn}, 60 + 10 * job.turn_seconds()
 
     def _ask(self, request: dict[str, Any], limit: float) -> Any:
@@ -194,24 +185,6 @@ class Runner:
     def _close_pool(self, pool: str) -> None:
         with contextlib.suppress(RuntimeError):  # its peers are left out where they failed
             self.worker.ask({"do": "close", "pool": pool}, TRIAL)
-
-    @contextlib.contextmanager
-    def on_one_core(self, names: Sequence[str], loop_names: Sequence[str]) -> Iterator[Runner]:
-        """The same peers in a worker that is bound to one core."""
-        bound = Runner(
-            *(loop_names, names),
-            say=lambda line: None,
-            older=self.path,
-            core=True,
-            simulator=self.simulator,
-        )
-        try:
-            bound.try_out()
-            yield bound
-        finally:
-            bound.close()
-            for entry in bound.not_run:
-                self.leave_out(f"{entry['peer']} on one core", entry["loop"], entry["reason"])
 
     def close(self) -> None:
         """Ends the worker."""

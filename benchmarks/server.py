@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 STREAMS = 128  # of each way to wait: no load has more connections
 START, STOP = 120.0, 30.0  # seconds in which a server must listen, and must have ended
 SLOW = 15.0  # seconds that a window may take beyond its own length
-PEERS = tuple(name for name in serving.WAYS if name != "aiostream event")
+MORE = ("aiostream event", "run_in_thread", "to_thread 40", "to_thread 256")  # if asked for
+PEERS = tuple(name for name in serving.WAYS if name not in MORE)
 PING = "/ping alone"  # without a GPU: the limit of uvicorn and the load generator
 
 
@@ -47,7 +48,7 @@ class Load:
         return f"{loop} x {f'{self.length / 1e6:g} ms' if self.length else 'log-normal'}"
 
 
-BUSY, OPEN = Load(128, length=5 * work.MS), Load(STREAMS, rate=2_000)  # those that have goals
+BUSY, OPEN = Load(128, length=5 * work.MS), Load(STREAMS, rate=2_000)
 USUAL = (BUSY, OPEN, Load(16, length=5 * work.MS), Load(128))  # unless others are chosen
 _MORE = (Load(16), Load(STREAMS, rate=2_000, length=5 * work.MS))
 LOADS = {each.name: each for each in (*USUAL, *_MORE)}
@@ -97,6 +98,10 @@ class Server(Measure):
 
     def missing(self) -> str | None:
         return missing()
+
+    def settings(self) -> dict[str, Any]:
+        """What the server's process is asked for in addition to its ways."""
+        return {}
 
     def run(self, runner: Runner) -> list[Row]:
         """Measures.
@@ -182,11 +187,12 @@ def _of_window(window: Found) -> Row:
     used = window["server"]
     requests = used["served"] or used["pings"]  # the few pings of a window are the same for all
     tails = {
-        f"{name}p99_us": stats.micro(stats.percentile(values, 99)) if values else None
-        for name, values in (
-            ("", window["latency_ns"]),
-            ("beyond_", window["beyond_ns"]),
-            ("ping_", window["ping_ns"]),
+        f"{name}_us": stats.micro(stats.percentile(values, percent)) if values else None
+        for name, percent, values in (
+            ("p50", 50, window["latency_ns"]),
+            ("p99", 99, window["latency_ns"]),
+            ("beyond_p99", 99, window["beyond_ns"]),
+            ("ping_p99", 99, window["ping_ns"]),
         )
     }
     return {
@@ -212,7 +218,7 @@ class _Machinery:
         self._port = 0  # until the server listens
         self._client: Child | None = None
         self.description = ""
-        settings = {"ways": self._peers, "streams": job.streams, "loop": loop}
+        settings = {"ways": self._peers, "streams": job.streams, "loop": loop, **job.settings()}
         self._server = runner.child("the server", job.module, settings)
 
     def __enter__(self) -> _Machinery:
@@ -252,7 +258,9 @@ class _Machinery:
         try:
             ended = self._server.ask({"do": "end"}, STOP)
             if not ended["balanced"]:
-                self._runner.leave_out("a server's balanced ledger", self._loop, ended["ledger"])
+                self._runner.leave_out(
+                    "a server's balanced statistics", self._loop, ended["statistics"]
+                )
         except RuntimeError as error:
             self._runner.leave_out("a server's orderly end", self._loop, str(error))
 

@@ -7,7 +7,8 @@
 `/wait/<way>?ns=<length>` launches one kernel on a stream, awaits it in that way, and answers with
 nothing. `/ping` answers at once. `/usage` answers the process's CPU time, the clock and how many
 requests of both kinds were served. The process prints a JSON line when it listens. It ends when a
-line comes on its standard input, or that ends, and prints a last line: whether its ledger balances.
+line comes on its standard input, or that ends, and prints a last line: whether its statistics
+balance.
 
 Of aiostream it uses the public interface only, because it runs with an older version too.
 """
@@ -26,6 +27,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic_ns, perf_counter_ns, process_time_ns
 from typing import Any
 
@@ -156,6 +158,19 @@ def _run(kit: Kit) -> Wait:
     return way
 
 
+def _run_in_thread(kit: Kit) -> Wait:
+    free = kit.free_list()
+
+    async def way(length: int) -> None:
+        lane = free.pop()
+        try:
+            await lane.stream.run_in_thread(lane.spin, length)
+        finally:
+            free.append(lane)
+
+    return way
+
+
 def _pool_run(kit: Kit) -> Wait:
     pool = kit.pool(each=kit.lane)
 
@@ -229,6 +244,20 @@ def _to_thread(kit: Kit) -> Wait:
     return _on(kit.plain, lambda lane: asyncio.to_thread(lane.synchronize))
 
 
+def _to_threads(threads: int) -> Callable[[Kit], Wait]:
+    """`to_thread` of a loop with so many threads; by default asyncio has at most 32."""
+
+    def new_way(kit: Kit) -> Wait:
+        executor = ThreadPoolExecutor(threads)
+
+        def wait(lane: Lane) -> Awaitable[Any]:
+            return asyncio.get_running_loop().run_in_executor(executor, lane.synchronize)
+
+        return _on(kit.plain, wait)
+
+    return new_way
+
+
 def _blocking(kit: Kit) -> Wait:
     async def wait(lane: Lane) -> None:
         lane.synchronize()
@@ -239,6 +268,7 @@ def _blocking(kit: Kit) -> Wait:
 WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
     "aiostream auto": ("synchronize_async of raw streams", _ours("auto")),
     "run": ("run of raw streams", _run),
+    "run_in_thread": ("run_in_thread of raw streams", _run_in_thread),
     "enqueue_async": ("enqueue_async of raw streams", _enqueue_async),
     "pool": ("StreamPool and synchronize_async", _pool),
     "pool enqueue_async": ("StreamPool and enqueue_async", _pool_enqueue_async),
@@ -249,6 +279,8 @@ WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
     "sleep 1 ms": ("cuStreamQuery and sleep(0.001)", _polling(0.001)),
     KNOWN: ("a timer set to the kernel's end, then cuStreamQuery and sleep(0)", _known_length),
     "to_thread bindings": ("to_thread(cuStreamSynchronize)", _to_thread),
+    "to_thread 40": ("the same with 40 threads", _to_threads(40)),
+    "to_thread 256": ("the same with 256 threads", _to_threads(256)),
     "blocking": ("cuStreamSynchronize in the loop's thread", _blocking),
 }
 
@@ -358,7 +390,7 @@ class Site:
 async def _serve(
     settings: dict[str, Any], site: Site, library: Any, say: child.Say
 ) -> dict[str, Any]:
-    """Listens, serves until a line comes on standard input, and returns what the ledger says."""
+    """Listens, serves until a line comes on standard input, and returns what the statistics say."""
     import uvicorn
 
     application = await site.application()
@@ -380,13 +412,13 @@ async def _serve(
         asyncio.get_running_loop().remove_reader(0)
     done = await library.drain(END)
     site.close()
-    ledger = library.statistics()
+    counts = library.statistics()
     balanced = (
         done
-        and ledger.balanced
-        and not (ledger.points.pending or ledger.futures.pending or ledger.handles.open)
+        and counts.balanced
+        and not (counts.points.pending or counts.futures.pending or counts.handles.open)
     )
-    return {"balanced": balanced, "ledger": str(ledger)}
+    return {"balanced": balanced, "statistics": str(counts)}
 
 
 def main(new_site: Callable[[dict[str, Any], Any], Site] = Site) -> None:

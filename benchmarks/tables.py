@@ -12,7 +12,6 @@ from rich.text import Text
 
 from benchmarks.measure import Row
 from benchmarks.results import SIMULATED, machine
-from benchmarks.work import LOADS, duration
 
 Cell = str | Callable[[Row], str]  # a format of the row's keys, or what makes the text
 
@@ -73,41 +72,9 @@ REQUESTS: dict[str, Cell] = {
 }
 
 
-def _busy(row: Row) -> str:
-    return ", Python busy" if row["python_busy"] else ""
-
-
-def _where(row: Row) -> str:
-    return f"{row['loop']}, all on one core" if row["set"] == "one-core" else str(row["loop"])
-
-
-def _latency_title(row: Row) -> str:
-    what = (
-        "Latency over the kernel's length in us (95 % interval of the median), CPU in % of a core"
-    )
-    return f"{what}; {row['load']}, {row['loop']}"
-
-
-def _throughput_title(row: Row) -> str:
-    kernels = f"kernels of {duration(row['length_ns'])}, by streams; {row['loop']}"
-    others = f"; beside {row['neighbours']} x 1.2 s" if row["neighbours"] else ""
-    return f"Completions per second, and CPU us of each; {kernels}{others}"
-
-
-def _lag_title(row: Row) -> str:
-    load = f"{row['streams']} streams x {duration(row['length_ns'])}"
-    return f"Loop lag in us beside {load}; {row['loop']}"
-
-
 def _fairness_title(row: Row) -> str:
     what = "Completions of a task in a window, and lateness in us of a 1 ms timer"
-    return f"{what}; {row['streams']} x empty kernels; {_where(row)}"
-
-
-def _idle_text(row: Row) -> str:
-    if "added_us" not in row:
-        return f"none of {row['late']} in time"
-    return f"{row['added_us']:.1f} ({row['low_us']:.1f}-{row['high_us']:.1f})"
+    return f"{what}; {row['streams']} x empty kernels; {row['loop']}"
 
 
 # -------------------------------------------------------------------------------------- the tables
@@ -119,62 +86,19 @@ class Layout:
 
     Attributes:
         title: Rows of one title are one table.
-        columns: The cells of a row's line by their headings; or, if there is one alone, what stands
-            in each setting's column.
-        across: The setting of a row, if the settings stand across and a peer has one line.
+        columns: The cells of a row's line by their headings.
         group: The setting of a row, if each setting has its own lines.
-        before: A word before the columns, for sorting: tables of a kind stand together.
     """
 
     title: Cell
     columns: dict[str, Cell]
-    across: Callable[[Row], str] | None = None
     group: Cell | None = None
 
 
 LAYOUTS = {
-    "latency": Layout(
-        _latency_title,
-        {"": "{median_us:.0f} ({low_us:.0f}-{high_us:.0f}) {cpu_percent:.3g}%"},
-        across=lambda row: duration(row["length_ns"]) if row["length_ns"] else "50 us to 50 ms",
-    ),
-    "throughput": Layout(
-        _throughput_title,
-        {
-            "": lambda row: (
-                "{per_second:,.0f} / {cpu_us:.3g}".format_map(row) if row["cpu_us"] else "0"
-            )
-        },
-        across=lambda row: str(row["streams"]),
-    ),
-    "idle": Layout(
-        "GPU idle added on the awaited stream in us (95 % interval), after a kernel of; {loop}",
-        {"": _idle_text},
-        across=lambda row: f"{duration(row['length_ns'])}{_busy(row)}",
-    ),
-    "lag": Layout(
-        _lag_title,
-        {
-            **{key: TAILS[key] for key in ("p50", "p99", "p99.9")},
-            "wake-ups/s": "{wake_ups_per_second:,}",
-            "samples": "{samples:,}",
-        },
-    ),
-    "pending": Layout(
-        "CPU us per completion with so many pending; {loop}",
-        {"": "{cpu_us:.1f}"},
-        across=lambda row: f"{row['pending']:,}",
-    ),
-    "memory": Layout(
-        "Bytes for each of {pending:,} pending waits, task and future included; asyncio",
-        {"": "{bytes:,.0f}"},
-        across=lambda row: str(row["by"]),
-    ),
     "patterns": Layout(
-        lambda row: (
-            "Lateness in us by pattern of work (lower is better), "
-            f"CPU in % of a core while waiting; {_where(row)}"
-        ),
+        "Lateness in us by pattern of work (lower is better), "
+        "CPU in % of a core while waiting; {loop}",
         {**TAILS, "CPU %": "{cpu_percent:.3g}", "samples": "{samples:,}"},
         group="{pattern}",
     ),
@@ -237,15 +161,7 @@ def table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -
 def _of_layout(layout: Layout, rows: Sequence[Row]) -> Iterator[Table]:
     for title in dict.fromkeys(text(layout.title, row) for row in rows):
         some = [row for row in rows if text(layout.title, row) == title]
-        if layout.across is None:
-            yield table(title, ["", *layout.columns], list(_lines(layout, some)))
-            continue
-        (cell,) = layout.columns.values()
-        settings = list(dict.fromkeys(map(layout.across, some)))
-        known = {(row["peer"], layout.across(row)): text(cell, row) for row in some}
-        peers = dict.fromkeys(row["peer"] for row in some)
-        lines = [[peer, *(known.get((peer, each), "-") for each in settings)] for peer in peers]
-        yield table(title, ["", *settings], lines)
+        yield table(title, ["", *layout.columns], list(_lines(layout, some)))
 
 
 def _lines(layout: Layout, rows: Sequence[Row]) -> Iterator[list[str]]:
@@ -266,16 +182,8 @@ def tables(results: Row) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{machine(results)}, {versions}")]
     if results["simulator"]:
         parts.append(Text(SIMULATED))
-    for chosen in (False, True):
-        rows = [row for row in results["rows"] if (row["set"] == "goals") == chosen]
-        rows.sort(key=lambda row: row["set"] == "one-core")  # stands behind the others
-        rows.sort(key=lambda row: LOADS.index(row["load"]) if row.get("load") in LOADS else 0)
-        if rows and chosen:
-            parts.append(Text("The settings of the goals:"))
-        for measure, layout in LAYOUTS.items():
-            parts += _of_layout(layout, [row for row in rows if row["measure"] == measure])
-    if results["goals"]:
-        parts += [_goals(results["goals"]), Text(_summary(results["goals"]))]
+    for measure, layout in LAYOUTS.items():
+        parts += _of_layout(layout, [row for row in results["rows"] if row["measure"] == measure])
     if results["not_run"]:
         lines = [
             f"  {entry['peer']}{' on ' + entry['loop'] if entry['loop'] else ''}: {entry['reason']}"
@@ -283,28 +191,3 @@ def tables(results: Row) -> RenderableType:
         ]
         parts.append(Text("\n".join(["Not run:", *lines])))
     return Group(*(each for part in parts for each in (part, Text())))
-
-
-def _goals(goals: Sequence[Row]) -> Table:
-    lines: list[list[str]] = []
-    for goal in goals:
-        unit = goal["unit"] if goal["unit"] in ("x", "%") else f" {goal['unit']}"
-        known = goal["measured"] is not None
-        lines.append(
-            [
-                f"{goal['group']}: {goal['what']}",
-                f"{goal['measured']:.3g}{unit}" if known else "-",
-                f"{goal['low']:.3g} to {goal['high']:.3g}" if known else "-",
-                f"{goal['relation']} {goal['bound']:.4g}{unit}",
-                f"{goal['verdict']}{'?' if known and not goal['sure'] else ''}",
-                str(goal["samples"]),
-            ]
-        )
-    return table("Goals", ["Goal", "measured", "95 % interval", "goal", "", "samples"], lines)
-
-
-def _summary(goals: Sequence[Row]) -> str:
-    verdicts = [goal["verdict"] for goal in goals]
-    known = (each for each in ("met", "missed", "not measured") if each in verdicts)
-    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in known)
-    return f"{counts} (with a question mark: the interval has the goal within it)"

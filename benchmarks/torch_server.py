@@ -21,15 +21,21 @@ NEEDED = ("torch", "fastapi", "uvicorn")
 
 @dataclass(frozen=True)
 class TorchLoad(Load):
-    """A closed loop of requests for the model."""
+    """A closed loop of requests for the model.
+
+    Attributes:
+        captured: Whether the model is a graph.
+    """
+
+    captured: bool = False
 
     @property
     def name(self) -> str:
-        return f"closed {self.connections} x model"
+        return f"{'captured' if self.captured else 'eager'}, {self.connections} clients"
 
 
-MAIN = TorchLoad(16)  # the one that has goals
-LOADS = {each.name: each for each in (MAIN, TorchLoad(64))}
+EAGER, CAPTURED = TorchLoad(32), TorchLoad(32, captured=True)
+LOADS = {each.name: each for each in (EAGER, CAPTURED)}
 
 
 def missing() -> str | None:
@@ -63,6 +69,9 @@ class TorchServer(Server):
 
     def missing(self) -> str | None:
         return missing()
+
+    def settings(self) -> dict[str, Any]:
+        return {"captured": getattr(self.load, "captured", False)}
 
     def load_of(self, number: int, window: float) -> dict[str, Any]:
         """The model is always the same."""

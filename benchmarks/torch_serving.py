@@ -1,7 +1,7 @@
 """The server of the measure `torch`: a FastAPI application on uvicorn. `torch_server.py` starts it.
 
 It is the process of `serving.py` with another application. `/wait/<way>` runs the model for one
-request and awaits it in that way, and answers with the best candidate. Each way is tried out before
+request and awaits it in that way, and answers with its score. Each way is tried out before
 the process listens. One that fails then answers each request with its error.
 """
 
@@ -14,7 +14,7 @@ from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 from benchmarks import serving
-from benchmarks.torch_ways import CHECK_EVERY, WAYS, Kit, Way
+from benchmarks.torch_ways import WAYS, Kit, Way, item_of
 
 TRIED = 32  # requests at once, which all are checked: twice as many as there are streams
 
@@ -32,35 +32,40 @@ class TorchSite(serving.Site):
         if not self._torch.cuda.is_available():
             raise RuntimeError("torch sees no GPU")
         self._ways = settings["ways"]
-        self._kit = Kit(library, self._torch, settings["streams"])
+        self._kit = Kit(library, settings["streams"], settings["captured"])
         self.libraries = f", FastAPI {fastapi.__version__}, torch {self._torch.__version__}"
 
     async def application(self) -> Any:
         """Makes the ways, then tries them out: captures empty memory pools, which forwards fill."""
         made = {name: await self._new_way(name) for name in self._ways}
-        return application({name: await _tried(way) for name, way in made.items()})
+        return application({name: await self._tried(way) for name, way in made.items()})
 
     async def _new_way(self, name: str) -> Way:
         try:
-            return await WAYS[name][1](self._kit)
+            way, checked = await WAYS[name][1](self._kit), self._kit.checked
         except Exception as error:
             return _failing(error)
+
+        async def answer(number: int) -> float:
+            item = item_of(number)
+            score: float = checked(item, await way(item))
+            return score
+
+        return answer
+
+    @staticmethod
+    async def _tried(way: Way) -> Way:
+        found = await asyncio.gather(*map(way, range(TRIED)), return_exceptions=True)
+        errors = [error for error in found if isinstance(error, BaseException)]
+        return _failing(errors[0]) if errors else way
 
     def close(self) -> None:
         """Destroys every stream of aiostream, when nothing is pending."""
         self._kit.close()
 
 
-async def _tried(way: Way) -> Way:
-    found = await asyncio.gather(
-        *(way(number * CHECK_EVERY) for number in range(TRIED)), return_exceptions=True
-    )
-    errors = [error for error in found if isinstance(error, BaseException)]
-    return _failing(errors[0]) if errors else way
-
-
 def _failing(error: BaseException) -> Way:
-    async def way(number: int) -> int:
+    async def way(number: int) -> float:
         raise error
 
     return way
@@ -90,13 +95,13 @@ def application(ways: dict[str, Way]) -> Any:
         numbers = itertools.count()
 
         @app.get(serving.path_of(name))
-        async def answer() -> dict[str, int]:
+        async def answer() -> dict[str, float]:
             try:
-                best = await way(next(numbers))
+                score = await way(next(numbers))
             except Exception as error:
                 raise HTTPException(500, f"{type(error).__name__}: {error}") from error
             counts["served"] += 1
-            return {"best": best}
+            return {"score": score}
 
     for name, way in ways.items():
         add(name, way)

@@ -1,24 +1,22 @@
 """Many streams with a task each, for windows of time.
 
-`Throughput` counts completions and what each costs. `Mixed` shows the neighbours that suffer: short
+`Mixed` shows the neighbours that suffer: short
 and long kernels side by side, and how late each wait ends. `Fairness` shows starvation: tasks that
 get no turn, and a timer that fires late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any, ClassVar
 
 from benchmarks import stats, work
-from benchmarks.lanes import Lane
 from benchmarks.measure import Found, Measure, Row, Turn, merged
 from benchmarks.work import MS, duration
 
 Task = Callable[[], Awaitable[None]]
-LONG = 1_200 * MS  # ns: the neighbour that keeps on
 
 
 class Window:
@@ -27,9 +25,9 @@ class Window:
     They look at the clock too, because no peer need ever let the loop go on by itself.
     """
 
-    def __init__(self, turn: Turn, warm: float, length: float, slack: int = 0) -> None:
+    def __init__(self, turn: Turn, warm: float, length: float) -> None:
         self._turn, self._warm, self._length = turn, warm, length
-        self._limit = perf_counter_ns() + round((warm + 2 * length + 1) * 1e9) + slack
+        self._limit = perf_counter_ns() + round((warm + 2 * length + 1) * 1e9)
         self._stop = False
         self.recording = False
         self.counts = [0] * len(turn.lanes)
@@ -54,24 +52,11 @@ class Window:
         }
         self.recording, self._stop = False, True
 
-    def counting(self, at: int, length: int) -> Task:
-        """A task that launches and awaits on one lane, and counts."""
-        lane, counts, is_open = self._turn.lanes[at], self.counts, self.open
-        spin, wait = lane.spin, self._turn.waiter(lane, yields=True)
-
-        async def task() -> None:
-            while is_open():
-                spin(length)
-                await wait()
-                if self.recording:
-                    counts[at] += 1
-
-        return task
-
     def timing(self, at: int, lengths: list[int]) -> Task:
-        """The same, and notes how late each wait ends, beyond its kernel's length."""
+        """A task that launches and awaits on one lane, and notes how late each wait ends."""
         lane, counts, late = self._turn.lanes[at], self.counts, self.late
-        spin, wait, is_open = lane.spin, self._turn.waiter(lane, yields=True), self.open
+        launch, wait = self._turn.launcher(lane), self._turn.waiter(lane, yields=True)
+        is_open = self.open
 
         async def task() -> None:
             number = 0
@@ -79,7 +64,7 @@ class Window:
                 length = lengths[number % len(lengths)]
                 number += 1
                 began = perf_counter_ns()
-                spin(length)
+                launch(length)
                 await wait()
                 if self.recording:
                     counts[at] += 1
@@ -147,78 +132,6 @@ class Crowd(Measure):
             "per_second": round(sum(turn["counts"]) * 1e9 / turn["wall_ns"], 1),
             "cores": round(turn["cpu_ns"] / turn["wall_ns"], 4),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Throughput(Crowd):
-    """Completions per second, and what each costs.
-
-    Attributes:
-        length: The kernels' length in ns.
-        neighbours: How many more streams have a kernel of 1.2 s awaited on them meanwhile.
-    """
-
-    length: int = 0
-    neighbours: int = 0
-    rounds: int = 3
-    window: float = 0.3
-
-    name = "throughput"
-    shares = True
-    QUICK: ClassVar[dict[str, Any]] = {"rounds": 2, "window": 0.03, "warm": 0.01}
-
-    @property
-    def title(self) -> str:
-        beside = f" beside {self.neighbours} of 1.2 s" if self.neighbours else ""
-        return f"throughput, {self.streams} x {duration(self.length)}{beside}"
-
-    @property
-    def lanes(self) -> int:
-        return self.streams + self.neighbours
-
-    @property
-    def long(self) -> bool:
-        return self.streams > 64 or self.neighbours > 0
-
-    def turn_seconds(self) -> float:
-        window = max(self.window + self.warm, LONG / 1e9 if self.neighbours else 0)
-        return window + 0.08 + self.length / 1e9
-
-    async def turn(self, turn: Turn) -> Found:
-        # The task that watches gets its turn after each task of a peer that blocks.
-        slack = 4 * self.streams * self.length if turn.peer.blocks else 0
-        window = Window(turn, self.warm, self.window, slack)
-        neighbours = [self._long(turn, lane) for lane in turn.lanes[self.streams :]]
-        return await window.run(
-            *neighbours, *(window.counting(at, self.length) for at in range(self.streams))
-        )
-
-    @staticmethod
-    def _long(turn: Turn, lane: Lane) -> Task:
-        wait = turn.waiter(lane)
-
-        async def task() -> None:
-            lane.spin(LONG)
-            await wait()
-
-        return task
-
-    def row(self, turns: list[Found]) -> Row:
-        """The rate, and the CPU of a completion."""
-        row = super().row(turns)
-        costs = [window["cpu_us"] for window in row["windows"] if window["cpu_us"] is not None]
-        return {
-            **row,
-            "length_ns": self.length,
-            "neighbours": self.neighbours,
-            "cpu_us": stats.median(costs) if costs else None,
-        }
-
-    def of_window(self, turn: Found) -> Row:
-        """Also the CPU of a completion, if there were any."""
-        count = sum(turn["counts"])
-        cost = round(turn["cpu_ns"] / 1e3 / count, 3) if count else None
-        return {**super().of_window(turn), "count": count, "cpu_us": cost}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,32 +257,3 @@ class Fairness(Crowd):
         fewest, most = min(turn["counts"]), max(turn["counts"])
         ratio = round(most / max(1, fewest), 3)
         return {**super().of_window(turn), "fewest": fewest, "most": most, "ratio": ratio}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneCore(Measure):
-    """`Patterns` and `Fairness` on one core, where waiting threads and the loop compete.
-
-    Attributes:
-        parts: What is measured there.
-    """
-
-    parts: tuple[Measure, ...] = ()
-
-    name = "one-core"
-
-    @property
-    def title(self) -> str:
-        return "patterns and fairness on one core"
-
-    def seconds(self) -> float:
-        return 2 + sum(part.seconds() for part in self.parts)
-
-    def run(self, runner: Any) -> list[Row]:
-        """Measures, and notes which peers could not be had there."""
-        with runner.on_one_core(self.peers, self.loops) as bound:
-            return [row for part in self.parts for row in part.run(bound)]
-
-    def rows(self, peer: str, turns: list[Found]) -> Iterator[Row]:
-        """The parts have the rows."""
-        yield from ()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 US, MS = 1_000, 1_000_000  # ns
 SHORTEST, MEDIAN, LONGEST = 0.2, 2.0, 20.0  # ms: log-normal with a deviation of 1, clipped
-UNPREDICTABLE = (50 * US, 50 * MS)  # log-uniform between
-LOADS = ("steady", "varying", "unpredictable", "fresh")
 
 
 def patterns(seed: int, waits: int) -> dict[str, list[int]]:
@@ -34,30 +31,13 @@ def patterns(seed: int, waits: int) -> dict[str, list[int]]:
             int(MS * (1 + 3 * k / (drifting - 1))) for k in range(drifting)
         ],
         "steady 1 ms again": [MS] * waits,
+        "heavy tail from 0.3 ms": [
+            round(MS * min(30.0, 0.3 * rng.paretovariate(1.2))) for _ in range(waits)
+        ],
+        "falling from 9 to 1 ms": [
+            round(MS * (9 - 8 * k / max(1, waits - 1))) for k in range(waits)
+        ],
     }
-
-
-def loads(load: str, length: int, count: int) -> list[int]:
-    """The lengths of one of `LOADS`.
-
-    Args:
-        load: "varying" differs by 10 %, "unpredictable" is log-uniform, the others are steady.
-        length: In ns.
-        count: How many.
-    """
-    generator = random.Random(length + 1)
-    if load == "varying":
-        return [round(length * generator.uniform(0.9, 1.1)) for _ in range(count)]
-    if load == "unpredictable":
-        low, high = map(math.log, UNPREDICTABLE)
-        return [round(math.exp(generator.uniform(low, high))) for _ in range(count)]
-    return [length] * count
-
-
-def mean_length(load: str, length: int) -> float:
-    """The mean of such lengths."""
-    low, high = UNPREDICTABLE
-    return (high - low) / math.log(high / low) if load == "unpredictable" else length
 
 
 def log_normal(seed: str) -> list[int]:

@@ -7,30 +7,21 @@ runs it with an older one too.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import aiostream
-from benchmarks import child, idle, lag, lanes, latency, loops, patterns, pending, windows
+from benchmarks import child, lanes, latency, loops, patterns, windows
 from benchmarks.lanes import Lane
 from benchmarks.loops import LoopAdapter
 from benchmarks.measure import Found, Measure, Turn
 from benchmarks.peers import Peer, all_peers
 
-MEASURES = (
-    idle,
-    lag,
-    latency,
-    patterns,
-    pending,
-    windows,
-)  # imported so that `Measure.of` knows them
+MEASURES = (latency, patterns, windows)  # imported so that `Measure.of` knows them
 TRIAL = 10.0  # seconds in which a peer must have waited for a kernel of 5 us
 
 
@@ -47,7 +38,6 @@ class Worker:
         self._context.__enter__()
         self._kernels = lanes.load()
         self._pools: dict[tuple[str, str], list[Lane]] = {}
-        self._notes: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> Any:
         """Does what a request asks for."""
@@ -66,8 +56,7 @@ class Worker:
         peer = self.peers[request["peer"]]
         lane = self._new_lane(peer)
         try:
-            with peer.selected():
-                loops.run(request["loop"], self._trial, peer, lane)
+            loops.run(request["loop"], self._trial, peer, lane)
         finally:
             lane.close()
 
@@ -91,13 +80,10 @@ class Worker:
             streams.append(self._new_lane(peer))
 
         async def take(adapter: LoopAdapter) -> Found:
-            new_lane = functools.partial(self._new_lane, peer)
             own = streams[: job.lanes]
-            return await job.turn(
-                Turn(adapter, peer, request["number"], own, new_lane, self._notes)
-            )
+            return await job.turn(Turn(adapter, peer, request["number"], own))
 
-        with peer.selected(), lanes.quiet():
+        with lanes.quiet():
             return dict(loops.run(request["loop"], take))
 
     def _new_lane(self, peer: Peer) -> Lane:
@@ -146,8 +132,6 @@ def imported(library: Any) -> str:
 def main() -> None:
     """Answers until standard input ends."""
     settings = json.loads(sys.argv[1])
-    if settings.get("core"):  # the last one, because the first often serves interrupts
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
     def begin() -> Any:
         worker = Worker(library(settings))

@@ -99,7 +99,7 @@ def pack_wheel(folder: Path, more_of_stream: str = "") -> Path:
     package = Path(str(aiostream.__file__)).parent
     with zipfile.ZipFile(path, "w") as archive:
         for file in package.rglob("*"):
-            if file.suffix not in (".py", ".so"):
+            if file.suffix not in (".py", ".so", ".txt"):
                 continue
             name = file.relative_to(package.parent)
             if name == Path("aiostream/stream.py"):

@@ -28,48 +28,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def goals(driver_kind: str, folder: Path) -> tuple[str, dict[str, Any]]:
+def fairness(driver_kind: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """What a quick run prints, and its results."""
-    return quick_run(driver_kind, folder, "goals", "fairness")
+    return quick_run(driver_kind, folder, "fairness", "--peers", "polling,sleep 1 ms,cupy")
 
 
 @pytest.mark.slow
-def test_a_quick_run_writes_sane_cells_of_every_measure(
-    goals: tuple[str, dict[str, Any]], driver_kind: str
+def test_a_quick_run_prints_progress_tables_and_what_was_not_run(
+    fairness: tuple[str, dict[str, Any]], driver_kind: str, folder: Path
 ) -> None:
-    _, results = goals
+    out, results = fairness
     assert results["simulator"] == (driver_kind == "simulator")
     assert results["environment"]["gpu"] == aiostream.Device(0).name
     assert {"driver", "cuda", "python", "cuda-bindings", "cores"} <= results["environment"].keys()
     assert results["date"].startswith("20")
-    assert {row["set"] for row in results["rows"]} == {"goals", "fairness"}
-    sane: dict[str, Callable[[dict[str, Any]], bool]] = {
-        # A wait that resumes before the kernel's end waits for nothing. The clocks of GPU and host
-        # may differ by a microsecond.
-        "latency": lambda row: (
-            len(row["latency_ns"]) == len(row["cpu_ns"]) == row["samples"]
-            and min(row["latency_ns"]) > -2_000
-            and row["low_us"] <= row["median_us"] <= row["high_us"] < 1e6
-        ),
-        "throughput": lambda row: all(window["count"] > 0 for window in row["windows"]),
-        "lag": lambda row: min(row["lag_ns"]) > 0,
-        "pending": lambda row: row["cpu_us"] > 0,
-        "memory": lambda row: row["by"] != "traced" or row["bytes"] > 500,
-    }
-    for row in results["rows"]:
-        assert {"measure", "loop", "peer", "samples"} <= row.keys()
-        assert sane.get(row["measure"], bool)(row), row
-    assert {row["measure"] for row in results["rows"]} >= sane.keys()
-
-
-@pytest.mark.slow
-def test_a_quick_run_prints_progress_tables_goals_and_what_was_not_run(
-    goals: tuple[str, dict[str, Any]], driver_kind: str, folder: Path
-) -> None:
-    out, results = goals
     for words in (
-        *("about 0:", "left] goals: latency, 20 us steady", "Latency over the kernel's length"),
-        *("Loop lag in us", "Goals", "not measured", f"Results: {folder / RESULTS}"),
+        *("about 0:", "left] fairness: fairness, 8 x", f"Results: {folder / RESULTS}"),
         *(["not run: cupy on every loop", files.SIMULATED] if driver_kind == "simulator" else []),
     ):
         assert words in out
@@ -80,26 +54,23 @@ def test_a_quick_run_prints_progress_tables_goals_and_what_was_not_run(
 
 @pytest.mark.slow
 def test_a_run_is_added_to_a_file_and_shown(
-    goals: tuple[str, dict[str, Any]], driver_kind: str, folder: Path
+    fairness: tuple[str, dict[str, Any]], driver_kind: str, folder: Path
 ) -> None:
     options = ("fairness", "--append", "--peers", "polling")
     _, results = quick_run(driver_kind, folder, *options)
-    assert len(results["rows"]) == len(goals[1]["rows"])  # replaced, not doubled
+    assert len(results["rows"]) == len(fairness[1]["rows"])  # replaced, not doubled
     shown = command("none", "--show", str(folder / RESULTS))
     assert "Completions of a task in a window" in shown.stdout
-    assert "\nGoals\n" in shown.stdout
 
 
 @pytest.mark.slow
-def test_each_measure_of_late_ends_is_run_printed_and_judged(
-    driver_kind: str, tmp_path: Path
-) -> None:
+def test_each_measure_of_late_ends_is_run_and_printed(driver_kind: str, tmp_path: Path) -> None:
     printed, results = quick_run(driver_kind, tmp_path, *plan.TAILS, "--loops", "asyncio")
     for measure in plan.TAILS:
         rows = [row for row in results["rows"] if row["set"] == measure]
         peers = plan.FULL_PEERS if measure == "full" else plan.TAIL_PEERS
         assert {row["peer"] for row in rows} == set(peers)
-        if measure in ("patterns", "one-core"):
+        if measure == "patterns":
             patterns = {row["pattern"] for row in rows if row["measure"] == "patterns"}
             assert patterns == work.patterns(0, 1).keys()
     for row in results["rows"]:
@@ -110,12 +81,9 @@ def test_each_measure_of_late_ends_is_run_printed_and_judged(
         assert -2 < found[0] <= found[-1] < 5e6
     for words in (
         *("Lateness in us by pattern of work", "8 streams"),
-        *("Completions of a task in a window", "all on one core"),
+        "Completions of a task in a window",
     ):
         assert words in printed
-    # --quick has no 16 streams.
-    assert {goal["group"] for goal in results["goals"]} == {"patterns", "fairness", "one core"}
-    assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
 
 
 # ----------------------------------------------------------------------------- what cannot be run

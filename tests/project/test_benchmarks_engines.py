@@ -37,7 +37,8 @@ def test_servers_are_measured_and_checked(driver_kind: str, tmp_path: Path) -> N
         pytest.importorskip(name)
     path = tmp_path / "engines.json"
     ways = "aiostream graphs,aiostream eager in threads,sketch graphs,to_thread graphs"
-    options = ("--seconds", "0.3", "--clients", "1,4", "--ways", ways, "--json", str(path))
+    options = ["--rounds", "1", "--seconds", "1", "--clients", "1,4", "--ways", ways]
+    options += ["--json", str(path)]
     done = command(driver_kind, "proof", "--peers", *options, path=torch_path(driver_kind))
     assert done.returncode == 0, done.stdout + done.stderr
     found = results.read(path)

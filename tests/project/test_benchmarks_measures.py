@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benching import LocalRunner, new_runner, running
 from benchmarks import child, loops, plan, work
-from benchmarks.idle import Idle
-from benchmarks.lag import PLAIN, Lag
 from benchmarks.latency import Latency
 from benchmarks.measure import Found, Measure, Turn
 from benchmarks.patterns import Patterns
 from benchmarks.peers import Peer, Wait
-from benchmarks.pending import Pending
-from benchmarks.windows import Fairness, Full, Mixed, Throughput
+from benchmarks.windows import Fairness, Full, Mixed
 
 # ----------------------------------------------------------------------------------- on every loop
 
@@ -26,35 +22,29 @@ from benchmarks.windows import Fairness, Full, Mixed, Throughput
 @pytest.mark.parametrize("loop", loops.LOOPS)
 def test_peers_wait_on_every_loop(loop: str) -> None:
     names = ("aiostream auto", "polling", "to_thread bindings")
-    local = LocalRunner([loop], names, say=lambda line: None)
-    latency = Latency((loop,), names, length=0, load="unpredictable", samples=3, rounds=1, warm=1)
-    throughput = Throughput(
-        (loop,), names, streams=4, length=500_000, rounds=1, window=0.1, warm=0.0
-    )
+    every = (*names, "run", "pool run", "run_in_thread", "ctypes")
+    local = LocalRunner([loop], every, say=lambda line: None)
+    latency = Latency((loop,), every, length=20_000, samples=3, rounds=1, warm=1)
+    full = Full((loop,), names, streams=4, length=500_000, rounds=1, window=0.1, warm=0.0)
     with running(local) as bench_runner:
         assert bench_runner.not_run == []
-        assert {row["peer"] for row in latency.run(bench_runner)} == set(names)
-        assert all(row["per_second"] > 0 for row in throughput.run(bench_runner))
+        assert {row["peer"] for row in latency.run(bench_runner)} == set(every)
+        assert all(row["per_second"] > 0 for row in full.run(bench_runner))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 def test_every_measure_runs_in_a_worker(driver_kind: str, loop: str) -> None:
-    names = ("aiostream auto", "aiostream unpredicted", "enqueue_async", "sleep 1 ms", "blocking")
+    names = ("aiostream auto", "run", "enqueue_async", "sleep 1 ms", "blocking")
     on: tuple[tuple[str, ...], tuple[str, ...]] = ((loop,), names)
     # On a GPU that other tests use too, a kernel may take much longer.
     window = 0.05 if driver_kind == "simulator" else 0.5
     crowd: dict[str, Any] = {"streams": 4, "rounds": 1, "window": window, "warm": 0.0}
     jobs: list[tuple[Measure, set[str]]] = [
-        (Latency(*on, length=20_000, load="fresh", samples=4, rounds=2), set(names)),
-        (Latency(*on, length=20_000, load="varying", samples=4, rounds=2), set(names)),
+        (Latency(*on, length=20_000, samples=4, rounds=2), set(names)),
         (Patterns(*on, words=("alternating",), waits=2, rounds=1), set(names)),
-        (Throughput(*on, length=20_000, **crowd), set(names)),
         (Mixed(*on, **crowd), set(names)),
         (Full(*on, **crowd), {*names} - {"blocking"}),
         (Fairness(*on, **crowd), set(names)),
-        (Idle(*on, length=300_000, samples=4, rounds=2), {*names} - {"blocking"}),
-        (Pending(*on, counts=(20,), total=20, rounds=1), {*names} - {"blocking"}),
-        (Lag((loop,), names[:1], **crowd), {names[0], PLAIN}),
     ]
     with running(new_runner(driver_kind, loop, names)) as bench_runner:
         for job, expected in jobs:
@@ -145,8 +135,7 @@ def take(job: Measure, *waits: Wait) -> tuple[Found, list[Any]]:
     peer = Peer("made up", "", lambda adapter, lane: lane.wait)  # type: ignore[attr-defined]
 
     async def turn(adapter: loops.LoopAdapter) -> Found:
-        another: Any = SimpleNamespace
-        return await job.turn(Turn(adapter, peer, 0, lanes, another))
+        return await job.turn(Turn(adapter, peer, 0, lanes))
 
     return loops.run("asyncio", turn), lanes
 

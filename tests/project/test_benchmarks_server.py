@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from benching import new_runner, pack_wheel, quick_run, results_of
-from benchmarks import goals, load, pictures, plan, runner, server, serving
+from benching import new_runner, pack_wheel, quick_run
+from benchmarks import load, plan, runner, server, serving
 
 MS = 1_000_000  # ns
 KNOWN = ("polling", "aiostream auto")
@@ -24,9 +24,7 @@ KNOWN = ("polling", "aiostream auto")
 
 
 @pytest.mark.slow
-def test_each_load_is_run_with_every_peer_printed_and_judged(
-    driver_kind: str, tmp_path: Path
-) -> None:
+def test_each_load_is_run_with_every_peer_and_printed(driver_kind: str, tmp_path: Path) -> None:
     printed, results = quick_run(driver_kind, tmp_path, "server")
     assert results["not_run"] == []
     for usual in server.USUAL[:3]:
@@ -48,13 +46,6 @@ def test_each_load_is_run_with_every_peer_printed_and_judged(
         assert words in printed
     for load_name in ("closed 128 x 5 ms", "open 2000/s x log-normal"):
         assert re.search(f"^{load_name} *$", printed, re.MULTILINE)
-    assert len(results["goals"]) == 5 + 8
-    # On a busy machine a window of --quick may serve too little to give the CPU of a request.
-    some_unknown = any(row["cpu_us"] is None for row in results["rows"])
-    for goal in results["goals"]:
-        assert goal["verdict"] in ("met", "missed") or (
-            some_unknown and goal["what"].startswith("CPU")
-        ), goal
 
 
 # ------------------------------------------------------------------------------ the load generator
@@ -270,63 +261,3 @@ def test_the_loads_can_be_chosen_and_take_minutes() -> None:
     cut = plan.Cut(rounds=2, loads=("128 x 5",))
     (one,) = plan.jobs("server", ("uvloop",), server.PEERS, cut)
     assert one.seconds() < jobs[0].seconds() / 3
-
-
-def canned() -> list[dict[str, Any]]:
-    def row(peer: str, of: server.Load, rate: float, cpu: float, beyond: float) -> dict[str, Any]:
-        figures = {"cpu_us": cpu, "beyond_p99_us": beyond}
-        each = [{"round": k, "per_second": rate * (1 + k / 10), **figures} for k in range(10)]
-        if peer == "polling" and of is server.BUSY:
-            each[3]["per_second"] *= 2  # by chance
-            del each[7]  # which was not taken
-        known = {"set": "server", "measure": "server", "loop": "uvloop", "server": "uvicorn"}
-        tails = {"p50_us": 6_000.0, "p99_us": 8_000.0, "beyond": {"p99_us": beyond}, "cpu_us": cpu}
-        rates = dict.fromkeys(("per_second", "low", "high"), rate)
-        rest = {"peer": peer, "load": of.name, "samples": 10_000, "windows": each}
-        return {**known, **tails, **rates, **rest}
-
-    busy, late = server.BUSY, server.OPEN
-    return [
-        row("aiostream auto", busy, 20_000, 50, 0),
-        row("enqueue_async", busy, 19_000, 50, 0),
-        row("pool", busy, 10_000, 50, 0),
-        row("polling", busy, 18_000, 55, 0),
-        row("to_thread bindings", busy, 5_000, 90, 0),
-        row("aiostream auto", late, 2_000, 300, 1_000),
-        row("enqueue_async", late, 2_000, 200, 2_000),
-        row("polling", late, 2_000, 500, 400),
-        row("known length", late, 2_000, 150, 900),
-    ]
-
-
-def test_the_server_is_judged_against_its_rivals() -> None:
-    judged = {
-        (goal["group"].removeprefix("server, "), goal["what"]): goal
-        for goal in goals.judge(json.loads(json.dumps(canned())))
-    }
-    assert len(judged) == 5 + 8  # none of the other goals, because nothing was measured for them
-    busy, late = server.BUSY.name, server.OPEN.name
-    rate = judged[busy, "requests per second / polling, lower end"]
-    assert (rate["verdict"], rate["samples"]) == ("met", 9)
-    # Rounds drift by 90 %, but within a round the ratio is always the same.
-    assert rate["measured"] == rate["low"] == rate["high"] == pytest.approx(10 / 9, abs=1e-4)
-    thread = judged[busy, "requests per second / to_thread bindings"]
-    assert thread["measured"] == pytest.approx(4.0)
-    cpu = judged[late, "CPU per request, synchronize_async / polling"]
-    assert cpu["measured"] == pytest.approx(0.6)
-    for load_name, what, verdict in (
-        (busy, "requests per second, enqueue_async / synchronize_async", "met"),
-        (busy, "requests per second, pool / synchronize_async", "missed"),
-        (busy, "requests per second, pool enqueue_async / synchronize_async", "not measured"),
-        (late, "p99 beyond the kernel, synchronize_async / known length", "met"),
-        (late, "p99 beyond the kernel, enqueue_async / known length", "missed"),
-        (late, "CPU per request, pool / polling", "not measured"),
-    ):
-        assert judged[load_name, what]["verdict"] == verdict
-
-
-def test_the_server_has_a_figure_of_its_own(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    drawn = pictures.draw([results_of(canned(), simulator=True)], tmp_path / "results")
-    assert [path.name for path in drawn] == ["results-server.svg", "results-server-dark.svg"]
-    assert b"<svg" in drawn[0].read_bytes()

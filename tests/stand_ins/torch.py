@@ -44,7 +44,7 @@ class _Device:
     def __init__(self) -> None:
         self.context = aiostream.Device(0).primary_context
         with self.context.as_current():
-            self.kernels = lanes.load()
+            self.kernel = lanes.load()
         self.given_back: dict[tuple[int, int], list[Any]] = {}
 
 
@@ -77,7 +77,7 @@ class Stream:
         device = _device()
         self.cuda_stream = int(_call("cuStreamCreate", 1)) if handle is None else handle
         self._cu_stream = driver.CUstream(self.cuda_stream)
-        self.lane = lanes.Lane(SimpleNamespace(handle=self.cuda_stream), device.kernels)
+        self.lane = lanes.Lane(SimpleNamespace(handle=self.cuda_stream), device.kernel)
 
     def synchronize(self) -> None:
         _call("cuStreamSynchronize", self._cu_stream)

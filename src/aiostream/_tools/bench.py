@@ -1,7 +1,7 @@
 """`python -m aiostream bench`: four ways to wait for the GPU side by side, in some 20 seconds.
 
-The benchmark proper, with more ways, many streams, servers and this project's goals, is
-`python -m benchmarks` in a clone of the repository.
+The benchmark proper, with more ways, many streams and servers, is `python -m benchmarks` in a clone
+of the repository.
 """
 
 from __future__ import annotations

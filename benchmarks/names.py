@@ -1,0 +1,47 @@
+"""What pages and pictures call the ways, in the order in which they are recommended."""
+
+from __future__ import annotations
+
+NAMES = {
+    "batches": "`Batches`",
+    "batches in threads": "`Batches`, in threads",
+    "aiostream graphs": "`Batches`, graphs",
+    "pool run": "`pool.run`",
+    "run": "`stream.run`",
+    "run, halves": "`stream.run`, in two halves",
+    "aiostream auto": "`await stream`",
+    "await stream": "`await stream`",
+    "await event": "`await event`",
+    "enqueue_async": "`enqueue_async`",
+    "run_in_thread": "`run_in_thread`",
+    "run_in_thread, limiter of 2": "`run_in_thread`, a limiter of 2",
+    "aiostream eager in threads": "`Batches`, eager, in threads",
+    "aiostream hostfunc": '`wait="hostfunc"`: a host function',
+    "polling": "busy polling: `query()`, `sleep(0)`",
+    "sleep 1 ms": "`query()`, `sleep(0.001)`",
+    "to_thread bindings": "`to_thread(synchronize)`",
+    "to_thread 40": "`synchronize()` in 40 threads",
+    "to_thread 256": "`synchronize()` in 256 threads",
+    "to_thread, blocking": "`to_thread`, launch and wait",
+    "ThreadPoolExecutor(2), then await stream": "`ThreadPoolExecutor(2)`, `await stream`",
+    "sketch graphs": "batches by hand, graphs",
+    "LitServe graphs": "LitServe, graphs",
+    "LitServe eager": "LitServe, eager",
+    "mosec graphs": "mosec, graphs",
+    "to_thread graphs": "`to_thread`, graphs",
+    "to_thread eager": "`to_thread`, eager",
+    "blocking": "`synchronize()` in the loop",
+    "torch events": "torch's event: `query()`, `sleep(0.001)`",
+    "cuda.core": "cuda.core's event: `is_done`, `sleep(0.001)`",
+    "cuda.core in a thread": "cuda.core's event: `to_thread(sync)`",
+    "cupy": "cupy's `launch_host_func`",
+    "ctypes": "`cuLaunchHostFunc` by ctypes",
+    "numba": "numba's `async_done`",
+    "/ping alone": "`/ping`, without a GPU",
+}
+OURS = {
+    *("batches", "batches in threads", "pool run", "run", "run, halves", "aiostream auto"),
+    *("await stream", "await event", "enqueue_async", "run_in_thread", "aiostream hostfunc"),
+    *("run_in_thread, limiter of 2", "aiostream graphs", "aiostream eager in threads"),
+    "/ping alone",
+}
