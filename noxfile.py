@@ -23,7 +23,6 @@ FREE_THREADED = ("python3.14t", "python3.13t")
 def install(session: nox.Session, *packages: str) -> None:
     """Installs packages, except with `--no-venv`, which takes what is there."""
     if session.venv_backend != "none":
-        session.run("rm", "-rf", "build", external=True)  # of an earlier build, for another Python
         ours = ["./driver"] if packages[0].startswith((".", "-")) else []  # what `.[test]` needs
         session.install(*ours, *packages)
 
@@ -124,7 +123,7 @@ def outside(session: nox.Session) -> None:
     # The test is skipped where NVRTC is missing, and here it may not be.
     session.run("python", "-c", "from cuda.bindings import nvrtc; print(nvrtc.nvrtcVersion())")
     session.run("python", "-m", "pytest", "driver/tests/test_sim_control.py", "-k", "nvrtc")
-    # numba-cuda's tests need an older pytest than ours do.
+    # numba-cuda's tests need an older pytest than the others.
     needs = ("pytest<9", "pytest-timeout", "filecheck", "cffi", "psutil")
     install(session, "numba-cuda[cu13]", *needs)
     session.run("python", "driver/tests/outside/run.py")

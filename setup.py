@@ -5,6 +5,7 @@
 
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import tomllib
@@ -52,16 +53,13 @@ def readme() -> str:
 
 
 class BuildPy(build_py):
-    """Takes the examples along, for `python -m aiostream examples`."""
+    """Builds into an empty folder."""
 
     def run(self) -> None:
-        """Also copies them into the package, unless the installation is editable."""
-        super().run()
+        """A wheel takes what an earlier build has left there."""
         if not self.editable_mode:
-            folder = f"{self.build_lib}/aiostream/_tools/examples"
-            self.mkpath(folder)
-            for example in glob("examples/*.py"):
-                self.copy_file(example, folder)
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 setup(

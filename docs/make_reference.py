@@ -32,7 +32,7 @@ OLDEST = 12000  # the oldest driver that the library runs on
 
 
 class Row(NamedTuple):
-    """A function or method of theirs, and what it is called here."""
+    """A function or method of another library, and what it is called here."""
 
     theirs: str
     ours: list[str]

@@ -1,7 +1,7 @@
 """What mkdocs runs while it builds the site: see `hooks` in mkdocs.yml.
 
 The documents link to files outside of `docs/`, as a reader of the repository needs it. Here these
-files become pages of the site, or files beside its pages, and the links lead to them.
+files become pages of the site, or files next to its pages, and the links lead to them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = "docs/"
-# Modules with a page in the API reference, beside the package itself.
+# Modules with a page in the API reference, in addition to the package itself.
 MODULES = [
     path.stem
     for path in sorted(ROOT.glob("docs/api/*.md"))

@@ -4,7 +4,7 @@ That is `functions.h` and `lacking.h`.
 
     python make_functions.py
 
-`tests/test_sim_control.py` fails if the page is stale.
+`tests/test_sim_control.py` fails if the page is not what it writes.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 import os
 import posixpath
 import re
+import shutil
 import tomllib
 from glob import glob
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 FILES = {"libcuda": "libcuda.so.1", "_forward": "_forward.so"}
 """The libraries' files. They are no Python modules, and know nothing of Python."""
@@ -23,6 +25,16 @@ link_args = ["-pthread", "-Wl,-soname,libcuda.so.1"]
 if os.environ.get("AIOSTREAM_DEBUG", "0") in ("", "0"):
     compile_args += ["-g0"]  # Python's own flags have -g
     link_args += ["-Wl,-s"]
+
+
+class BuildPy(build_py):
+    """Builds into an empty folder."""
+
+    def run(self) -> None:
+        """A wheel takes what an earlier build has left there."""
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 class BuildExt(build_ext):
@@ -69,7 +81,7 @@ def readme() -> str:
 
 
 setup(
-    cmdclass={"build_ext": BuildExt, "bdist_wheel": Wheel},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy, "bdist_wheel": Wheel},
     ext_modules=[
         library("nogpu.lib.libcuda", "src/nogpu/simulator"),
         # Its forwards are made from the simulator's table of functions. `-Bsymbolic`, because the

@@ -55,7 +55,7 @@ class Decoder:
 
     async def tokens(self, stream: aiostream.Stream, count: int) -> AsyncIterator[int]:
         """Yields one token after another, each as soon as the GPU has it."""
-        self.state[1] = 0  # nothing is in flight: the pool has lent the stream to this request
+        self.state[1] = 0  # nothing is in flight: this request alone has the stream
         for _ in range(count):
             await self.graph.launch_and_wait(stream)
             yield round(self.state[1])

@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 
 _HIDES = "CUDA_VISIBLE_DEVICES"
 
+# Seconds after which a gate that a test has not opened opens by itself. The test fails then.
 GATE_OPENS_AFTER = 30.0
-"""Seconds after which a gate that a test has not opened opens by itself. The test fails then."""
-
+# Seconds from which on a call that need not wait, such as a launch, fails a test. On a busy machine
+# any call may take some milliseconds.
 BLOCKS_FROM = 0.02
-"""Seconds from which on a call that need not wait, such as a launch, fails a test.
-
-On a busy machine any call may take some milliseconds.
-"""
 
 _ONCE = ("begins", "loads")  # whichever test comes first starts a context and loads kernels
 
@@ -90,13 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _use_simulator(devices) if driver == "simulator" else _use_gpu()
     except (RuntimeError, ValueError, ModuleNotFoundError) as problem:
         raise pytest.UsageError(f"--aiostream={driver}: {problem}") from problem
-    try:
-        checks = _checks()
-    except TypeError as problem:  # `wrapper` is not known
-        raise pytest.UsageError(
-            f"--aiostream={driver} needs pytest 8 with pluggy 1.2 or newer: {problem}"
-        ) from problem
-    config.pluginmanager.register(checks, "aiostream-checks")
+    config.pluginmanager.register(_checks(), "aiostream-checks")
 
 
 def _use_simulator(devices: int | None) -> None:

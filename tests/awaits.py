@@ -173,10 +173,10 @@ class Scene:
                 assert stream is self.stream
                 assert stream.closed
         if not self.pool.closed:
-            # An interrupt may have lost a loan, until the pool is closed. It lends no stream twice.
-            lent = [await self.pool.acquire() for _ in range(self.pool.idle)]
-            assert len({stream.handle for stream in lent}) == len(lent) <= self.pool.size
-            for stream in lent:
+            # An interrupt may have lost a stream, until the pool is closed. No stream is out twice.
+            streams = [await self.pool.acquire() for _ in range(self.pool.idle)]
+            assert len({stream.handle for stream in streams}) == len(streams) <= self.pool.size
+            for stream in streams:
                 self.pool.release(stream)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One suite, on {simulator, GPU} x {asyncio, uvloop, trio}, with a ledger check after each test.
+"""One suite, on {simulator, GPU} x {asyncio, uvloop, trio}, checked by `cuda_ledger` after each.
 
 An `async def` test runs on every loop; a plain one runs once. Those marked `all_loops`, and all
 with `--run-slow`, run on asyncio in debug mode and with eager tasks too. `--driver` chooses; by
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if other is not None:
             item.add_marker(pytest.mark.skip(reason=other.args[0]))
         elif driver == "gpu" and "breakable" in getattr(item, "fixturenames", ()):
-            # Before its fixtures are made, because the ledger would miss what it was to leak.
+            # Before its fixtures are made, because `cuda_ledger` would miss what it was to leak.
             item.add_marker(
                 pytest.mark.skip(reason="a GPU's context cannot be broken and recovered")
             )
@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"needs the GIL: {needs.args[0]}"))
         if GIVES_WRONG_EDGE_DATA and item.get_closest_marker("needs_edge_data"):
             item.add_marker(pytest.mark.skip(reason="this cuda-bindings gives wrong edge data"))
-        # Here too: the ledger would miss what a test has opened before it needs its loop.
+        # Here too: `cuda_ledger` would miss what a test has opened before it needs its loop.
         callspec = getattr(item, "callspec", None)
         for name in missing_of(callspec.id) if callspec else ():
             item.add_marker(pytest.mark.skip(reason=f"{name} is not installed"))
@@ -156,7 +156,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         pytest.skip(f"{error.name} is not installed")
 
 
-# --------------------------------------------------------------------------------------- the ledger
+# ------------------------------------------------------------------------------------ after a test
 
 
 @pytest.fixture(scope="session")
@@ -266,8 +266,8 @@ def breakable(driver_kind: str) -> Any:
         pytest.skip("a GPU's context cannot be broken and recovered")
     from aiostream import simulator
 
-    # A listener is told at once of failures that are known. An earlier test may have left one, such
-    # as that of a context that it has destroyed.
+    # A listener is called at once for failures that are known. An earlier test may have left one,
+    # such as that of a context that it has destroyed.
     recover()
     yield simulator
     simulator.adversary()

@@ -152,11 +152,11 @@ def _check(file: str, example: doctest.Example, printed: str, raised: Exception 
 
 
 def run_in_this_process(name: str) -> None:
-    """Runs one docstring in a process that was started for it, and checks the ledger at its end."""
+    """Runs one docstring in a process of its own, and checks `statistics()` at the end."""
     run_docstring(name, public_docstrings()[name])
 
     def ended() -> bool:
         now = aiostream.statistics()
         return is_at_rest() and now.handles.open == now.points.leaked == 0
 
-    assert settle(ended), f"the ledger does not balance: {aiostream.statistics()}"
+    assert settle(ended), f"the numbers do not add up: {aiostream.statistics()}"

@@ -2,11 +2,11 @@
 left.
 
 A `Scenario` uses one public path. Its part that is put to the test stands in a `with faults:`
-block. It runs without a fault first. That tells how often it calls each function of the driver, and
+block. It runs without a fault first. That shows how often it calls each function of the driver, and
 of libc if `faulty_libc.c` is preloaded. Then it runs once for each of these calls with that call
-failing. After each run the ledger must balance, and no descriptor, thread or object of the driver
-may be left that was not there before. What the scenario does behind the block shows that the stream
-and the loop go on.
+failing. After each run the numbers of `statistics()` must add up, and no descriptor, thread
+or object of the driver may be left that was not there before. What the scenario does behind the
+block shows that the stream and the loop go on.
 
 Programs of `test_faults.py` import this in processes of their own: a fault must not reach the
 process that tests.
@@ -45,20 +45,20 @@ DESTROYERS = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy", "cuGraphExe
 DESTROYERS |= {"cuUserObjectRelease"}
 COMPLETIONS = {"cuLaunchHostFunc", "cuStreamAddCallback", "cuEventQuery"}
 MAY_BE_OVERCOME = {
-    "allocation": "nothing is predicted, or a stream of a pool is looked at again",
+    "allocation": "nothing is predicted, or a pool polls a stream again",
     "cuCtxGetId": "then a context is taken to be there",
     "cuCtxPopCurrent": "by native code, behind what the call is for",
     "cuCtxPushCurrent": "before a destruction, which does not need it",
-    "cuEventQuery": "of a wait that was cancelled, or for a pool, which looks again",
-    "cuEventRecordWithFlags": "behind work that nobody can await, or for a pool, which looks again",
+    "cuEventQuery": "of a wait that was cancelled, or for a pool, which polls again",
+    "cuEventRecordWithFlags": "behind work that no wait is for, or for a pool, which polls again",
     "epoll_ctl": "on trio: the janitor serves the run's queue then",
     "cuStreamGetCaptureInfo": "a capture is known by its stream too",
     "cuStreamIsCapturing": "after the enqueue, which has succeeded",
-    "cuStreamQuery": "by the watcher, or for a pool, which looks again",
+    "cuStreamQuery": "by the watcher, or for a pool, which polls again",
     "cuThreadExchangeStreamCaptureMode": (
         "by native code: the call may end a capture then, and nothing else"
     ),
-} | dict.fromkeys(DESTROYERS, "by a finalizer, whose janitor can tell nobody")
+} | dict.fromkeys(DESTROYERS, "by a finalizer, whose janitor has no caller")
 HANG_SECONDS = 20
 
 
@@ -82,7 +82,7 @@ PRELOADED = hasattr(_libc, "faulty_fail")
 def watch_allocations() -> None:
     """From now on the allocations of the native part can fail."""
     if PRELOADED and not (
-        _libc.faulty_watch(b"/aiostream/_native.") and _libc.faulty_spare(b"/nogpu/lib/")
+        _libc.faulty_watch(b"/aiostream/_native.") and _libc.faulty_exempt(b"/nogpu/lib/")
     ):
         raise RuntimeError("the native part, or the simulator, is not loaded")
 
@@ -258,7 +258,7 @@ class Scenario:
     name: str
     act: Callable[[Faults, Any], Awaitable[None]]
     keep: Callable[[], contextlib.AbstractAsyncContextManager[Any]] = _nothing
-    spares: Set[str] = frozenset()
+    exempt: Set[str] = frozenset()
     """Functions that do not fail here."""
 
 
@@ -302,7 +302,7 @@ class Explorer:
         began = time.monotonic()
         print("#", scenario.name, flush=True)
         points = None
-        while points is None or points:  # anew after a violation: nobody knows what it has left
+        while points is None or points:  # anew after a violation, which may have left anything
             async with scenario.keep() as kept:
                 if points is None:
                     try:
@@ -323,7 +323,7 @@ class Explorer:
             await self._run(scenario, kept, None)
             most |= Counter(self.faults.counted)
             await self._until(_has_ended)
-        calls = {name: most[name] for name in most if name not in scenario.spares}
+        calls = {name: most[name] for name in most if name not in scenario.exempt}
         return points_of(calls, self._most, self._random)
 
     async def _try(self, scenario: Scenario, kept: Any, point: Point) -> bool:
@@ -333,10 +333,10 @@ class Explorer:
         growing = set(resources())
         if point.name in DESTROYERS:  # what the driver refuses to destroy is still there
             growing -= set(simulated_objects())
-        # What is kept for later, such as a record in a pool, does not grow each time.
+        # What is kept for later, such as the memory of a wait, does not grow each time.
         for attempt in range(4):
             before = resources()
-            wrong += await self._look(scenario, kept, point, attempt == 0)
+            wrong += await self._attempt(scenario, kept, point, attempt == 0)
             if not wrong:
                 await self._until(
                     lambda before=before, growing=growing: not growing & _growth(before).keys(), 0.5
@@ -349,7 +349,7 @@ class Explorer:
         self.findings.violations += [f"{scenario.name}: {point}: {each}" for each in wrong]
         return not wrong
 
-    async def _look(self, scenario: Scenario, kept: Any, point: Point, count: bool) -> list[str]:
+    async def _attempt(self, scenario: Scenario, kept: Any, point: Point, count: bool) -> list[str]:
         before = statistics()
         try:
             await self._run(scenario, kept, point)
@@ -358,8 +358,8 @@ class Explorer:
         except Exception as error:
             _pop_contexts()
             return [f"cannot go on: {error!r} (raised first: {self.faults.error!r})"]
-        # The janitor reports an error after the ledger has counted what has failed. Without the GIL
-        # the next look could begin in between, and take the report for its own.
+        # The janitor reports an error after `statistics()` has counted it. Without the GIL the next
+        # attempt could begin in between, and take the report for its own.
         has_reported = threading.Event()
         run_in_janitor(has_reported.set)
         await self._until(has_reported.is_set)
@@ -369,11 +369,11 @@ class Explorer:
             wrong.append("leaves a context current")
         refused = point.name in DESTROYERS  # then the object is still there
         # Fewer may be open than before, because the janitor may still have had an object of the
-        # last look. That none is counted twice is a part of `balanced`.
+        # last attempt. That none is counted twice is a part of `balanced`.
         if not await self._until(
             lambda: _has_ended() and (refused or statistics().handles.open <= before.handles.open)
         ):
-            wrong.append(f"the ledger: {_differences(before, statistics())}")
+            wrong.append(f"statistics(): {_differences(before, statistics())}")
         leaked = statistics().points.leaked - before.points.leaked
         if count and faults.reached:
             self.findings.reached += 1
@@ -499,13 +499,13 @@ def _first_use(use: Callable[[Faults], None], point: Point | None, sound: Any) -
 
 
 def _is_as_sound(now: dict[str, int], sound: dict[str, int]) -> bool:
-    """Whether a process holds what one without a fault does; of queues and of records of waits it
-    may hold a few more.
+    """Whether a process holds what one without a fault does; of queues and of the memory of waits
+    it may hold a few more.
     """
     more = {name: now[name] - sound[name] for name in sound}
-    descriptors, records = more.pop("descriptors"), more.pop("events")
-    each_queue, most_records = 3, 4
-    return descriptors % each_queue == 0 and records <= most_records and max(more.values()) <= 0
+    descriptors, waits = more.pop("descriptors"), more.pop("events")
+    each_queue, most_waits = 3, 4
+    return descriptors % each_queue == 0 and waits <= most_waits and max(more.values()) <= 0
 
 
 # ------------------------------------------------------------------------------------------- pauses

@@ -49,7 +49,7 @@ def _first_use(name: str, run: Callable[[Callable[[], Any]], None], awaited: str
     path.__name__ = f"first use in {name}, {awaited}"
     # A refusal of what trio's own start asks for ends trio. See `test_trio_whose_epoll_is_full` for
     # what the library asks for.
-    without_loop(a_stream, spares={"epoll_ctl"} if name == "trio" else set())(path)
+    without_loop(a_stream, exempt={"epoll_ctl"} if name == "trio" else set())(path)
 
 
 for _name, _run in _runs().items():

@@ -20,18 +20,18 @@ WITHOUT_LOOP: list[Scenario] = []
 
 
 def without_loop(
-    keep: Callable[[], Any] | None = None, spares: Set[str] = frozenset()
+    keep: Callable[[], Any] | None = None, exempt: Set[str] = frozenset()
 ) -> Callable[..., None]:
     """Registers `def path(faults, kept)`; `keep` makes what serves all its runs.
 
-    The functions in `spares` do not fail.
+    The functions in `exempt` do not fail.
     """
 
     def register(path: Callable[[Faults, Any], None]) -> None:
         async def act(faults: Faults, kept: Any) -> None:
             path(faults, kept)
 
-        WITHOUT_LOOP.append(dataclasses.replace(scenario(path, act, keep), spares=spares))
+        WITHOUT_LOOP.append(dataclasses.replace(scenario(path, act, keep), exempt=exempt))
 
     return register
 

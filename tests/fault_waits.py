@@ -131,8 +131,8 @@ async def record_an_awaited_event_again(faults: Faults, kept: tuple[Gate, Stream
 async def pool_of_borrowed_streams(faults: Faults, stream: Stream) -> None:
     with contextlib.closing(Stream()) as other:
         with faults:
-            async with StreamPool.borrow([stream, other]) as pool, pool.stream() as lent:
-                await lent.enqueue_async(int)
+            async with StreamPool.borrow([stream, other]) as pool, pool.stream() as taken:
+                await taken.enqueue_async(int)
         await use_async(other)
     await use_async(stream)
 

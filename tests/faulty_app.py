@@ -17,7 +17,7 @@ from starlette.routing import Route
 import aiostream
 import internals
 
-LIMIT = 2.0  # seconds; so long no loop of a busy machine is blocked
+LIMIT = 2.0  # seconds; no loop of a busy machine is blocked for longer
 
 if os.environ.get("FAULTY_TOUCHES_CUDA"):  # in the parent of workers that are forked
     aiostream.Device.count()

@@ -36,7 +36,7 @@ def beside(name: str) -> Path:
     import pytest
 
     if not (path := Path(__file__).parents[1] / name).exists():
-        pytest.skip(f"{name} is not beside the tests")
+        pytest.skip(f"{name} is not next to the tests")
     return path
 
 

@@ -29,7 +29,6 @@ from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
 from aiostream._runtime.process import run_in_releaser as run_in_releaser
 from aiostream._tools import bench, demo, doctor
-from aiostream._tools.doctor import switches_the_gil_on as switches_the_gil_on
 from aiostream._waits import ready as _ready
 from aiostream._waits import waiting
 from aiostream.trace import Await
@@ -148,7 +147,8 @@ def native_addresses() -> dict[str, int]:
     return driver.native_addresses()
 
 
-ADVICE = hints._ADVICE  # by owner: names that it lacks, and what to write
+# By owner: names that it lacks, and what to write.
+ADVICE = {key: hints.ADVICE[key] for key in hints.ADVICE.keys() - {"driver", "blocking", "stuck"}}
 
 
 def start() -> None:
@@ -207,7 +207,7 @@ def blocked_janitor() -> Iterator[None]:
 
 
 def look_for_what_is_stuck() -> None:
-    """Has the releaser look now, and waits for it."""
+    """Has the releaser ask for it now, and waits for that."""
     process.run_in_releaser(process._say_what_is_stuck)
     process.finish_leftovers()
 
@@ -301,9 +301,9 @@ WAITS_BY_TIMER = _native.COUNTERS.index("WAITS_BY_TIMER")
 EVENT_POLLS = _native.COUNTERS.index("EVENT_POLLS")
 """Index in `native_counters()`: polls of events by the watcher."""
 POINT_SLOTS = _native.COUNTERS.index("POINT_SLOTS")
-"""Index in `native_counters()`: slots of points that were made. They are recycled, not freed."""
+"""Index in `native_counters()`: the points whose memory was made. It is recycled, not freed."""
 WAITS_MADE = _native.COUNTERS.index("WAITS_MADE")
-"""Index in `native_counters()`: records of waits, each with its event. They are recycled."""
+"""Index in `native_counters()`: the waits whose memory and event were made. Both are recycled."""
 HISTORIES = _native.COUNTERS.index("HISTORIES")
 """Index in `native_counters()`: prediction histories that exist now."""
 
@@ -533,14 +533,14 @@ def raise_for(result: int, call: str, stream: str) -> None:
     driver.raise_for(result, call, stream)
 
 
-def replace_capture_records(patch: pytest.MonkeyPatch, records: list[Any]) -> None:
+def replace_captures(patch: pytest.MonkeyPatch, listed: list[Any]) -> None:
     """Replaces the list of the captures that go on, which must be empty."""
     assert not captures._in_progress
-    patch.setattr(captures, "_in_progress", records)
+    patch.setattr(captures, "_in_progress", listed)
 
 
 def captures_in_progress() -> int:
-    """Returns how many captures the library keeps a record of."""
+    """Returns how many captures the library has listed."""
     return len(captures._in_progress)
 
 
@@ -551,7 +551,7 @@ def forget_retired() -> None:
 
 
 def fail_references(patch: pytest.MonkeyPatch) -> None:
-    """There is no memory for the record that each stream and event gets behind its handle."""
+    """There is no memory for the object that each stream and event gets behind its handle."""
 
     def reference(*_: Any, **__: Any) -> Any:
         raise MemoryError
@@ -573,13 +573,13 @@ def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
 
 # ------------------------------------------------------------------------------------- command line
 
-DemoRecord = demo.Result
+DemoResult = demo.Result
 """What a run of the demo has measured."""
 
 
-def demo_drawing(record: demo.Result) -> list[str]:
-    """Returns the lines that the demo prints for a record."""
-    return demo._drawing(record)
+def demo_drawing(result: demo.Result) -> list[str]:
+    """Returns the lines that the demo prints for a result."""
+    return demo._drawing(result)
 
 
 def is_mig(name: str) -> bool:
@@ -613,7 +613,7 @@ LAUNCH_PLACES = launchers._PLACES
 
 
 def limit_launch_patience(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """A launching thread may be in a call for so many seconds and keep its place."""
+    """A launching thread may be in a call for `seconds` and keep its place."""
     patch.setattr(launchers, "_PATIENCE", seconds)
 
 

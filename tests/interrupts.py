@@ -23,10 +23,10 @@ from aiostream.testing import settle
 from support import new_uvloop
 
 PACKAGE = f"{Path(aiostream.__file__).parent}/"
-# After these Python looks for signals.
-LOOKS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
+# After these Python asks for signals.
+CHECKED = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
 WHERE_RESUMED = 3  # the bits of RESUME's argument that say after what
-AFTER_AWAIT = 2  # from here on Python does not look
+AFTER_AWAIT = 2  # from here on Python does not ask
 MONITORING: Any = getattr(sys, "monitoring", None)  # Python 3.12 on
 TOOL = 4  # which debuggers, coverage, profilers and optimizers do not use
 PATIENCE = 10.0
@@ -64,7 +64,7 @@ def _looks_of(code: CodeType) -> Iterator[int]:
         return [entry.target for entry in tries if entry.start <= step.offset < entry.end]
 
     for step, behind in itertools.pairwise(steps):
-        if step.opname in LOOKS or (
+        if step.opname in CHECKED or (
             step.opname == "RESUME" and (step.arg or 0) & WHERE_RESUMED < AFTER_AWAIT
         ):
             then = by_offset[step.argval] if step.opname == "JUMP_BACKWARD" else behind
@@ -210,7 +210,7 @@ def at_line(number: int, action: Callable[[], object], *modules: str) -> Iterato
 
 
 def sample(count: int, most: int, name: str) -> list[int]:
-    """At most so many of the numbers from 1 to `count`, the same ones each time for this name.
+    """At most `most` of the numbers from 1 to `count`, the same ones each time for this name.
 
     `AIOSTREAM_INTERRUPTS=all` gives all of them, and a number another `most`.
     """

@@ -49,7 +49,7 @@ def part_of(text: str) -> tuple[int, int]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes long, and runs with --run-slow only")
-    config.addinivalue_line("markers", "alone: measures times, and runs beside no other test")
+    config.addinivalue_line("markers", "alone: measures times, and runs while no other test runs")
     config.stash[_STDERR] = os.dup(2)  # the real one, because pytest captures later
     config.add_cleanup(lambda: os.close(config.stash[_STDERR]))
     if not hasattr(config, "workerinput"):
@@ -66,7 +66,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tells each worker of pytest-xdist where the locks are."""
+    """Gives each worker of pytest-xdist the place of the locks."""
     node.workerinput["locks"] = node.config.stash[_LOCKS]
 
 

@@ -33,7 +33,7 @@ class Model(ray_serve.Model.func_or_class):  # type: ignore[name-defined, misc, 
     """The example's, which loses its context or hangs when it is asked to."""
 
     def __init__(self) -> None:
-        super().__init__(stalled_after=2.0)  # so long no loop of a busy machine is blocked
+        super().__init__(stalled_after=2.0)  # no loop of a busy machine is blocked for longer
 
     async def __call__(self, request: Request) -> dict[str, Any]:
         if "fault" in request.query_params:

@@ -247,7 +247,7 @@ def end_under_load(
         server: Its end must be clean.
         request: Has the n-th request of a client answered: `request(connection, client, n)`. It
             says whether the answer was whole, or raises the error of a broken connection.
-        least: The end comes after so many answers.
+        least: The end comes after at least that many answers.
     """
     whole, ending = [0], threading.Event()
 

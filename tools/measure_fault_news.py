@@ -11,8 +11,8 @@ better):
 - dump begins, dump ends: the callbacks of `cuCoredumpRegisterStartCallback` and its like (13.0)
 - xid: an event of NVML
 
-In each mode one of these listens beside the query. The first mode has the query alone: if the query
-comes later in another mode, listening has a price. So does a launch that takes longer.
+In each mode one of these listens in addition to the query. The first mode has the query alone: if
+the query comes later in another mode, listening has a price. So does a launch that takes longer.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
  *
  * Allocations count only if the library under test asked for them, so that Python is not hit. The
  * other calls count from any library, because Python's threads and the loops' descriptors are the
- * library's too. Those of the simulated driver do not count. faulty_watch() and faulty_spare() set
+ * library's too. Those of the simulated driver do not count. faulty_watch() and faulty_exempt() set
  * the two libraries.
  */
 #define _GNU_SOURCE
@@ -31,7 +31,7 @@ enum function {
 /* which call fails, counted as `counts` does; 0: none. Any thread */
 static _Atomic long counts[FUNCTIONS], failing[FUNCTIONS];
 struct range { uintptr_t begin, end; };
-static struct range watched, spared; /* written before any fault is armed */
+static struct range watched, exempt; /* written before any fault is armed */
 
 EXPORT long faulty_count(int function) { return atomic_load(&counts[function]); }
 
@@ -73,8 +73,8 @@ static int find_library(struct dl_phdr_info *info, size_t size, void *argument) 
 EXPORT int faulty_watch(const char *name) {
     return dl_iterate_phdr(find_library, &(struct search){name, &watched});
 }
-EXPORT int faulty_spare(const char *name) {
-    return dl_iterate_phdr(find_library, &(struct search){name, &spared});
+EXPORT int faulty_exempt(const char *name) {
+    return dl_iterate_phdr(find_library, &(struct search){name, &exempt});
 }
 
 static bool is_in(struct range range, void *caller) {
@@ -132,8 +132,8 @@ EXPORT int epoll_ctl(int epoll, int operation, int descriptor, struct epoll_even
 }
 EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*function)(void *), void *argument) {
-    bool is_spared = is_in(spared, __builtin_return_address(0));
-    return !is_spared && fails(PTHREAD_CREATE)
+    bool is_exempt = is_in(exempt, __builtin_return_address(0));
+    return !is_exempt && fails(PTHREAD_CREATE)
                ? EAGAIN
                : REAL(pthread_create)(thread, attributes, function, argument);
 }

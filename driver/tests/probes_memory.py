@@ -195,7 +195,7 @@ def managed_memory() -> Probes:
                 lambda advice=advice, device=device: advise(m, MIB, advice, device),
             )
 
-    def told(advice: int, device: int, which: int, undo: int) -> Any:
+    def reported(advice: int, device: int, which: int, undo: int) -> Any:
         return [
             advise(m, MIB, advice, device),
             attribute(which),
@@ -203,11 +203,11 @@ def managed_memory() -> Probes:
             attribute(which),
         ]
 
-    yield "read mostly and back", lambda: told(1, 0, 1, 2)
-    yield "preferred: the device, and back", lambda: told(3, 0, 2, 4)
-    yield "preferred: the host, and back", lambda: told(3, -1, 2, 4)
-    yield "accessed by the device, and back", lambda: told(5, 0, 3, 6)
-    yield "accessed by the host, and back", lambda: told(5, -1, 3, 6)
+    yield "read mostly and back", lambda: reported(1, 0, 1, 2)
+    yield "preferred: the device, and back", lambda: reported(3, 0, 2, 4)
+    yield "preferred: the host, and back", lambda: reported(3, -1, 2, 4)
+    yield "accessed by the device, and back", lambda: reported(5, 0, 3, 6)
+    yield "accessed by the host, and back", lambda: reported(5, -1, 3, 6)
 
     def half() -> Any:
         advise(m, MIB // 2, 3, 0)

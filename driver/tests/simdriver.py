@@ -184,7 +184,7 @@ def run_python(
 
 
 def said_before_hanging(program: str, seconds: float) -> str:
-    """What a program prints that hangs: so long after its first line it must not have ended."""
+    """What a program prints that hangs: it must still run `seconds` after its first line."""
     command = [sys.executable, "-c", textwrap.dedent(program)]
     options: Any = {"stdout": subprocess.PIPE, "text": True, "env": shared_environment()}
     with subprocess.Popen(command, **options) as process:

@@ -1,5 +1,5 @@
-"""The attributes of streams and kernel nodes; memory operations in batches; what streams tell of
-contexts.
+"""The attributes of streams and kernel nodes; memory operations in batches; what streams say of
+their contexts.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def domains(default: Any, remote: Any) -> Any:
 def test_what_a_stream_begins_with() -> None:
     stream = ok(cu.cuStreamCreateWithPriority(1, -2))
     assert int(get(stream, WINDOW).accessPolicyWindow.num_bytes) == 0
-    told = ctypes.c_int()  # by address: no policy of the bindings is -1
+    reported = ctypes.c_int()  # by address: no policy of the bindings is -1
     ask = raw("cuStreamGetAttribute", 11000, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-    assert ask(int(stream), int(POLICY), ctypes.addressof(told)) == 0
-    assert told.value == -1
+    assert ask(int(stream), int(POLICY), ctypes.addressof(reported)) == 0
+    assert reported.value == -1
     assert int(get(stream, PRIORITY).priority) == -2
     assert int(get(stream, DOMAIN).memSyncDomain) == 0
-    told = get(stream, DOMAIN_MAP).memSyncDomainMap
-    assert (told.default_, told.remote) == (0, 1)
+    reported = get(stream, DOMAIN_MAP).memSyncDomainMap
+    assert (reported.default_, reported.remote) == (0, 1)
 
 
-def test_what_is_set_is_told_and_copied(stream: Any) -> None:
+def test_what_is_set_is_reported_and_copied(stream: Any) -> None:
     memory, other = ok(cu.cuMemAlloc(4096)), ok(cu.cuStreamCreate(1))
     assert (
         put(
@@ -81,14 +81,18 @@ def test_what_is_set_is_told_and_copied(stream: Any) -> None:
     assert put(stream, DOMAIN_MAP, memSyncDomainMap=domains(2, 3)) == 0
     ok(cu.cuStreamCopyAttributes(other, stream))
     for each in (stream, other):
-        told = get(each, WINDOW).accessPolicyWindow
-        assert (int(told.base_ptr), told.num_bytes, told.hitRatio) == (int(memory), 4096, 0.5)
-        assert (int(told.hitProp), int(told.missProp)) == (2, 1)
+        reported = get(each, WINDOW).accessPolicyWindow
+        assert (int(reported.base_ptr), reported.num_bytes, reported.hitRatio) == (
+            int(memory),
+            4096,
+            0.5,
+        )
+        assert (int(reported.hitProp), int(reported.missProp)) == (2, 1)
         assert int(get(each, POLICY).syncPolicy) == 4
         assert int(get(each, PRIORITY).priority) == int(ok(cu.cuStreamGetPriority(each))) == -4
         assert int(get(each, DOMAIN).memSyncDomain) == 1
-        map_told = get(each, DOMAIN_MAP).memSyncDomainMap
-        assert (map_told.default_, map_told.remote) == (2, 3)
+        map_reported = get(each, DOMAIN_MAP).memSyncDomainMap
+        assert (map_reported.default_, map_reported.remote) == (2, 3)
 
 
 def test_values_are_checked(stream: Any) -> None:

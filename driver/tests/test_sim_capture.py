@@ -201,7 +201,7 @@ def test_it_ends_where_and_by_whom_it_began(stream: Any) -> None:
     begin(stream, GLOBAL)
     assert code(cu.cuStreamBeginCapture(stream, GLOBAL)) == 401
     assert in_thread(lambda: code(cu.cuStreamEndCapture(stream))) == 908
-    assert code(cu.cuStreamEndCapture(stream)) == 401  # it was the end all the same
+    assert code(cu.cuStreamEndCapture(stream)) == 401  # it was the end nevertheless
     begin(stream, GLOBAL)
     assert code(cu.cuStreamQuery(stream)) == 900
     assert in_thread(lambda: code(cu.cuStreamEndCapture(stream))) == 901

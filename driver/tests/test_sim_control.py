@@ -132,7 +132,7 @@ def test_what_is_lacking_answers_by_its_symbol(driver: None) -> None:
     assert library.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)) == 3
 
 
-def test_nvrtc_compiles_beside_the_simulator() -> None:
+def test_nvrtc_compiles_next_to_the_simulator() -> None:
     program = """
         import nogpu as simulator
         simulator.install()

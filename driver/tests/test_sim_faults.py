@@ -73,7 +73,7 @@ def test_a_fault_takes_the_whole_process(
     ok(cu.cuDevicePrimaryCtxRelease(1))
 
 
-def test_every_waiter_is_told(stream: Any, gate: Gate) -> None:
+def test_every_waiter_gets_it(stream: Any, gate: Gate) -> None:
     context, codes = ok(cu.cuCtxGetCurrent()), []
     event = ok(cu.cuEventCreate(0))
     gate.hold(stream)
@@ -158,7 +158,7 @@ def test_fire_after_fault(stream: Any, gate: Gate) -> None:
     assert fired == [1]
 
 
-def test_a_launch_that_blocks_is_told_too(stream: Any, kernels: Kernels, gate: Gate) -> None:
+def test_a_launch_that_blocks_is_reported_too(stream: Any, kernels: Kernels, gate: Gate) -> None:
     context, codes = ok(cu.cuCtxGetCurrent()), []
     gate.hold(stream)
     for _ in range(1022):
@@ -234,14 +234,14 @@ def test_nothing_is_let_go_before_the_running_kernel_ends(stream: Any, kernels: 
 
 def test_a_kernel_that_breaks_the_driver(stream: Any, kernels: Kernels) -> None:
     """It cannot be waited for by itself."""
-    told = []
+    reported = []
 
     def kernel(_: object) -> None:
         simulator.break_context(719)
         try:
             simulator.recover()
         except RuntimeError as error:
-            told.append(error)
+            reported.append(error)
 
     native = HOST(kernel)
     keep.append(native)
@@ -250,7 +250,7 @@ def test_a_kernel_that_breaks_the_driver(stream: Any, kernels: Kernels) -> None:
     )
     ok(kernels.launch("mine", stream))
     assert code(cu.cuStreamSynchronize(stream)) == 719
-    assert len(told) == 1
+    assert len(reported) == 1
     simulator.recover()
     ok(cu.cuStreamSynchronize(stream))
 

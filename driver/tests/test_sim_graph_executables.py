@@ -22,7 +22,7 @@ def test_instantiation_flags(build: Nodes, flags: Any, answer: Any) -> None:
     assert int(status) == answer
     if answer == 0:
         assert int(ok(cu.cuGraphExecGetFlags(executable))) == flags & ~8, (
-            "node priorities are not told"
+            "node priorities are not reported"
         )
 
 
@@ -170,8 +170,8 @@ def test_single_nodes_of_an_executable(build: Nodes, stream: Any, kernels: Kerne
     ok(cu.cuGraphLaunch(executable, stream))
     ok(cu.cuStreamSynchronize(stream))
     assert words[16] == 2
-    told = ok(cu.cuGraphKernelNodeGetParams(kernel))
-    pointers = (ctypes.c_void_p * 3).from_address(int(told.kernelParams))
+    seen = ok(cu.cuGraphKernelNodeGetParams(kernel))
+    pointers = (ctypes.c_void_p * 3).from_address(int(seen.kernelParams))
     assert ctypes.c_uint32.from_address(pointers[1] or 0).value == 9, (
         "the graph's own node is as it was"
     )
@@ -221,8 +221,8 @@ def test_a_wide_graph_of_fences(build: Nodes, stream: Any) -> None:
 
 
 def test_launches_of_many_threads(build: Nodes) -> None:
-    """One executable, eight threads, streams of their own: each launch runs whole, and none beside
-    another.
+    """One executable, eight threads, streams of their own: each launch runs whole, and no two at
+    once.
     """
     running: list[int] = []
     wrong: list[int] = []
@@ -296,9 +296,9 @@ def test_identities_came_with_cuda_13_1() -> None:
             where = ctypes.cast(ctypes.addressof(id) + 4, ctypes.POINTER(ctypes.c_uint))
             assert ask(int(second), where) == 0 and id[0] != id[1]
             node, local = ok(cu.cuGraphAddEmptyNode(first, [], 0)), ctypes.c_uint(9)
-            tell = raw("cuGraphNodeGetLocalId", 13010, ctypes.c_void_p,
+            local_id = raw("cuGraphNodeGetLocalId", 13010, ctypes.c_void_p,
                 ctypes.POINTER(ctypes.c_uint))
-            assert tell(int(node), ctypes.byref(local)) == 0 and local.value == 0
+            assert local_id(int(node), ctypes.byref(local)) == 0 and local.value == 0
             graph = ctypes.c_void_p()
             contains = raw("cuGraphNodeGetContainingGraph", 13010, ctypes.c_void_p,
                 ctypes.POINTER(ctypes.c_void_p))

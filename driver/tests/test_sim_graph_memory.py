@@ -126,8 +126,12 @@ def test_nodes_that_are_added(stream: Any) -> None:
     params.bytesize = MIB
     allocation = ok(cu.cuGraphAddMemAllocNode(graph, [], 0, params))
     assert int(params.dptr) % 512 == 0 != int(params.dptr)
-    told = ok(cu.cuGraphMemAllocNodeGetParams(allocation))
-    assert (told.bytesize, int(told.dptr), told.poolProps.location.id) == (MIB, int(params.dptr), 0)
+    reported = ok(cu.cuGraphMemAllocNodeGetParams(allocation))
+    assert (reported.bytesize, int(reported.dptr), reported.poolProps.location.id) == (
+        MIB,
+        int(params.dptr),
+        0,
+    )
     ok(cu.cuGraphAddMemFreeNode(graph, [allocation], 1, params.dptr))
     assert code(cu.cuGraphAddMemFreeNode(graph, [allocation], 1, params.dptr)) == 1, "twice"
     assert code(cu.cuGraphAddMemFreeNode(graph, [], 0, ok(cu.cuMemAllocAsync(64, stream)))) == 1, (

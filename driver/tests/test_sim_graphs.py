@@ -287,23 +287,29 @@ def test_the_parameters_of_nodes(build: Nodes, kernels: Kernels) -> None:
     arguments = (ctypes.c_uint64(int(memory)), ctypes.c_uint32(9), ctypes.c_uint32(16))
     kernel = build.kernel(kernels.function("fill32"), arguments=arguments)
     hosted = build.host(lambda: None)
-    told = ok(cu.cuGraphMemsetNodeGetParams(filled))
-    assert (int(told.dst), told.value, told.elementSize, told.width, told.height) == (
+    reported = ok(cu.cuGraphMemsetNodeGetParams(filled))
+    assert (
+        int(reported.dst),
+        reported.value,
+        reported.elementSize,
+        reported.width,
+        reported.height,
+    ) == (
         int(memory),
         3,
         2,
         8,
         1,
     )
-    told = ok(cu.cuGraphMemcpyNodeGetParams(copied))
-    assert (int(told.srcDevice), int(told.dstDevice), told.WidthInBytes) == (
+    reported = ok(cu.cuGraphMemcpyNodeGetParams(copied))
+    assert (int(reported.srcDevice), int(reported.dstDevice), reported.WidthInBytes) == (
         int(memory),
         int(memory) + 128,
         32,
     )
-    told = ok(cu.cuGraphKernelNodeGetParams(kernel))
-    assert int(told.func) == int(kernels.function("fill32"))
-    pointers = (ctypes.c_void_p * 3).from_address(int(told.kernelParams))
+    reported = ok(cu.cuGraphKernelNodeGetParams(kernel))
+    assert int(reported.func) == int(kernels.function("fill32"))
+    pointers = (ctypes.c_void_p * 3).from_address(int(reported.kernelParams))
     assert ctypes.c_uint32.from_address(pointers[1] or 0).value == 9
     other = HOST(lambda _: None)
     keep.append(other)

@@ -77,7 +77,7 @@ def test_without_hardware_queues() -> None:
     assert best_rate(program, 6_500) > 6_500
 
 
-def test_a_few_gates_hold_up_nobody() -> None:
+def test_a_few_gates_hold_up_no_one_else() -> None:
     gate, fired = Gate(), []
     held = [ok(cu.cuStreamCreate(1)) for _ in range(7)]
     for stream in held:

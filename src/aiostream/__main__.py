@@ -1,4 +1,4 @@
-"""The command line: `python -m aiostream demo`, `doctor`, `bench`, `blocking` and `examples`."""
+"""The command line: `python -m aiostream demo`, `doctor`, `bench` and `blocking`."""
 
 from __future__ import annotations
 
@@ -90,8 +90,6 @@ def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
         help="shorter calls do not count (default: 0.001)",
     )
     blocking.add_argument("program", nargs=argparse.REMAINDER, help="after `--`")
-    examples = command("examples", "list the example programs, or copy some", "")
-    examples.add_argument("names", nargs="*", metavar="NAME", help="copy this one to this folder")
     return parser, commands.choices
 
 
@@ -151,10 +149,6 @@ def _run(parser: Parser, options: argparse.Namespace) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    if options.command == "examples":
-        from aiostream._tools import examples
-
-        return examples.run(options.names)
     from aiostream._base import stand_ins
 
     stand_ins.says_so = True

@@ -32,9 +32,8 @@ from dataclasses import dataclass
 
 from aiostream._base import checks
 from aiostream._observers import blocked
-from aiostream._observers.blocked import BlockingCall, Subscriber
+from aiostream._observers.blocked import OTHERS, BlockingCall, Subscriber
 from aiostream._runtime import process
-from aiostream._runtime.launches import LONG
 
 __all__ = [
     "BlockedLoopError",
@@ -49,7 +48,6 @@ __all__ = [
 
 VARIABLE = "AIOSTREAM_BLOCKING"
 _ACTIONS = ("warn", "count", "raise")
-_OTHERS = 0.001  # seconds; of calls that need not wait, shorter ones are ordinary
 
 
 class BlockedLoopWarning(RuntimeWarning):
@@ -138,7 +136,7 @@ _places: dict[tuple[str, str], Place] = {}
 _installed: list[Subscriber] = []  # one at most
 
 
-def install(action: str = "warn", *, threshold: float = _OTHERS) -> Callable[[], None]:
+def install(action: str = "warn", *, threshold: float = OTHERS) -> Callable[[], None]:
     """Acts on each driver call that blocks the thread of a running loop, from now on.
 
     Call it before you import a library that uses CUDA. The environment variable
@@ -190,7 +188,7 @@ def _subscribe(
     seconds = checks.real(threshold, "threshold is a number of seconds")
     if not 0 <= seconds < 1e9:
         raise ValueError(f"threshold is a number of seconds, 0 or more, not {threshold!r}")
-    made = Subscriber(act, seconds, max(seconds, _OTHERS), max(seconds, LONG), raises)
+    made = Subscriber(act, seconds, raises)
     blocked.add(made)
     return made
 
@@ -259,7 +257,7 @@ def begin_from_environment(*, always_says: bool = False) -> None:
     value = os.environ.get(VARIABLE, "")
     action, has_threshold, threshold = value.partition(":")
     try:
-        end = install(action, threshold=float(threshold) if has_threshold else _OTHERS)
+        end = install(action, threshold=float(threshold) if has_threshold else OTHERS)
     except ValueError:
         raise ValueError(
             f"the environment variable {VARIABLE} is one of {', '.join(_ACTIONS)}, or one with a "

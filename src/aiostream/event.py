@@ -97,7 +97,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         with self._context._pushed():
             value = int(driver.call("cuEventCreate", self._flags))
             kind, context = _native.HANDLE_EVENT, self._context.handle
-            handle = driver.own(kind, value, context, self._destructor)
+            handle = driver.owned_handle(kind, value, context, self._destructor)
         self._name = _name_of(value, self._context)
         self._operand = Operand(handle, self._context, self._name, waits, is_event=True)
 

@@ -50,7 +50,7 @@ class _AnyGraph(Transferable, WithBlock):
         self._owned = owned
         self._name = f"{self._called} {value:#x}"
         if made:
-            handle = driver.own(self._kind, value, context.handle, self._destructor)
+            handle = driver.owned_handle(self._kind, value, context.handle, self._destructor)
         self._handle = handle or _native.Handle(self._kind, value, context.handle, owned)
 
     @classmethod

@@ -1,7 +1,7 @@
 """The user's own host functions: Python callables that run on the driver's thread.
 
-When the GPU reaches that point, the driver's thread calls native code. Native code takes the GIL
-behind the exit gate, and `HostFunction.run` calls the user's function. The ticket then goes to the
+When the GPU reaches that point, the driver's thread calls native code. Native code takes the GIL,
+unless Python ends, and `HostFunction.run` calls the user's function. The ticket then goes to the
 janitor, and the releaser drops the function and its arguments, because their destructors may block.
 
 On a capturing stream a host function becomes a node of the graph and runs at every launch. Native
@@ -47,7 +47,7 @@ class HostFunction:
 
         Threads: the driver's.
         """
-        # This runs with the GIL, behind the exit gate. While it runs, the stream waits, and so do
+        # This runs with the GIL, before Python ends. While it runs, the stream waits, and so do
         # all other host functions of the context, because the driver has one thread for them.
         stuck.begin("host function")
         try:

@@ -118,14 +118,11 @@ class _Timed(Observation):
 
 def _bounds_of(buckets: Sequence[float]) -> list[float]:
     """Returns the finite bounds, because each histogram adds its own `+Inf`."""
-    if isinstance(buckets, (str, bytes)):  # whose elements are no bounds, but have numbers in them
-        raise TypeError(f"buckets are several numbers of seconds, not {type(buckets).__name__}")
-    bounds = [checks.real(each, "buckets are numbers of seconds") for each in buckets]
+    several = checks.several("buckets", buckets)  # elements of bytes are numbers too
+    bounds = [checks.real(each, "buckets are numbers of seconds") for each in several]
     finite = bounds[:-1] if bounds and bounds[-1] == math.inf else bounds
-    if not finite or sorted(set(finite)) != finite or finite[-1] == math.inf:
-        raise ValueError(f"buckets rise, and at least one is finite, unlike {bounds}")
-    if finite[0] < 0:
-        raise ValueError(f"buckets are 0 seconds or more, unlike {bounds}")
+    if not finite or sorted(set(finite)) != finite or not 0 <= finite[0] <= finite[-1] < math.inf:
+        raise ValueError(f"buckets rise from 0 on, and at least one is finite, unlike {bounds}")
     return finite
 
 
@@ -194,7 +191,7 @@ class Collector:
         # By call and outcome: the counts of the buckets, and the sum of the seconds.
         self._histograms: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
         # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
-        # a garbage collection or a signal handler that interrupts its holder. So each change is one
+        # a garbage collection or a signal handler of the thread that has it. So each change is one
         # step, and a scrape copies first.
         self._lock = threading.RLock()
         self._end = on_wait(self._observe)

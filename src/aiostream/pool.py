@@ -12,7 +12,7 @@ from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
 from aiostream._objects.runs import RunMethods
 from aiostream._runtime import loops
-from aiostream._servers.pool_core import FREE, PoolCore, give_own
+from aiostream._servers.pool_core import FREE, PoolCore
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike
@@ -85,9 +85,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             `model[1]` and so on.
         stalled_after: As `Stream` takes it, for each of them.
 
-    Threads: use the pool in tasks of one loop at a time. Another loop may use it when no stream is
-    lent and no task waits, or when the former loop is closed. What was lent there is void then. The
-    pool waits for the work on those streams, and for threads that still use one.
+    Threads: use the pool in tasks of one loop at a time. Another loop may use it when no task has a
+    stream or waits for one, or when the former loop is closed. What tasks had there is void then.
+    The pool waits for the work on those streams, and for threads that still use one.
 
     Raises:
         TypeError: `size` or `max_waiting` is not an int, or you gave `device` and `devices`. Or
@@ -109,7 +109,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         ['answer 0', 'answer 1', 'answer 2']
     """
 
-    _lends = True  # for `run`
+    _is_pool = True  # for `run`
 
     @hints.answers_keywords
     def __init__(
@@ -188,7 +188,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             True
             False
         """
-        _require_several("streams", streams)
+        checks.several("streams", streams)
         checks.label(name)
         borrow = functools.partial(Stream.borrow, wait=wait, stalled_after=stalled_after)
         borrowed = [
@@ -199,14 +199,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         pool._label = name
         pool._fill(borrowed, max_waiting, each)
         return pool
-
-    def _fill(self, streams: list[Stream], max_waiting: int | None, each: Any) -> None:
-        if max_waiting is not None:
-            checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
-        self._has_own = each is not None
-        if self._has_own:
-            give_own(streams, each)
-        self._init_fields(streams, max_waiting)
 
     # ---------------------------------------------------------------------------------------- state
 
@@ -228,12 +220,12 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         closed = ", closed" if self._closed else ""
         return (
             f"<aiostream.StreamPool{self._called} of {self.size}: {idle} idle, {busy} busy, "
-            f"{lent} lent{self._holders(lent)}, {waiting} waiting{closed}>"
+            f"{lent} lent{self._holding(lent)}, {waiting} waiting{closed}>"
         )
 
     # ------------------------------------------------------------------------------------------ use
 
-    def stream(self) -> _Lending:
+    def stream(self) -> _Acquired:
         """Gives you a stream for an `async with` block. `acquire` is another name of it.
 
         The end of the block does not wait for the stream's work. Await what must be done inside the
@@ -246,7 +238,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...         print(pool.lent, pool.idle)
             1 1
         """
-        return _Lending(self)
+        return _Acquired(self)
 
     @overload
     async def run(
@@ -315,7 +307,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             args = self._before(stream, args)
             return await stream.run_in_thread(fn, *args, limiter=limiter, **kwargs)
 
-    def acquire(self) -> _Lending:
+    def acquire(self) -> _Acquired:
         """Waits until a stream is free, and gives it to you. Give it back with `release`.
 
         `stream = await pool.acquire()` is yours until you release it. A block `async with
@@ -337,7 +329,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
         """
-        return _Lending(self)
+        return _Acquired(self)
 
     def acquire_nowait(self) -> Stream:
         """Gives you a stream that is free now. Give it back with `release`.
@@ -351,7 +343,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self._enter()
         stream = self._at_once()
         if stream is None and not self._queue:
-            self._look_again()  # without an await there is no other chance
+            self._ask_again()  # without an await there is no other chance
             stream = self._at_once()
         if stream is None:
             raise PoolFullError(f"no stream is free: {self._reasons()}")
@@ -374,11 +366,11 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
                 task has got it, which is not over.
         """
         known = any(each is stream for each in self._streams)
-        number = max([*stream._loan] or [FREE]) if known else FREE
+        number = max([*stream._use] or [FREE]) if known else FREE
         if number <= FREE:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
-        holder, here = stream._loan.get(number), loops.task_here()
-        task = holder() if holder is not None else None
+        reference, here = stream._use.get(number), loops.task_here()
+        task = reference() if reference is not None else None
         if None not in (task, here) and task is not here and not loops.is_over(task):
             raise ValueError(f"{stream!r} is lent to another task, {loops.task_name(task)!r}")
         self._give(stream, number)
@@ -399,7 +391,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         # It closes all of them, whatever one of the closes raises, and the first one last.
         with contextlib.ExitStack() as closing:
             for stream in self._not_lent():
-                stream._loan.clear()
+                stream._use.clear()
                 closing.callback(self._end, stream)
 
     async def aclose(self) -> None:
@@ -417,7 +409,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             await waiting.checkpoint()
             # Other tasks of the loop run in the awaits, and give streams back, or close the pool.
             for stream in self._not_lent():
-                if stream.closed:  # by `close`: a wait would be recorded as one that failed
+                if stream.closed:  # by `close`: a wait would be counted as one that failed
                     continue
                 with contextlib.suppress(StreamClosedError):
                     await stream.synchronize_async()
@@ -427,17 +419,17 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self.close()
 
 
-class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
+class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     """A coroutine that returns a stream of a pool, and a block that gives it back."""
 
-    __slots__ = ("_acquiring", "_loan", "_pool")
+    __slots__ = ("_acquiring", "_pool", "_use")
     _block = "pool.stream()"
     _or_else = ", because it may have to wait for a stream"
 
     def __init__(self, pool: StreamPool[Any]) -> None:
         self._pool = pool
         self._acquiring: Coroutine[Any, Any, Stream] | None = None
-        self._loan: tuple[Stream, int] | None = None
+        self._use: tuple[Stream, int] | None = None
 
     def _begin(self) -> Coroutine[Any, Any, Stream]:
         # Once, so that a block which is entered twice is refused.
@@ -458,12 +450,12 @@ class _Lending(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
 
     async def __aenter__(self) -> Stream:
         stream = await self._begin()
-        self._loan = stream, stream._number
+        self._use = stream, stream._number
         return stream
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
-        if self._loan is not None:
-            self._pool._give(*self._loan, error)
+        if self._use is not None:
+            self._pool._give(*self._use, error)
 
     if not TYPE_CHECKING:  # type checkers say it without this
 
@@ -481,20 +473,12 @@ def _name_in(pool: str | None, number: int) -> str | None:
     return None if pool is None else f"{pool}[{number}]"
 
 
-def _require_several(name: str, values: object) -> None:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(
-            f"{name} are in a list or another iterable, not one {type(values).__name__}"
-        )
-
-
 def _distinct_devices(
     devices: Iterable[DeviceLike], device: DeviceLike | None, size: int
 ) -> list[Device]:
     if device is not None:
         raise TypeError("a pool takes device or devices, not both")
-    _require_several("devices", devices)
-    found = [each if isinstance(each, Device) else Device(each) for each in devices]
+    found = [*map(Device, checks.several("devices", devices))]
     if not found:
         raise ValueError("a pool has at least one device")
     if len(set(found)) < len(found):

@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Generic, Self, TypeVar, overload
 
 from aiostream import _native
@@ -248,7 +248,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             own: The future of the task that calls this, whose item alone is served: if no other one
                 comes within a turn, and a stream is free. Otherwise another task begins.
         """
-        tasks, pool, stream, loan = self._tasks, self._pool, None, 0
+        tasks, pool, stream, number = self._tasks, self._pool, None, 0
         try:
             if own is not None:
                 self._comes, tasks[id(batch)] = True, (batch, None)
@@ -260,7 +260,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                     return
                 self._queues = True
                 stream = await pool._in_turn(is_limited=False)
-            loan, self._comes, self._queues = stream._number, False, False
+            number, self._comes, self._queues = stream._number, False, False
             run = stream.run_in_thread if self._in_thread else stream.run
             while True:
                 self._take_into(batch, self._most)
@@ -277,32 +277,34 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 batch.clear()
                 if own is not None or len(pool._queue) > self._queues:  # others want the stream
                     break
-            pool._give(stream, loan)
+            pool._give(stream, number)
         except BaseException as error:
-            if stream is not None and loan:
-                pool._give(stream, loan, error)
-            if not loan:
+            if stream is not None and number:
+                pool._give(stream, number, error)
+            if not number:
                 self._comes = self._queues = False
-            if isinstance(error, GeneratorExit):  # the loop is gone, and the tasks that wait
+            # The loop is gone, and the tasks that wait. A function may raise it too.
+            if isinstance(error, GeneratorExit) and all(map(loops.is_elsewhere, batch)):
                 tasks.pop(id(batch), None)
                 own = None
                 raise
-            is_cancelled = not isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
-            if own is not None and not loan:
+            ends = (Exception, GeneratorExit, KeyboardInterrupt, SystemExit)
+            is_cancelled = not isinstance(error, ends)
+            if own is not None and not number:
                 self._waiting.pop(own, None)
                 raise
             if not self._comes:  # no task will take what waits
                 self._take_into(batch, sys.maxsize)
             instead = RuntimeError(f"the task of {self._called} was cancelled")
             was_raised = any(map(loops.is_awaited, batch))
-            _settle(batch, completion.copies_of(instead if is_cancelled else error))
+            _settle(batch, _copies_of(instead if is_cancelled else error))
             if is_cancelled or not (was_raised or isinstance(error, Exception)):
                 raise
         finally:
             # The futures hold errors, whose tracebacks refer to this frame.
             batch.clear()
             end, was_there = self._end, tasks.pop(id(batch), None) is not None
-            if own is not None and not loan:
+            if own is not None and not number:
                 self._comes = False
                 if self._waiting:
                     self._begin_task()
@@ -320,11 +322,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     def _outcomes(self, results: Sequence[Result | BaseException], size: int) -> list[Any]:
         # A list now, because the stream's next user may overwrite what a lazy one would read.
-        found: list[Any] | None = None
-        if isinstance(results, list):
-            found = results
-        elif isinstance(results, Iterable):
-            found = list(results)
+        found = list(results) if isinstance(results, Iterable) else None
         if found is None or len(found) != size:
             what = type(results).__name__ if found is None else f"{len(found)} results"
             raise TypeError(
@@ -350,6 +348,10 @@ def _settle(batch: Batch[Any], outcomes: Iterable[Any]) -> None:
     for future, outcome in zip(batch, outcomes, strict=False):
         if not future.done():  # else its task was cancelled meanwhile
             (future._set_result if of_trio else future.set_result)(outcome)
+
+
+def _copies_of(error: BaseException) -> Iterable[BaseException]:
+    return chain([error], map(completion.copy_of, repeat(error)))
 
 
 # ------------------------------------------------------------------------------ clients that leave

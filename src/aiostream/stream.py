@@ -129,7 +129,7 @@ class Stream(
             if handle is None:
                 raw = driver.call("cuStreamCreateWithPriority", flags, urgency)
                 kind = _native.HANDLE_STREAM
-                handle = driver.own(kind, int(raw), context.handle, self._destructor)
+                handle = driver.owned_handle(kind, int(raw), context.handle, self._destructor)
         self._init_fields(handle, context, owned=True, wait=strategy)
         self._operand.shared.make.append((flags, urgency))
         if retired is not None:  # what its former owner's waits have learnt is not of this one's
@@ -146,7 +146,9 @@ class Stream(
         source: Any = None,
         wait: WaitStrategy | None = None,
     ) -> None:
-        # Here and not in the first wait, because it may take as long as making a stream.
+        # The handle is stored last, because this object's finalizer then destroys the stream. After
+        # an earlier error a stream of `from_raw` stays its caller's (`Handle_dealloc`).
+        # This is here and not in the first wait, because it may take as long as making a stream.
         context._ensure_monitored()
         self._note_place()
         self._context = context
@@ -158,8 +160,6 @@ class Stream(
         self._operand = Operand(handle, context, self._name)
         if source is not None:
             interop.note_source(self._operand, source)
-        # This comes last, because from here on the finalizer of this object destroys the stream.
-        # If an error comes before, a stream of `from_raw` stays its caller's (`Handle_dealloc`).
         self._handle = handle
 
     @classmethod
@@ -253,11 +253,9 @@ class Stream(
                 f"handle {value} is a special stream without an owner: use Stream.legacy(), "
                 "per_thread() or borrow()"
             )
-        if context is not None and not isinstance(context, Context):
-            raise TypeError(
-                f"the context is an aiostream.Context, not {type(context).__name__}; "
-                "Context.from_handle makes one"
-            )
+        if context is not None:
+            rule = "the context is an aiostream.Context (Context.from_handle makes one), not"
+            checks.instance(Context, context, rule)
         stream = cls._from_handle(value, context or context_of(value), owned=True)
         if value in stream._context._given_away:
             stream._handle.share()
@@ -355,23 +353,19 @@ class Stream(
             RuntimeError: It is a stream of a pool.
             CudaError: The driver refused. The stream is closed nevertheless.
         """
-        self._require_own("close")
+        self._refuse_in_pool("close")
         self._close()
 
     def _close(self) -> None:
-        # This comes before the close, because a closed handle refuses the calls that end a capture.
-        # Two threads that close at once both come here, and one of them ends it
-        # (`captures.end_left`).
+        # A closed handle refuses the calls that end a capture. Until the close another thread may
+        # ask for the capture, which notes it again. After the last step a new `Stream` may capture.
         if self._owned and self._handle.is_shared:
             captures.end_shared(self._operand)
         try:
             super().close()
         finally:
-            # This comes after the close, because until then another thread may ask for the capture,
-            # which would note it again.
             if self._owned:
                 captures.forget(self._operand)
-                # This comes last, because a new `Stream` may now capture.
                 operand.keep_retired(self._operand)
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -391,7 +385,7 @@ class Stream(
             CudaError: The work failed, or the driver refused. The stream is closed nevertheless.
         """
         timeout = checks.timeout(timeout)  # first, because a mistake must not close the stream
-        self._require_own("shutdown")
+        self._refuse_in_pool("shutdown")
         try:
             # Another thread may close the stream during the wait, which keeps it pinned.
             self.synchronize(timeout)
@@ -414,7 +408,7 @@ class Stream(
                 graph.
             CudaError: The work failed. The stream is closed nevertheless.
         """
-        self._require_own("aclose")
+        self._refuse_in_pool("aclose")
         await self._close_when_done()
 
     def __del__(self, *bound: Any) -> None:
@@ -633,7 +627,7 @@ class Stream(
         try:
             future = waiting.enqueue(self._operand, self._mode, call, (fn, args, kwargs))
         except TypeError as problem:
-            checks.explain_call(problem, "enqueue_async")
+            checks.explain_call(problem, "enqueue_async", fn)
             raise
         return cast("CompletionFuture[T]", future)
 

@@ -60,9 +60,7 @@ def check(answer: tuple[Any, ...]) -> Any:
     code, *outputs = answer
     if int(code) != 0:
         raise driver.error(int(code), "a call of cuda.bindings")
-    if not outputs:
-        return None
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return driver.unpacked(tuple(outputs))
 
 
 # ------------------------------------------------------------------------------ kernels
@@ -284,7 +282,7 @@ def _collect() -> None:
 def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:
     # If the block is in a coroutine, its loop has no turn now. So what only waits for that does not
     # count: a future that is done for its task. Read last, because another loop may deliver one
-    # meanwhile. It then counts too much here, and the next look corrects it.
+    # meanwhile. It then counts too much here, and the next count corrects it.
     now = statistics()
     settled = completion.settled_futures() - settled
     pending = now.futures.pending - before.futures.pending

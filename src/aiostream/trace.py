@@ -437,7 +437,9 @@ class Recording:
                 stream = None
         clock = None if stream is None else self._clock_of(stream)
         thread = threading.current_thread().name
-        made = _Entry(self, call, name, stream, clock, _task(), thread)
+        task = loops.task_here()
+        called = "a callback" if task is None else loops.task_name(task)
+        made = _Entry(self, call, name, stream, clock, called, thread)
         made.begin()
         with self._lock:
             self._begun += 1
@@ -554,14 +556,6 @@ def _kind_of(path: str | os.PathLike[str], what: str = "a trace's file") -> str:
     if kind not in (".json", ".html"):
         raise ValueError(f"{what} ends with .json or .html, unlike {os.fspath(path)!r}")
     return kind
-
-
-def _task() -> str:
-    try:
-        task = loops.current_bridge().current_task()
-    except RuntimeError:  # no loop runs here: the call itself raises the error
-        return "no task"
-    return "a callback" if task is None else loops.task_name(task)
 
 
 # ------------------------------------------------------------------------ the environment variable

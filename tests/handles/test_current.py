@@ -152,12 +152,12 @@ async def test_borrowed_stream_is_current_in_fn(
 async def test_stream_of_a_pool_is_shared_once_for_all(libraries: None) -> None:
     """It is current in both libraries."""
     async with StreamPool(1) as pool:
-        async with pool.stream() as lent:
-            lent.torch()
-            lent.cupy()
-        async with pool.stream() as lent:
-            handles = await lent.enqueue_async(lambda _: current_handles())
-            assert handles == dict.fromkeys(NOTHING, lent.handle)
+        async with pool.stream() as taken:
+            taken.torch()
+            taken.cupy()
+        async with pool.stream() as taken:
+            handles = await taken.enqueue_async(lambda _: current_handles())
+            assert handles == dict.fromkeys(NOTHING, taken.handle)
 
 
 async def test_stream_is_current_for_a_block(
@@ -195,7 +195,7 @@ async def test_stream_that_is_closed_within_the_block_lives_to_its_end(libraries
     assert Context.get_current() is None
 
 
-async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
+async def test_what_a_library_cannot_make_current_is_reported_before_fn_runs(
     libraries: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: CupyStream) -> CupyStream:
@@ -214,7 +214,7 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
     await stream.aclose()
 
 
-async def test_errors_of_fn_and_of_a_library_are_told_as_of_a_with_block(
+async def test_errors_of_fn_and_of_a_library_are_reported_as_of_a_with_block(
     libraries: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, again = KeyError("mine"), False

@@ -48,7 +48,7 @@ CALLS = (
         for _ in range(12):  # so that a wait skips the query, and the health is known to be good
             spin(stream, 0.0005)
             await stream.synchronize_async()
-        lent = await pool.acquire()
+        taken = await pool.acquire()
         async with idle_pool.stream() as used:
             await used.synchronize_async()
         await stream.enqueue_async(lambda _: None)
@@ -112,7 +112,7 @@ CALLS = (
             "as_current": lambda: enter(stream.as_current()),
             "context as_current": lambda: enter(context.as_current()),
             "core": other.core,
-            "lent": lent.query,
+            "taken": taken.query,
             # None of its streams was asked, but another call has failed.
             "idle pool": idle_pool.acquire,
             "idle pool again": idle_pool.acquire_nowait,
@@ -125,7 +125,7 @@ CALLS = (
                 print(name, outcome, after if before != after else "")
         assert not ran, ran
         before = internals.uses_of_gone() if {simulated} else None
-        pool.release(lent)  # looks at the stream, and so learns what has happened
+        pool.release(taken)  # queries the stream, and so learns what has happened
         assert await result_of(pool.acquire) == await result_of(pool.acquire_nowait) == 709
         for thing in (stream, other, shared, capturing, borrowed, by_host_function, *events, graph,
             executable):
@@ -213,7 +213,7 @@ UNDER_WAITS = (
         tasks = [asyncio.create_task(guarded(name, wait)) for name, wait in waits]
         while internals.pending_waits() < 5:
             await asyncio.sleep(0)
-        for _ in range(20):  # the waits that are no records have begun too
+        for _ in range(20):  # the waits without an event have begun too
             await asyncio.sleep(0)
         if {how!r} == "destroy under polls":  # so the loop's next turn finds the context gone
             end(handle)

@@ -416,13 +416,13 @@ def test_source_of_an_unused_borrowed_stream_goes_with_its_close(source: list[Fo
 
 async def test_source_of_a_pools_stream_lives_until_the_last_use(source: list[Foreign]) -> None:
     gone, pool = weakref.ref(source[0]), StreamPool.borrow([source.pop()])
-    lent = await pool.acquire()
-    with internals.pinned(lent):
-        pool.release(lent)
+    taken = await pool.acquire()
+    with internals.pinned(taken):
+        pool.release(taken)
         pool.close()
         del pool
         gc.collect()
         assert gone() is not None
-    del lent
+    del taken
     gc.collect()
     assert gone() is None

@@ -51,7 +51,7 @@ def loaded(
 
 
 def ends() -> tuple[int, int]:
-    """How many streams were retired so far, and how many handles destroyed."""
+    """How many streams were retired until now, and how many handles destroyed."""
     handles = statistics().handles
     return handles.retired, handles.destroyed
 
@@ -65,7 +65,7 @@ def retired_stream(**options: Any) -> int:
 
 
 def is_used_again(handle: int, among: int = 1, **options: Any) -> bool:
-    """Whether one of so many new streams gets this handle, of a stream that was not destroyed."""
+    """Whether one of `among` new streams gets this handle, of a stream that was not destroyed."""
     with contextlib.ExitStack() as closing:
         new = [
             closing.enter_context(contextlib.closing(Stream(0, **options))) for _ in range(among)
@@ -113,8 +113,8 @@ async def test_reads_by_the_library_itself_do_not_count(event: Event, loaded: No
         await other.enqueue_async(lambda _: None)
         await other.enqueue_in_thread(lambda _: None)
         await stream.completion_future()
-        async with pool.stream() as lent:
-            await lent.synchronize_async()
+        async with pool.stream() as used:
+            await used.synchronize_async()
         assert repr(stream) != repr(other)
         assert {stream, other} == {other, stream}
         assert stream.priority == other.priority

@@ -103,13 +103,13 @@ def test_a_destructor_that_blocks_delays_nothing_else(how: str, stuck: Stuck) ->
     stream.close()
 
 
-def test_a_listener_is_told_while_a_destructor_blocks(breakable: Any, stuck: Stuck) -> None:
-    told = threading.Event()
-    quiet = aiostream.on_context_failed(lambda _: told.set())
+def test_a_listener_is_called_while_a_destructor_blocks(breakable: Any, stuck: Stuck) -> None:
+    called = threading.Event()
+    quiet = aiostream.on_context_failed(lambda _: called.set())
     stream = drop_behind_gate(DROPS["argument"], stuck)
     assert stuck.begun.wait(20)
     breakable.break_context(716)
-    assert told.wait(20)
+    assert called.wait(20)
     quiet()
     stuck.go.set()
     breakable.recover()

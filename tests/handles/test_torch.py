@@ -267,21 +267,21 @@ async def main():
 """)
 
 
-@pytest.mark.parametrize("told_by", ["listener", "health", "exit"])
-def test_fault_of_torch_that_nothing_awaits(survives: Any, told_by: str) -> None:
+@pytest.mark.parametrize("reported_by", ["listener", "health", "exit"])
+def test_fault_of_torch_that_nothing_awaits(survives: Any, reported_by: str) -> None:
     """P19: a device-side assertion, while the loop only sleeps.
 
-    The listener is told within 1.2 seconds.
+    The listener is called within 1.2 seconds.
     """
     ways = {
         "listener": """
-    told = []
-    aiostream.on_context_failed(lambda error: told.append((time.monotonic() - begin, error.code)))
+    seen = []
+    aiostream.on_context_failed(lambda error: seen.append((time.monotonic() - begin, error.code)))
     await fault()
     with anyio.fail_after(5):
-        while not told:
+        while not seen:
             await anyio.sleep(0.01)
-    print(*told[0])
+    print(*seen[0])
 """,
         "health": """
     await fault()
@@ -308,12 +308,12 @@ async def main():
         global begin
         begin = time.monotonic()
         rows[index]
-{ways[told_by]}
+{ways[reported_by]}
     sys.stdout.flush()
     print("survived", flush=True)
     os._exit(0)
 """
-    if told_by == "exit":
+    if reported_by == "exit":
         assert "the CUDA context is lost" in "\n".join(survives(program, code=71))
         return
     seconds, code = survives(program)[0].split()

@@ -212,7 +212,7 @@ ssize_t __wrap_read(int descriptor, void *data, size_t size) {
 }
 
 /* A thread that pushes to a queue uses it, so the queue may not be recycled. Uses do not depend on
- * each other, but the look at them depends on each. So these are the "reads", and that is the
+ * each other, but a read of them depends on each. So these are the "reads", and that is the
  * "write". */
 static int64_t pushing[DESCRIPTORS];
 static void note_use(int64_t *use, int change, enum kind kind, void *where) {

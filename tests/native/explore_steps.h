@@ -191,11 +191,11 @@ struct location {
     enum { STATISTICS = 1, DECIDES } known;
 };
 extern const size_t queue_size; /* these three of interleaved.c */
-bool is_lag(const struct queue *, const void *address);
+bool is_lateness(const struct queue *, const void *address);
 bool is_pending(const void *address);
 static struct location locations[LOCATIONS];
 static int64_t runs, complete_runs, all_runs;
-/* memory is used by more threads than was known: what was explored so far is void */
+/* memory is used by more threads than was known: what was explored before is void */
 static bool found_shared;
 
 static struct location *location_of(uintptr_t address) {
@@ -265,7 +265,7 @@ static bool is_statistics(const void *address) {
     for (int i = 0; i < queue_descriptor_count; i++) {
         const struct queue *queue = queues_made[i];
         if ((char *)address >= (char *)queue && (char *)address < (char *)queue + queue_size)
-            return is_lag(queue, address);
+            return is_lateness(queue, address);
     }
     return !scenario->with_parking && is_pending(address);
 }

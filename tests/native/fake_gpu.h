@@ -92,7 +92,7 @@ static struct position unpack(uint64_t packed) { /* 0: never recorded */
 }
 
 static struct position enqueue_work(struct stream *stream) {
-    /* than expected: a guard look sees it */
+    /* than expected: a guard poll sees it */
     bool is_short = relaxed_load(&unruly) && chance(12) == 0;
     uint64_t tail = relaxed_load(&stream->tail), next;
     do {
@@ -209,7 +209,7 @@ static int fake_event_query(void *object) {
         before_query = NULL;
         other();
     }
-    /* Whoever polls has decided to do so, and then loses its processor. */
+    /* The polling thread has decided to do so, and then loses its processor. */
     if (relaxed_load(&unruly) && chance(300) == 0) pause_for(chance(600000));
     if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
     REQUIRE(!event->users || !relaxed_load(&event->captured), "a query has ended a capture");
@@ -267,7 +267,7 @@ static void open_contexts(void) {
 
 static _Atomic bool stop_moving;
 
-/* The GPU: each stream stands still for a while and then comes some way further. */
+/* The GPU: each stream is idle for a while and then comes some way further. */
 static void *moving(void *unused) {
     (void)unused;
     int64_t next[CONTEXTS][STREAMS] = {{0}};

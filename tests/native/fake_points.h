@@ -15,7 +15,7 @@
 enum {
     LOOPS = 4,
     GPUS = 3,
-    SLOTS = 1 << 16,
+    TICKETS = 1 << 16,
     MAILBOX = 1 << 12,
     IN_FLIGHT = 300,
     LATE = 256,
@@ -33,13 +33,13 @@ enum {
 
 /* --- what became of a ticket --- */
 
-struct record {
+struct fate {
     uint64_t ticket;
     int failed, passed;
     /* false once the driver has refused it (known to the driver's thread of control alone) */
     bool may_pass;
 };
-static struct record records[SLOTS];
+static struct fate fates[TICKETS];
 /* by the calls */
 static _Atomic int64_t accepted, refused, quarantined, abandoned, capture_refused, lost,
     users_quarantined;
@@ -48,19 +48,18 @@ static _Atomic int64_t captured, graph_runs;
 static _Atomic int64_t python_accepted, foreign_accepted, dispatched, foreign_run, fire_calls,
     delivered_passed, delivered_failed;
 
-static struct record *record_of(uint64_t ticket) {
+static struct fate *fate_of(uint64_t ticket) {
     uint32_t index = ticket & 0xffffff;
-    REQUIRE(index < SLOTS, "slot %u: more slots than points in flight", index);
-    return &records[index];
+    REQUIRE(index < TICKETS, "point %u: more than points in flight", index);
+    return &fates[index];
 }
 
 static uint64_t reserve(struct queue *queue, struct context *context, enum point_kind kind) {
     uint64_t ticket = point_reserve(queue, context, kind);
     REQUIRE(ticket != 0, "no ticket");
-    struct record *record = record_of(ticket);
-    REQUIRE(record->ticket != ticket, "ticket %llx was given out twice",
-            (unsigned long long)ticket);
-    *record = (struct record){.ticket = ticket, .may_pass = true};
+    struct fate *fate = fate_of(ticket);
+    REQUIRE(fate->ticket != ticket, "ticket %llx was given out twice", (unsigned long long)ticket);
+    *fate = (struct fate){.ticket = ticket, .may_pass = true};
     return ticket;
 }
 
@@ -69,25 +68,25 @@ static uint64_t reserve(struct queue *queue, struct context *context, enum point
 static bool emit(void *argument, uint64_t ticket, int64_t status, bool complete) {
     bool never_refuse = argument != NULL;
     if (!never_refuse && chance(400) == 0) return false;
-    struct record *record = record_of(ticket);
-    REQUIRE(record->ticket == ticket, "ticket %llx was delivered after its slot had gone on",
+    struct fate *fate = fate_of(ticket);
+    REQUIRE(fate->ticket == ticket, "ticket %llx was delivered after its point had gone on",
             (unsigned long long)ticket);
-    REQUIRE(record->passed == 0, "ticket %llx was delivered complete, and then again",
+    REQUIRE(fate->passed == 0, "ticket %llx was delivered complete, and then again",
             (unsigned long long)ticket);
     if (complete) {
-        REQUIRE(record->may_pass, "ticket %llx was refused by the driver and completed",
+        REQUIRE(fate->may_pass, "ticket %llx was refused by the driver and completed",
                 (unsigned long long)ticket);
-        record->passed = 1;
+        fate->passed = 1;
         atomic_fetch_add(&delivered_passed, 1);
-        REQUIRE(status == (record->failed ? ERROR_FAILED : status),
+        REQUIRE(status == (fate->failed ? ERROR_FAILED : status),
                 "a failed point completed with %d", (int)status);
         bool known = status == 0 || status == STATUS_UNKNOWN || status == ERROR_FAILED ||
                      status == ERROR_REFUSED;
         REQUIRE(known, "status %d", (int)status);
     } else {
-        REQUIRE(record->failed == 0, "ticket %llx failed twice", (unsigned long long)ticket);
+        REQUIRE(fate->failed == 0, "ticket %llx failed twice", (unsigned long long)ticket);
         REQUIRE(status == ERROR_FAILED, "failed with %d", (int)status);
-        record->failed = 1;
+        fate->failed = 1;
         atomic_fetch_add(&delivered_failed, 1);
     }
     return true;
@@ -256,7 +255,7 @@ static int enqueue(void *stream, struct firing firing) {
     uintptr_t kind = (uintptr_t)stream & ~15u;
     if (kind == STREAM_CAPTURES && capture_begins == 0) return add_node(firing);
     if (kind == STREAM_REFUSES && chance(2)) {
-        record_of((uint64_t)(uintptr_t)firing.data)->may_pass = false;
+        fate_of((uint64_t)(uintptr_t)firing.data)->may_pass = false;
         return ERROR_REFUSED;
     }
     swallowed = kind == STREAM_CAPTURES && capture_begins == 1 && chance(2);

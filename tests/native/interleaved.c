@@ -4,7 +4,7 @@
 #include "queues.c"
 
 /* How late a loop is. How long its next wait is polled depends on that, and nothing else. */
-bool is_lag(const struct queue *queue, const void *address) {
+bool is_lateness(const struct queue *queue, const void *address) {
     return address == &queue->pushed || address == &queue->lag || address == &queue->lag_noted;
 }
 

@@ -1,4 +1,4 @@
-/* All interleavings of a few threads of the native code: the life of a slot, queues, handles. See
+/* All interleavings of a few threads of the native code: the life of a point, queues, handles. See
  * explore.h. Run by test_interleavings.py.
  *
  * The threads are those of the library: the GPU's (the driver calls the host function), the watcher
@@ -112,7 +112,7 @@ static void take_rest(struct queue *from, enum who who) {
           "something has arrived, and the descriptor is not readable: a wake-up was lost");
 }
 
-/* All have ended once, the loop's for the loop; all slots and references are given back. */
+/* All have ended once, the loop's for the loop; all points and references are given back. */
 static void require_all_ended(void) {
     for (int i = 0; i < point_count; i++)
         HOLDS(points[i].passed, "point %d was never delivered", i);
@@ -150,16 +150,16 @@ static void drain_refusing(void) {
     drain(queue, LOOP);
 }
 
-/* Of two firings of one ticket one counts, also when the slot is another point's by then. */
+/* Of two firings of one ticket one counts, also when its memory is another point's by then. */
 static void drain_and_reserve(void) {
     drain(queue, LOOP);
     if (points[0].passed) arm_on(queue, context, KIND_CALLBACK);
     drain(queue, LOOP);
     HOLDS(point_count < 2 || !points[1].passed,
-          "a late firing has fired the next point of the slot");
+          "a late firing has fired the next point of this memory");
 }
 static void end_reserved(void) {
-    HOLDS(counters[POINTS_STALE] == 1, "%lld stale firings", (long long)counters[POINTS_STALE]);
+    HOLDS(counters[POINTS_STALE] == 1, "%lld late firings", (long long)counters[POINTS_STALE]);
     if (point_count > 1) fire_1();
     end_with_loop();
 }
@@ -310,7 +310,7 @@ static const struct scenario scenarios[] = {
      {{"driver", fire_0}, {"other driver", fire_1}, {"loop", drain_refusing}},
      end_with_loop,
      0},
-    {"one ticket fires twice, its slot is used again",
+    {"one ticket fires twice, its point is used again",
      begin_one,
      {{"driver", fire_0}, {"other driver", fire_0}, {"loop", drain_and_reserve}},
      end_reserved,

@@ -3,7 +3,7 @@
  *
  * A schedule is random: waits and futures join the list at any age of those before them, are
  * cancelled, are handed back. After each step, each wait that a task still
- * wants must have been looked at so lately that promise 16 holds, whenever its work ends. So the
+ * wants must have been polled in time for promise 16, whenever its work ends. So the
  * work need not end at the one moment at which it would be noticed too late. What ends is checked
  * as well.
  *
@@ -20,7 +20,7 @@
 static const int64_t US = 1000, MS = 1000000, SECOND = 1000000000;
 /* how late the watcher and a loop wake at most, and a loop's turn: less than the 0.12 ms of P16 */
 static const int64_t WATCHER_LATE_NS = 20000, LOOP_LATE_NS = 30000, TURN_NS = 12000;
-static const int64_t HEALTH_PERIOD_NS = 15000000; /* the watcher wakes so often in any case */
+static const int64_t HEALTH_PERIOD_NS = 15000000; /* the watcher wakes at least as often */
 enum { LOOPS = 2, WAITS = 12, STEPS_MOST = 400000 };
 
 static int64_t clock_ns = 1000000000000, began_at;
@@ -73,14 +73,14 @@ struct task {
     struct event *event;
     uint64_t ticket;
     struct loop *loop;
-    int64_t began, end, looked;
+    int64_t began, end, polled;
 };
 static struct task tasks[WAITS];
 static struct wait_list *list;
 static struct shared_history *history;
 static struct context *context;
 static int64_t work_ends; /* that of the stream */
-static int64_t looks;
+static int64_t polls;
 static int64_t least_slack = INT64_MAX;
 static bool in_watcher;
 
@@ -100,20 +100,20 @@ static bool is_waiting(const struct task *task) {
 
 static void check_all(void) {
     for (int i = 0; i < WAITS; i++)
-        if (is_waiting(&tasks[i])) check(&tasks[i], tasks[i].looked, clock_ns, "is not looked at");
+        if (is_waiting(&tasks[i])) check(&tasks[i], tasks[i].polled, clock_ns, "is not polled");
 }
 
-static void look(struct task *task, const char *who) {
+static void was_polled(struct task *task, const char *who) {
     int64_t resumes = clock_ns + (in_watcher ? LOOP_LATE_NS + 2 * TURN_NS : 0);
-    if (is_waiting(task)) check(task, task->looked, resumes, who);
-    task->looked = clock_ns;
-    looks++;
+    if (is_waiting(task)) check(task, task->polled, resumes, who);
+    task->polled = clock_ns;
+    polls++;
 }
 
-static void look_by(const struct event *event, const char *who) {
+static void polled_event(const struct event *event, const char *who) {
     for (int i = 0; i < WAITS; i++)
         if ((tasks[i].state == POLLS || tasks[i].state == LEFT) && tasks[i].event == event)
-            look(&tasks[i], who);
+            was_polled(&tasks[i], who);
 }
 
 /* --- the driver --- */
@@ -148,9 +148,9 @@ static int event_query(void *object) {
         int holder = wait->holder;
         if (reached && (pending || wait->event == event) &&
             (holder == HELD_BY_TIMER || holder == HELD_BY_WATCHER))
-            look_by(wait->event, "is looked at by the watcher");
+            polled_event(wait->event, "is polled by the watcher");
     }
-    if (!in_watcher) look_by(event, "is looked at by its loop");
+    if (!in_watcher) polled_event(event, "is polled by its loop");
     return pending ? CUDA_NOT_READY : 0;
 }
 static int stream_query(void *stream) {
@@ -311,7 +311,7 @@ static struct task *begin(void) {
     *task = (struct task){.loop = &loops[chance(LOOPS)],
                           .wanted = true,
                           .began = clock_ns,
-                          .looked = clock_ns,
+                          .polled = clock_ns,
                           .end = work_ends};
     return task;
 }
@@ -425,7 +425,7 @@ static void run_one(void) {
     list = wait_list_new(context, history);
     latest = NULL;
     atomic_store(&active_count, others[chance(7)]); /* the lists of other streams */
-    note("beside %d other lists", atomic_load(&active_count));
+    note("there are %d other lists", atomic_load(&active_count));
     lengths[0] = lengths[1] = 0;
     if (chance(2)) {
         lengths[0] = any_time(20e3, 100e6);
@@ -459,8 +459,7 @@ static void run_one(void) {
     for (struct wait *wait = new_waits; wait; wait = wait->next)
         ((struct event *)wait->event)->end = clock_ns;
     while (!all_are_over()) {
-        HOLDS(step(clock_ns + SECOND) || all_are_over(), "%s",
-              "nothing looks at a wait that is over");
+        HOLDS(step(clock_ns + SECOND) || all_are_over(), "%s", "nothing polls a wait that is over");
         HOLDS(steps++ < STEPS_MOST, "%d steps", steps);
     }
     is_idle = false;
@@ -498,7 +497,7 @@ int main(int count, char **arguments) {
     }
     clock_t latest = clock() + (clock_t)(seconds * CLOCKS_PER_SEC);
     for (number = 0; clock() < latest; number++) run_one();
-    printf("%d schedules, %lld looks: at least %.1f us before the bound\n", number,
-           (long long)looks, least_slack / 1e3);
+    printf("%d schedules, %lld polls: at least %.1f us before the bound\n", number,
+           (long long)polls, least_slack / 1e3);
     return 0;
 }

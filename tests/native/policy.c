@@ -1,4 +1,4 @@
-/* The policy of waits in virtual time: what is learnt depends on when one looks. Run by
+/* The policy of waits in virtual time: what is learnt depends on when the end is asked for. Run by
  * test_native.py.
  *
  * One stream, one wait at a time, with assumed costs: sleeps end late, a wake-up of the loop takes
@@ -43,13 +43,13 @@ struct run {
     int waits;    /* of the loop */
     int64_t clock;
     double cpu, total;
-    int looks, left;   /* left: waits that their task did not poll to the end */
+    int polls, left;   /* left: waits that their task did not poll to the end */
     int passes, wakes; /* of the watcher; of the loop, by its timer or the watcher */
 };
 
 static void wake_loop(struct run *run) { run->cpu += 12 * US, run->wakes++; }
 
-/* One wait of the true length `length`, and what is known of it so far. */
+/* One wait of the true length `length`, and what is known of it. */
 struct one {
     struct run *run;
     int64_t length, age, not_before, resumed;
@@ -58,7 +58,7 @@ struct one {
 /* Whether it is over: then the history learns it. */
 static bool is_seen(struct one *one) {
     bool over = one->age >= one->length;
-    one->run->looks++;
+    one->run->polls++;
     if (over) history_learn(&one->run->history, one->not_before, one->age);
     else one->not_before = one->age;
     return over;
@@ -90,7 +90,7 @@ static void resume_by_loop(struct one *one) {
     wake_loop(one->run);
 }
 
-/* The watcher's looks until the timer. */
+/* The watcher's polls until the timer. */
 static void guard(struct one *one, const struct prediction *prediction, const struct load *load,
                   int64_t timer) {
     struct run *run = one->run;
@@ -133,7 +133,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             int64_t now = run->clock + age, at = run->clock + plan.at;
             if (!plan.exact) at = policy_common_look(now, at);
             REQUIRE(at > now && at <= now + policy_crowd_latest(age) - age + 100 * US,
-                    "the loop looks %lld us after age %lld us", (long long)((at - now) / US),
+                    "the loop polls %lld us after age %lld us", (long long)((at - now) / US),
                     (long long)(age / US));
             one.age += at - now + oversleep(at - now);
             run->cpu += US;
@@ -147,7 +147,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             wake_loop(run);
             if (!plan.look) {
                 poll_in_task(&one, &prediction, &load, plan.until, plan.length);
-            } else if (is_seen(&one)) { /* the loop looks itself */
+            } else if (is_seen(&one)) { /* the loop polls itself */
                 one.resumed = one.age + 8 * US;
                 run->cpu += 8 * US;
             } else {
@@ -158,7 +158,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             with_watcher = true;
             int64_t at = plan.at > age ? plan.at : age;
             REQUIRE(at <= policy_latest_look(age, run->lists) || at <= age + run->turn / 8,
-                    "the watcher looks after the latest look, at age %lld us",
+                    "the watcher polls after the latest poll, at age %lld us",
                     (long long)(age / US));
             /* since the pass for another list */
             at += (int64_t)uniform(0, policy_pass_gap(run->lists, plan.exact, run->turn));
@@ -280,7 +280,7 @@ static void each_pattern(const struct strategy *strategy, int lists, int waits) 
         double cpu = 100 * run.cpu / run.total;
         printf("%-28s %7.0f %7.0f %7.0f %7.0f    %6.1f   %9.2f %7.1f %7.1f %7.1f\n", pattern->name,
                p50, p90, p99, late[pattern->count - 1], cpu, worst,
-               (double)run.looks / pattern->count, (double)run.passes / pattern->count,
+               (double)run.polls / pattern->count, (double)run.passes / pattern->count,
                (double)run.wakes / pattern->count);
         REQUIRE(worst <= 1, "%s: later than the bound", pattern->name);
         if (strategy != WAIT_AUTO || lists > 1 || waits > 1) continue;
@@ -328,7 +328,7 @@ static void random_histories(int count) {
            worst);
 }
 
-/* Streams whose work has become short, in a loop that is busy with it. Each look comes a turn late,
+/* Streams whose work has become short, in a loop that is busy with it. Each poll comes a turn late,
  * so no true length is seen. The task must still poll, and not leave each wait to a watcher that
  * the loop is too busy to hear ("64 x empty"). */
 static void short_work_in_a_busy_loop(void) {
@@ -347,26 +347,26 @@ static void short_work_in_a_busy_loop(void) {
             run.left, WAITS);
 }
 
-/* A loop that comes back each 4 ms hears of an end so late anyway: then the watcher looks seldom,
+/* A loop that comes back each 4 ms hears of an end up to 4 ms late: then the watcher polls seldom,
  * and the other waits pay less. */
 static void long_work_in_a_busy_loop(void) {
-    enum { WAITS = 200, LISTS = 128, MOST_LOOKS = 9 };
+    enum { WAITS = 200, LISTS = 128, MOST_POLLS = 9 };
     static struct run run;
     for (int busy = 0; busy < 2; busy++) {
         run = (struct run){.strategy = WAIT_EVENT, .turn = busy ? 4 * MS : 8 * US, .lists = LISTS};
         for (int k = 0; k < WAITS; k++) one_wait(&run, log_normal(k));
-        printf("log-normal, 128 wait lists, a turn of %lld us: %.1f looks for each wait\n",
-               (long long)(run.turn / US), (double)run.looks / WAITS);
+        printf("log-normal, 128 wait lists, a turn of %lld us: %.1f polls for each wait\n",
+               (long long)(run.turn / US), (double)run.polls / WAITS);
     }
-    REQUIRE(run.looks <= MOST_LOOKS * WAITS, "%d looks", run.looks);
+    REQUIRE(run.polls <= MOST_POLLS * WAITS, "%d polls", run.polls);
 }
 
 /* The one function on which the bound rests, over all ages and for any history. */
-static void latest_look(int lists) {
+static void latest_poll(int lists) {
     for (int64_t age = 0; age < 1000 * MS; age += age / 1000 + 100) {
         int64_t next = policy_latest_look(age, lists), pass = policy_pass_gap(lists, false, 0);
         REQUIRE(next > age, "no progress at age %lld", (long long)age);
-        /* An end right after this look is seen at the next: with 120 us for waking watcher and loop
+        /* An end right after this poll is seen at the next: with 120 us for waking watcher and loop
          * that is in time. */
         REQUIRE(next + pass - age + 120 * US <= bound_of(age, 0) || next <= 150 * US,
                 "too late at age %lld", (long long)age);
@@ -400,7 +400,7 @@ static void each_strategy_keeps_to_the_load(void) {
             REQUIRE(plan.stage == STAGE_WATCHER || load.task_allowed, "%s: stage %d without a task",
                     strategy->name, plan.stage);
             REQUIRE(!plan.common || (plan.stage == STAGE_TIMER && plan.look),
-                    "%s: a common look that no loop makes", strategy->name);
+                    "%s: a common poll that no loop makes", strategy->name);
             REQUIRE(plan.stage != STAGE_TIMER || load.timers_allowed,
                     "%s: a timer where none is allowed", strategy->name);
             if (plan.stage == STAGE_TIMER) {
@@ -419,8 +419,8 @@ static void each_strategy_keeps_to_the_load(void) {
 }
 
 /* `aiostream.ready`: how late ends are noticed, and the questions of each wait, after a history has
- * learnt the work. So many tasks of a loop wait, one time after another. A question takes 3 us, and
- * then the loop leaves as much time to others. A loop that sleeps for a millisecond asks a 5 ms
+ * learnt the work. That many tasks of a loop wait, one time after another. A question takes 3 us,
+ * and then the loop leaves as much time to others. A loop that sleeps for a millisecond asks a 5 ms
  * wait five times, and is 0.5 ms late. */
 static void questions(const char *name, struct work work, int tasks, int64_t most_late,
                       double most_asked) {
@@ -485,7 +485,7 @@ int main(int count, char **arguments) {
     int histories = count > 1 ? atoi(arguments[1]) : 2000;
     if (count > 2) seed = strtoull(arguments[2], NULL, 10);
     seed_thread(seed, 0);
-    for (int lists = 1; lists <= 256; lists++) latest_look(lists);
+    for (int lists = 1; lists <= 256; lists++) latest_poll(lists);
     each_pattern(WAIT_AUTO, 1, 1);
     each_pattern(WAIT_EVENT, 1, 1);
     each_pattern(WAIT_AUTO, 8, 8);

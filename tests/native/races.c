@@ -72,7 +72,7 @@ static void *failed_data;
 static bool preempted;
 
 /* What the other threads do while the watcher has pushed a failed point, has read that its queue is
- * closed, and stands still. */
+ * closed, and is idle. */
 static void others_go_on(void) {
     push_to_orphans(closing); /* the closing thread */
     REQUIRE(is_delivered(orphans, failed), "the janitor gets the failed point");
@@ -107,7 +107,7 @@ static void test_failing_a_point_of_a_queue_that_is_closed_and_opened_again(void
     queue_close(reopened);
 }
 
-static void test_each_use_of_a_slot_has_a_ticket_of_its_own(void) {
+static void test_each_use_of_a_point_has_a_ticket_of_its_own(void) {
     enum { USES = 100 };
     struct queue *queue = queue_open();
     uint64_t tickets[USES];
@@ -120,15 +120,15 @@ static void test_each_use_of_a_slot_has_a_ticket_of_its_own(void) {
     queue_close(queue);
 }
 
-static void test_a_slot_forgets_that_its_last_use_failed(void) {
+static void test_a_point_forgets_that_its_last_use_failed(void) {
     struct queue *queue = queue_open();
     uint64_t ticket = point_reserve(queue, failing, KIND_HOST_FUNCTION);
     REQUIRE(point_arm(ticket, STREAM) == 0, "a point was refused");
     points_fail(failing, 709);
     function(given);
-    REQUIRE(is_delivered(queue, ticket) && last_status == 709, "a lost context was not told");
+    REQUIRE(is_delivered(queue, ticket) && last_status == 709, "a lost context was not reported");
     uint64_t next = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
-    REQUIRE(next % (1u << SLOT_BITS) == ticket % (1u << SLOT_BITS), "not the same slot");
+    REQUIRE(next % (1u << SLOT_BITS) == ticket % (1u << SLOT_BITS), "not the same point");
     REQUIRE(point_arm(next, STREAM) == 0, "a point was refused");
     function(given);
     REQUIRE(is_delivered(queue, next) && last_status == STATUS_UNKNOWN,
@@ -136,26 +136,27 @@ static void test_a_slot_forgets_that_its_last_use_failed(void) {
     queue_close(queue);
 }
 
-/* How long a loop takes to look again, as its waits have seen it. */
-static void test_the_lag_of_a_loop_follows_its_turns(void) {
+/* How long a loop takes to poll again, as its waits have seen it. */
+static void test_the_lateness_of_a_loop_follows_its_turns(void) {
     const int64_t turn = 4000000;
     struct queue *queue = queue_open();
     for (int i = 0; i < 20; i++) queue_note_lag(queue, turn);
-    int64_t lag = queue_lag(queue);
-    REQUIRE(lag > turn * 9 / 10 && lag <= turn, "turns of 4 ms: a lag of %d us", (int)(lag / 1000));
+    int64_t late = queue_lag(queue);
+    REQUIRE(late > turn * 9 / 10 && late <= turn, "turns of 4 ms: late by %d us",
+            (int)(late / 1000));
     for (int i = 0; i < 20; i++) queue_note_lag(queue, 0);
-    REQUIRE(queue_lag(queue) < turn / 10, "the lag stays when the turns are short again");
+    REQUIRE(queue_lag(queue) < turn / 10, "the lateness stays when the turns are short again");
     /* ends that have come together were unread for a turn */
     struct queue_entry ends[3];
     for (int i = 0; i < 3; i++) queue_push(queue, &ends[i]);
     while (now_ns() - queue_unread_since(queue) < turn) continue;
     REQUIRE(queue_take(queue), "no entry");
-    REQUIRE(queue_lag(queue) > turn / 5, "three ends that were unread for 4 ms told no lag");
+    REQUIRE(queue_lag(queue) > turn / 5, "three ends that were unread for 4 ms showed no lateness");
     queue_close(queue);
 }
 
-/* A steady wait has the same slot each time. */
-static void test_a_slot_that_was_used_as_often_as_a_ticket_can_say(void) {
+/* A steady wait has the same point each time. */
+static void test_a_point_that_was_used_as_often_as_a_ticket_can_say(void) {
     struct queue *queue = queue_open();
     uint64_t ticket = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
     point_unreserve(ticket);
@@ -179,9 +180,9 @@ int main(void) {
     failing = context_register(&failing, 1, STREAM, &is_taken);
     healthy = context_register(&healthy, 2, STREAM, &is_taken);
     test_failing_a_point_of_a_queue_that_is_closed_and_opened_again();
-    test_each_use_of_a_slot_has_a_ticket_of_its_own();
-    test_a_slot_that_was_used_as_often_as_a_ticket_can_say();
-    test_a_slot_forgets_that_its_last_use_failed();
-    test_the_lag_of_a_loop_follows_its_turns();
+    test_each_use_of_a_point_has_a_ticket_of_its_own();
+    test_a_point_that_was_used_as_often_as_a_ticket_can_say();
+    test_a_point_forgets_that_its_last_use_failed();
+    test_the_lateness_of_a_loop_follows_its_turns();
     return 0;
 }

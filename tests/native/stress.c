@@ -5,7 +5,7 @@
  * Usage: stress SECONDS SEED. Ends with code 0 and one line per part, or with the first promise
  * that was broken.
  *
- * What is known of a ticket stands in `records`, in plain fields on purpose: a slot may be reserved
+ * What is known of a ticket stands in `fates`, in plain fields on purpose: a point may be reserved
  * again only after its last delivery, and ThreadSanitizer sees here whether the native files make
  * that so.
  */
@@ -32,7 +32,7 @@ static void drain_all(struct queue *queue) {
 
 static _Thread_local bool meets_captures;
 
-/* One point. Its thread may not look at the ticket again after arming it: it may belong to another
+/* One point. Its thread may not use the ticket again after arming it: it may belong to another
  * point by then. */
 static void arm_one(struct queue *queue) {
     static const enum point_kind kinds[] = {KIND_HOST_FUNCTION, KIND_HOST_FUNCTION,   KIND_CALLBACK,
@@ -48,8 +48,8 @@ static void arm_one(struct queue *queue) {
     }
     if (kind == KIND_FOREIGN) point_set_call(ticket, foreign, &foreign_run, -1);
     uintptr_t stream = streams[chance(6)];
-    /* Seldom and in one loop, because their slots are never used again, nor are the queues of those
-     * that failed. */
+    /* Seldom and in one loop, because their points are never used again, nor are the queues of
+     * those that failed. */
     if (stream == STREAM_CAPTURES &&
         (!meets_captures || chance(4) || atomic_load(&quarantined) > 4000))
         stream = STREAM_PLAIN;
@@ -231,7 +231,7 @@ static void stress_points(struct queue *orphans, double seconds, uint64_t seed, 
     require_equal(counters[POINTS_QUARANTINED], quarantined,
                   "quarantined, and what the calls said");
     require_equal(counters[POINTS_FIRED] + counters[POINTS_STALE], fire_calls,
-                  "fired or stale, and firings");
+                  "fired in time or late, and firings");
     require_equal(points_pending().all, 0, "pending at the end");
     /* One that was just running when its point was quarantined has run. How many did is not
      * known. */
@@ -411,7 +411,7 @@ int main(int count, char **arguments) {
                                    (void *)(uintptr_t)(PRIVATE_STREAM + 1), &is_taken);
     stress_points(orphans, seconds / 2, seed, false);
     stress_points(orphans, seconds / 2, seed + 100, true);
-    printf("points: %lld passed, %lld failed first, %lld refused, %lld quarantined, %lld stale, "
+    printf("points: %lld passed, %lld failed first, %lld refused, %lld quarantined, %lld late, "
            "%lld passes of the watcher\n",
            (long long)delivered_passed, (long long)delivered_failed, (long long)refused,
            (long long)quarantined, (long long)counters[POINTS_STALE],

@@ -10,12 +10,12 @@
 enum {
     TASKS = 12,
     LOOPS = 3,
-    SLOTS = 1 << 16,
+    TICKETS = 1 << 16,
     EVENTS = 4,
     USERS_EVENTS = 1 << 15,
     USERS_HANDLES = 1 << 20
 };
-/* a wait that is over for so long is looked at by nothing any more */
+/* of a wait that is over: after that nothing polls it any more */
 static const int64_t FORGOTTEN_NS = 5000000000;
 
 static _Atomic bool stop_tasks, stop_janitor;
@@ -31,18 +31,18 @@ struct task {
     int context;
     bool cancelled;
     bool future;          /* its ticket is for all its life */
-    struct wait *record;  /* of a future; another's once the ticket was fired */
+    struct wait *wait;    /* of a future; another's once the ticket was fired */
     int64_t polled;       /* when it took the wait or polled it last */
     bool may_be_captured; /* it began while its event was, or was being, recorded into a capture */
     int returned;         /* how often it was handed back */
     int64_t over_since;   /* when its loop saw its target reached */
 };
-/* By slot. Written by the loop that began the wait, read by the thread that gets its ticket. */
+/* By point. Written by the loop that began the wait, read by the thread that gets its ticket. */
 static struct {
     uint64_t ticket;
     int context;
     struct task *task; /* of the loop that drains its own queue */
-} tickets[SLOTS];
+} tickets[TICKETS];
 
 struct loop {
     pthread_t thread;
@@ -129,13 +129,13 @@ static int record_event(struct users_event *event, struct stream *stream) {
 }
 
 static void disturb_event(void) {
-    _Atomic(struct users_event *) *slot = &current_events[chance(EVENTS)];
-    struct users_event *event = atomic_load(slot);
+    _Atomic(struct users_event *) *place = &current_events[chance(EVENTS)];
+    struct users_event *event = atomic_load(place);
     if (chance(60) == 0) {
         struct users_event *next = open_event((int)chance(CONTEXTS));
         if (!next) return;
         /* If another thread has put in a new one meanwhile, this one is closed unused. */
-        bool replaced = atomic_compare_exchange_strong(slot, &event, next);
+        bool replaced = atomic_compare_exchange_strong(place, &event, next);
         close_event(replaced ? event : next);
         relaxed_add(&events_closed, 1);
         return;
@@ -189,7 +189,7 @@ static void task_ends(struct task *task, int64_t status) {
 
 static struct task *taken(uint64_t ticket, int *context) {
     uint32_t index = ticket & 0xffffff;
-    REQUIRE(index < SLOTS, "slot %u: more slots than waits in flight", index);
+    REQUIRE(index < TICKETS, "point %u: more than waits in flight", index);
     REQUIRE(tickets[index].ticket == ticket, "ticket %llx was fired twice, or is no task's",
             (unsigned long long)ticket);
     tickets[index].ticket = 0;
@@ -269,7 +269,7 @@ static void note_begun(struct task *task, const struct wait_result *result) {
     task->state = result->spinning ? SPINNING : WATCHED;
     if (!result->ticket) return;
     uint32_t index = result->ticket & 0xffffff;
-    REQUIRE(index < SLOTS, "slot %u: more slots than waits in flight", index);
+    REQUIRE(index < TICKETS, "point %u: more than waits in flight", index);
     tickets[index].ticket = result->ticket;
     tickets[index].context = task->context;
     tickets[index].task = task;
@@ -289,7 +289,7 @@ static void begin_future(struct loop *loop, struct wait_list *list, struct strea
     if (result->refusal) wait_unreserve(wait);
     else result->ticket = ticket;
     task->future = true;
-    task->record = wait;
+    task->wait = wait;
     relaxed_add(&futures_begun, 1);
 }
 
@@ -356,7 +356,7 @@ static void leave(struct task *task) {
         task->cancelled = true; /* it stays registered until its ticket is delivered */
     } else if (task->state == WATCHED) {
         tickets[task->ticket & 0xffffff].task = NULL;
-        if (task->future && wait_drop_future(task->record, task->ticket))
+        if (task->future && wait_drop_future(task->wait, task->ticket))
             relaxed_add(&futures_dropped, 1);
         wait_orphan(task->ticket);
         *task = (struct task){0};
@@ -367,8 +367,7 @@ static void leave(struct task *task) {
 static void require_not_forgotten(struct task *task) {
     if (!task->target.stream || !is_over(task->target)) return;
     if (!task->over_since) task->over_since = now_ns();
-    REQUIRE(now_ns() - task->over_since < FORGOTTEN_NS,
-            "a wait that is over is looked at by nothing any more");
+    REQUIRE(now_ns() - task->over_since < FORGOTTEN_NS, "a wait that is over is polled no more");
 }
 
 /* As the drain of a loop's queue does. */
@@ -379,7 +378,6 @@ static void run_due(struct queue *queue) {
     relaxed_leave(mode);
 }
 
-/* One turn of a loop. */
 static void turn(struct loop *loop, bool may_begin) {
     int spinning = 0, watched = 0;
     for (int i = 0; i < TASKS; i++) {

@@ -130,7 +130,7 @@ static void require_nothing_left(void) {
 
 /* How many waits are back with their loops. Each refers to its list until it is used again, and
  * forgets that here. */
-static int64_t look_through_spares(void) {
+static int64_t count_spares(void) {
     struct queue *queue;
     int64_t count = 0;
     for (int i = 0; (queue = queue_at(i)); i++) {
@@ -152,12 +152,12 @@ static int64_t look_through_spares(void) {
  * right after require_nothing_left() may still have it. */
 static void require_last_reference(const void *counted, const char *what) {
     _Atomic int64_t *references = (_Atomic int64_t *)counted; /* the first field */
-    look_through_spares();
+    count_spares();
     for (int64_t deadline = now_ns() + 5 * SECOND; atomic_load(references) != 1;) {
         REQUIRE(now_ns() < deadline, "%s has %lld references too many", what,
                 (long long)atomic_load(references) - 1);
         pause_for(200000);
-        look_through_spares();
+        count_spares();
     }
 }
 
@@ -207,7 +207,7 @@ static void overlap(struct queue *queue) {
 
 /* --- waits without a task --- */
 
-/* As if the latest waits had been so long: on a busy machine they would not be. */
+/* As if the latest waits had taken that long: on a busy machine they would not. */
 static void teach(struct shared_history *shared, int64_t length) {
     pthread_mutex_lock(&shared->lock);
     for (int i = 0; i < 8; i++)
@@ -229,7 +229,7 @@ static void close_loop(struct queue *orphans) {
         enqueue_work(&regular);
         uint64_t ticket = spin_out(begin_one(list, &regular, queue, WAIT_AUTO), queue);
         if (!ticket) continue;
-        if (i % 2) pause_for(chance(8000000)); /* with and without a guard look before */
+        if (i % 2) pause_for(chance(8000000)); /* with and without a guard poll before */
         close_queue(queue);
         struct wait *wait = wait_handed_back(
             await_ticket(orphans, ticket, 5 * SECOND, "a closed loop's wait does not end"));
@@ -256,7 +256,7 @@ static void require_peace(void) {
     broken("the watcher finds no peace: %ld wake-ups in 100 ms", after.ru_nvcsw - before.ru_nvcsw);
 }
 
-/* The watcher comes so late that the waits that were left to it are over, or their tasks poll them
+/* The watcher comes only when the waits that were left to it are over, or their tasks poll them
  * again. A wait for an event owns its list alone. */
 static void late_watcher(void) {
     struct stream *regular = &streams[0][0];
@@ -267,7 +267,7 @@ static void late_watcher(void) {
     int met = 0;
     int64_t latest = patience_ends();
     for (int i = 0; met < 6 && now_ns() < latest; i++) {
-        struct queue *queue = queue_open(); /* which knows of no lag of its loop */
+        struct queue *queue = queue_open(); /* which knows of no lateness of its loop */
         teach(history, 6 * MILLISECOND);
         REQUIRE(record_event(event, regular) == 0, "a record was refused");
         watcher_stop(ANY_PATIENCE_S);
@@ -366,14 +366,14 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     atomic_store(&stop_janitor, true);
     queue_wake(orphans);
     pthread_join(janitor_thread, NULL);
-    /* The GPU goes on until all records are back: see require_all_back. */
+    /* The GPU goes on until the memory of all waits is back: see require_all_back. */
     atomic_store(&unruly, false);
     int64_t pending = points_pending().all;
     REQUIRE(pending == 0, "%lld points are pending", (long long)pending);
     REQUIRE(counters[POINTS_ARMED] == counters[POINTS_FIRED], "%lld were armed, %lld fired",
             (long long)counters[POINTS_ARMED], (long long)counters[POINTS_FIRED]);
-    REQUIRE(counters[POINTS_LEAKED] == 0 && counters[POINTS_STALE] == 0, "leaked or stale");
-    for (int i = 0; i < SLOTS; i++)
+    REQUIRE(counters[POINTS_LEAKED] == 0 && counters[POINTS_STALE] == 0, "leaked, or fired late");
+    for (int i = 0; i < TICKETS; i++)
         REQUIRE(tickets[i].ticket == 0, "ticket %llx never fired",
                 (unsigned long long)tickets[i].ticket);
 }
@@ -381,13 +381,14 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
 static void require_all_back(void) {
     int64_t deadline = now_ns() + 20 * SECOND, known = 0, taken = 0;
     do {
-        REQUIRE(now_ns() < deadline, "of %lld records only %lld are back", (long long)known,
-                (long long)taken);
+        REQUIRE(now_ns() < deadline, "of %lld waits only the memory of %lld is back",
+                (long long)known, (long long)taken);
         pause_for(5000000);
         known = atomic_load(&events_made);
-        taken = look_through_spares();
+        taken = count_spares();
     } while (taken < known);
-    REQUIRE(taken == known, "%lld records, %lld back", (long long)known, (long long)taken);
+    REQUIRE(taken == known, "%lld waits, the memory of %lld back", (long long)known,
+            (long long)taken);
     require_nothing_left();
     for (int i = 0; i < EVENTS; i++) close_event(atomic_load(&current_events[i]));
     await_true(events_are_destroyed, "a closed event is not destroyed");
@@ -398,7 +399,8 @@ static void require_all_back(void) {
     for (int context = 0; context < CONTEXTS; context++)
         for (int i = 0; i < STREAMS; i++) free_list(wait_lists[context][i]);
     for (int i = 0; i < 2; i++) free_history(histories[i]);
-    printf("back: %lld records, %lld events\n", (long long)known, (long long)users_events_made);
+    printf("back: the memory of %lld waits, %lld events\n", (long long)known,
+           (long long)users_events_made);
 }
 
 static void report(void) {

@@ -218,7 +218,7 @@ async def test_many_captures_during_other_work(stream: Stream, where: str) -> No
             with stream.capture(list(CaptureMode)[number % 3]) as capture:
                 spin(stream, 0)
                 stream.launch_host_func(calls.append, number)
-                # The watcher looks at least once into every tenth capture.
+                # The watcher polls at least once in every tenth capture.
                 passes = statistics().watcher_passes + (2 if number % 10 == 0 else 0)
                 yield (
                     lambda wanted=traffic.arrivals + 3, passes=passes: (

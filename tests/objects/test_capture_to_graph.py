@@ -172,7 +172,7 @@ def test_node_of_another_graph_is_refused_as_a_dependency(stream: Stream) -> Non
 
 
 def test_captures_that_other_code_ends_are_forgotten(stream: Stream) -> None:
-    """What was lent of them is closed when the stream is seen in the next one."""
+    """What was handed out of them is closed when the stream is seen in the next one."""
     graphs = []
     before = internals.captures_in_progress()
     for _ in range(5):
@@ -218,8 +218,8 @@ def test_captures_that_end_without_a_graph_are_forgotten(other: Stream, how: str
 
 
 class Overlooked(list[Any]):
-    """The records of captures, as a thread sees them that looks before another one has added its
-    own: so many looks find none.
+    """The list of captures, as a thread sees it that asks before another one has added its own:
+    that many searches find none.
     """
 
     overlooks = 0
@@ -234,15 +234,15 @@ class Overlooked(list[Any]):
 def test_two_threads_that_ask_for_one_capture_at_once(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both find no record and add one. Both graphs refuse after the end of the capture."""
-    records = Overlooked()
-    internals.replace_capture_records(monkeypatch, records)
+    """Both find no entry and add one. Both graphs refuse after the end of the capture."""
+    listed = Overlooked()
+    internals.replace_captures(monkeypatch, listed)
     stream.begin_capture()
     first = stream.capture_info().graph
-    records.overlooks = 2  # the search by id, and that for an earlier capture
+    listed.overlooks = 2  # the search by id, and that for an earlier capture
     second = stream.capture_info().graph
-    assert len(records) == 2
+    assert len(listed) == 2
     assert first is not None
     assert second is not None
     stream.end_capture().close()
-    assert (first.closed, second.closed, len(records)) == (True, True, 0)
+    assert (first.closed, second.closed, len(listed)) == (True, True, 0)

@@ -266,7 +266,7 @@ async def test_interprocess_event_is_not_recorded_while_it_is_awaited(stream: St
 
 @pytest.mark.parametrize("loop_kind", ["asyncio"])
 async def test_event_that_is_closed_while_it_is_recorded_stays_closed(stream: Stream) -> None:
-    """The handle that a record makes in another thread is closed too: see the ledger."""
+    """The handle that a record makes in another thread is closed too: `cuda_ledger` sees it."""
     both = threading.Barrier(2)
     events = [Event() for _ in range(300)]
 

@@ -32,7 +32,7 @@ from waiters import until
 
 
 class Witness:
-    """Tells in which thread it died."""
+    """Notes in which thread it died."""
 
     def __init__(self, deaths: list[int]) -> None:
         self.deaths = deaths
@@ -554,7 +554,7 @@ def test_a_refused_step_leaves_nothing_behind(stream: Stream, call: str) -> None
 
 @pytest.mark.cuda_leaks(1)
 def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: Stream) -> None:
-    """The record is kept and does nothing, because the stream may still run what was enqueued."""
+    """It stays and does nothing, because the stream may still run what was enqueued."""
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     graphs: list[Graph] = []
 

@@ -51,9 +51,9 @@ async def test_each_end_retires_a_shared_stream(
     before = retired()
     if end == "pool":
         async with StreamPool(1) as pool:
-            async with pool.stream() as lent:
-                handle = lent.handle
-                mark(lent)
+            async with pool.stream() as taken:
+                handle = taken.handle
+                mark(taken)
             assert retired() == before
     else:
         stream = Stream()

@@ -182,7 +182,7 @@ async def test_token_comes_back_if_a_call_is_cancelled_when_its_thread_has_just_
 async def test_cancelled_before_the_thread_takes_it(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the task's turn and the worker's: whoever comes second does nothing."""
+    """Between the task's turn and the worker's: the second of them does nothing."""
     limiter = anyio.CapacityLimiter(1)
     calls: list[Any] = []
     runs: list[Callable[[], None]] = []
@@ -220,7 +220,7 @@ async def test_stream_that_is_closed_meanwhile_lives_until_then(stream: Stream) 
 
 @pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 def test_loop_that_ends_before_its_thread(stream: Stream, loop_kind: str) -> None:
-    """Nobody can be told: what was kept alive is released all the same, and the ledger balances."""
+    """No task can be called: what was kept alive is released, and the numbers add up."""
     things = [Kept()]
     watched = weakref.ref(things[0])
     thread = Thread(lambda given: spin(given, 0.001))
@@ -247,7 +247,7 @@ def test_loop_that_ends_before_its_thread(stream: Stream, loop_kind: str) -> Non
 async def test_context_that_fails_meanwhile(
     breakable: Any, loop_kind: str, when: str, cancelled: bool
 ) -> None:
-    """It is told, nothing is released, and the token comes back."""
+    """The call raises it, nothing is released, and the token comes back."""
     stream = Stream()
     limiter = anyio.CapacityLimiter(1)
     before = statistics().points.leaked
@@ -358,7 +358,7 @@ async def test_drain_waits_for_calls_that_wait_for_their_token(stream: Stream, k
 
 
 async def test_call_that_is_cancelled_before_it_has_a_token_is_not_made(stream: Stream) -> None:
-    """Whoever keeps its error keeps the frames of the call. That is no pending wait."""
+    """A program that keeps its error keeps the frames of the call. That is no pending wait."""
     calls: list[Stream] = []
     kept: list[BaseException] = []
 

@@ -40,11 +40,11 @@ def outcomes(waits: list[Wait]) -> list[tuple[str, str]]:
 def test_an_error_that_no_task_retrieves_is_still_reported_by_asyncio(
     breakable: Any, waits: list[Wait]
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(
-            lambda _, said: told.append(said["message"])
+            lambda _, said: messages.append(said["message"])
         )
         stream = Stream()
         with Gate() as gate:
@@ -61,7 +61,7 @@ def test_an_error_that_no_task_retrieves_is_still_reported_by_asyncio(
             stream.shutdown()
 
     run_on("asyncio", main)
-    assert [message.endswith("exception was never retrieved") for message in told] == [True]
+    assert [message.endswith("exception was never retrieved") for message in messages] == [True]
 
 
 def test_hooks_end() -> None:
@@ -429,16 +429,16 @@ def test_lost_context_is_logged_once_where_logging_is_configured(
 
 
 def test_a_slow_handler_of_logging_does_not_delay_the_listeners(breakable: Any) -> None:
-    told = threading.Event()
+    called = threading.Event()
     came_first: list[bool] = []
 
     class Slow(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            came_first.append(told.wait(5))
+            came_first.append(called.wait(5))
 
     logger, slow = logging.getLogger("aiostream"), Slow()
     logger.addHandler(slow)
-    end = aiostream.on_context_failed(lambda error: told.set())
+    end = aiostream.on_context_failed(lambda error: called.set())
     try:
         stream = Stream()
         breakable.break_context(700)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from installed import installed
 from servers import asked, serving
 from support import run_script, settle, succeed
 
@@ -246,3 +247,30 @@ def test_short_lived_server_that_sigterm_ends_leaves_trace_and_report(
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "[1]\n"), done.stderr
     assert awaits(path) >= 1
     assert done.stderr.count("cuStreamSynchronize <string>") == 1, done.stderr
+
+
+@pytest.mark.parametrize("kind", installed(["asyncio", "uvloop"]))
+def test_a_loop_s_handler_of_sigterm_is_called_once_for_each(
+    kind: str, driver_kind: str, tmp_path: Path
+) -> None:
+    """Also if the loop had it before the import."""
+    program = f"""
+        import asyncio, os, signal
+        import {kind}
+
+        async def main():
+            loop, called, heard = asyncio.get_running_loop(), [], asyncio.Event()
+            loop.add_signal_handler(signal.SIGTERM, lambda: (called.append(1), heard.set()))
+            import aiostream
+            for _ in range(2):
+                heard.clear()
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.wait_for(heard.wait(), 20)
+                for _ in range(10):
+                    await asyncio.sleep(0.001)
+            print(len(called))
+
+        {kind}.run(main())
+    """
+    path = tmp_path / "trace.json"
+    assert succeed(driver_kind, program, AIOSTREAM_TRACE=str(path)) == "2\n"

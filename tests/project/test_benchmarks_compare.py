@@ -1,4 +1,4 @@
-"""`python -m benchmarks compare`: an older library beside this one, and what is marked."""
+"""`python -m benchmarks compare`: an older library next to this one, and what is marked."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_rank_is_that_of_mann_and_whitney() -> None:
     assert compare.rank(6, 6, compare.FALSE_ALARMS / 55) == 0
 
 
-def test_a_version_beside_itself_is_seldom_marked() -> None:
+def test_a_version_next_to_itself_is_seldom_marked() -> None:
     generator = random.Random(1)
     marked = 0
     for _ in range(100):

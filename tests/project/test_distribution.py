@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import re
 import runpy
+import shutil
 import sys
 import sysconfig
 import tomllib
@@ -121,28 +122,34 @@ def test_commands_import_the_dependencies_alone(command: str, says: str, driver_
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def folder() -> str:
+    return "."
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, folder: str) -> dict[str, Any]:
     """What setup.py gives to `setup`."""
     setuptools = pytest.importorskip("setuptools")
-    beside("setup.py")
+    if folder == "driver":
+        pytest.importorskip("setuptools.command.bdist_wheel")
     options: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", lambda **given: options.update(given))
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(beside(f"{folder}/setup.py").parent)
     runpy.run_path("setup.py")
     return options
 
 
-def test_a_wheel_brings_the_examples(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("folder", [".", "driver"])
+def test_a_wheel_has_nothing_of_an_earlier_build(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    """`python -m aiostream examples` finds them where there is no clone."""
     build = given["cmdclass"]["build_py"]
     monkeypatch.setattr(build.__mro__[1], "run", lambda self: None)
     command = build(importlib.import_module("setuptools").Distribution())
     command.build_lib, command.editable_mode = str(tmp_path), False
+    (tmp_path / "libcuda.so.1").touch()
     command.run()
-    found = {path.name for path in (tmp_path / "aiostream/_tools/examples").iterdir()}
-    assert found == {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert not [*tmp_path.rglob("*.*")]
 
 
 def test_a_wheel_is_for_no_older_python_than_the_one_that_builds_it(given: dict[str, Any]) -> None:
@@ -272,3 +279,21 @@ def test_a_dry_run_warns_where_a_release_fails(
     assert capsys.readouterr().err == "error: there is a reason\n"
     assert release.main(["--dist", str(ROOT / "tools")]) == 0
     assert capsys.readouterr().err == "warning: there is a reason\n"
+
+
+def test_the_package_can_be_renamed(tmp_path: Path) -> None:
+    """Sources are copied, and what Git ignores is not."""
+    tool = program("tools/rename_package.py")
+    ignored = shutil.ignore_patterns("build", "lib", "*.egg-info", "__pycache__", "*.so*")
+    for name in ("src", "driver", "tests", "tools", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    tool.rename(tmp_path, files, "gpu_waits", "gpu-waits-x")
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        text = f"{path.relative_to(tmp_path)} {path.read_text()}"
+        assert tool.PACKAGE not in text.lower(), path
+    made = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert made["project"]["name"] == "gpu-waits-x"
+    assert made["project"]["scripts"] == {"gpu-waits-x": "gpu_waits.__main__:main"}
+    assert (tmp_path / "src/gpu_waits/stream.py").exists()

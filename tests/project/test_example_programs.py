@@ -60,9 +60,9 @@ def test_client_that_disconnects_ends_its_generation(generator: Server) -> None:
         generator.client.stream("GET", url) as first,
         generator.client.stream("GET", url) as second,
     ):
-        streams = [first.iter_raw(), second.iter_raw()]  # httpx closes one that nobody holds
+        streams = [first.iter_raw(), second.iter_raw()]  # httpx closes one without a reference
         assert [next(each)[:9] for each in streams] == [b"data: 1\n\n"] * 2
-        assert generator.client.get(url).status_code == 503  # two streams, and nobody may wait
+        assert generator.client.get(url).status_code == 503  # two streams, and no request may wait
     assert settle(lambda: tokens(generator, 3) == ["data: 1", "data: 2", "data: 3"])
 
 

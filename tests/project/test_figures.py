@@ -26,7 +26,7 @@ UNITS = r"[\d,.]+(?= µs| % of (?:a|one) core| ms of CPU)"
 def claims() -> list[dict[str, Any]]:
     quoted = beside("benchmarks/quoted.toml")
     if not list(RESULTS.glob("*.json")):
-        pytest.skip("the results are not beside the tests")
+        pytest.skip("the results are not next to the tests")
     found: list[dict[str, Any]] = tomllib.loads(quoted.read_text())["claim"]
     return found
 

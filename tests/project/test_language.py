@@ -1,7 +1,7 @@
 """The words and the layout of what people read: docstrings, comments, messages and documents.
 
-A failure names each file and line, and what to write instead. The rules hold for `src/`,
-`examples/`, `benchmarks/` and all Markdown.
+A failure names each file and line, and what to write instead. The rules hold for all sources and
+all Markdown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STOP_LIST = {
     r"doz(?:e|es|ed|ing)": "waits on a timer",
     r"hush(?:es|ed)?": "suppress",
     r"linger(?:s|ed|ing)?": "stay, remain",
-    r"lend(?:s|ing)?": "give, hand out (`lent` is a word of the glossary)",
+    r"lend(?:s|ing)?": "give, hand out",
     r"thereof|wherein|whereof|hither|thither|henceforth": "say it with a subject and a verb",
     # Constructions.
     r"belongs? into": "belongs in; must be called from",
@@ -58,6 +58,11 @@ STOP_LIST = {
     r"is (?:no|none) of (?:its|our|your) business": "does not concern",
     r"as ever": "as always; or drop it",
 }
+# Pieces of sentences that comments of this project had too many of.
+FRAGMENTS = {
+    r"so (?:long|many|wide)": "the formula, or a sentence with a verb",
+    r"this comes (?:before|after|first|last)": "say once, at the top, what the order protects",
+}
 _GAP = r"\s+(?:[#*]\s*)?"  # a construction may be broken over two lines of a comment
 
 
@@ -66,7 +71,8 @@ def _whole(words: str) -> re.Pattern[str]:
 
 
 _STOPPED = {_whole(words): instead for words, instead in STOP_LIST.items()}
-_ANY_STOPPED = _whole("|".join(STOP_LIST))
+_FRAGMENTS = {_whole(words): instead for words, instead in FRAGMENTS.items()}
+_ANY_STOPPED = _whole("|".join([*STOP_LIST, *FRAGMENTS]))
 
 
 def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
@@ -76,6 +82,8 @@ def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
 
 PYTHON = _files("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/**/*.py")
 NATIVE = _files("src/**/*.c", "src/**/*.h")
+TEXTS = _files("src/**/*.txt")
+WITHOUT_FRAGMENTS = _files("src/**/*.py", "src/**/*.pyi")
 # This page is made of the docstrings, and the code of conduct is another's text.
 MARKDOWN = _files(
     "*.md",
@@ -84,6 +92,12 @@ MARKDOWN = _files(
     "benchmarks/**/*.md",
     but=("docs/reference.md", "CODE_OF_CONDUCT.md"),
 )
+
+# Their messages and comments too. This file has the words themselves.
+for _folder in ("tests", "driver", "tools", "docs"):
+    PYTHON += _files(f"{_folder}/**/*.py", but=("tests/project/test_language.py",))
+    NATIVE += _files(f"{_folder}/**/*.[ch]")
+PYTHON += _files("*.py")
 
 
 # ------------------------------------------------------------------------------- what is read where
@@ -150,7 +164,7 @@ def markdown_prose(source: str) -> Iterator[Prose]:
         yield Prose(number, without_code(line))
 
 
-def stopped(prose: Iterator[Prose]) -> list[str]:
+def stopped(prose: Iterator[Prose], of: dict[re.Pattern[str], str] = _STOPPED) -> list[str]:
     """The stop-list's words in a text, with their lines and what to write instead.
 
     The benchmark's rows keep their names ("126 x 0.5 ms beside 2 x 1.2 s"), because the files of
@@ -160,7 +174,7 @@ def stopped(prose: Iterator[Prose]) -> list[str]:
         (each.line + each.text.count("\n", 0, match.start()), match[0], instead)
         for each in prose
         if _ANY_STOPPED.search(each.text)
-        for words, instead in _STOPPED.items()
+        for words, instead in of.items()
         for match in words.finditer(each.text)
         if not re.search(
             r"( x |lag in us|loop lag|empty kernels).{0,30}beside|^[; ]*beside",
@@ -177,6 +191,7 @@ READERS: dict[str, Callable[[str], Iterator[Prose]]] = {
     ".c": native_prose,
     ".h": native_prose,
     ".md": markdown_prose,
+    ".txt": lambda source: iter([Prose(1, source)]),
 }
 
 
@@ -192,7 +207,17 @@ def test_stop_list() -> None:
     assert len(stopped(python_prose('f("it drops itself")  # It belongs\n# into it.'))) == 2
     for reader, text in ((native_prose, "/* it\n * drops\n * itself */"), (markdown_prose, "Told")):
         assert stopped(reader(text)), "the check finds nothing"
-    found = find_faults([*PYTHON, *NATIVE, *MARKDOWN], faults_of)
+    found = find_faults([*PYTHON, *NATIVE, *MARKDOWN, *TEXTS], faults_of)
+    assert not found, "\n".join(found)
+
+
+def test_comments_have_no_fragments() -> None:
+    def faults_of(path: Path) -> list[str]:
+        return stopped(READERS[path.suffix](path.read_text()), _FRAGMENTS)
+
+    text = "/* This\n * comes before, and so long */"
+    assert len(stopped(native_prose(text), _FRAGMENTS)) == 2, "the check finds nothing"
+    found = find_faults(WITHOUT_FRAGMENTS, faults_of)
     assert not found, "\n".join(found)
 
 

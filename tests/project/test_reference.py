@@ -32,7 +32,7 @@ def test_every_stream_function_of_the_bindings_has_a_row(reference: ModuleType) 
     left_out = {
         "cuStreamBeginCaptureToCig",  # for CUDA in Graphics
         "cuStreamEndCaptureToCig",
-        "cuStreamGetGreenCtx",  # cuStreamGetCtx_v2 tells it too
+        "cuStreamGetGreenCtx",  # cuStreamGetCtx_v2 gives it too
     }
     known = {row.theirs for row in reference.DRIVER} | left_out
     there = {name for name in dir(internals.bindings()) if name.startswith("cuStream")}

@@ -25,7 +25,7 @@ from support import ASYNCIO_LOOPS, Blind, Gate, Kept, held_stream, run_on, settl
 
 @pytest.mark.parametrize("kind", [*ASYNCIO_LOOPS, "blind"])
 def test_a_loop_does_not_keep_what_a_tasks_variables_hold(kind: str) -> None:
-    """asyncio copies the context of whoever adds a reader, or calls something later."""
+    """asyncio copies the context of the task that adds a reader, or calls something later."""
     variable: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
     requests: list[weakref.ref[Any]] = []
     stream: Any = None
@@ -152,7 +152,7 @@ def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
 
 
 class Faulty(Blind):
-    """Refuses to be told of arrivals, and to say whether it is closed, until it is mended."""
+    """Refuses to take arrivals, and to say whether it is closed, until it is mended."""
 
     error: BaseException | None = None
     torn = False
@@ -195,7 +195,7 @@ async def wait_for_a_completion() -> None:
         (KeyboardInterrupt(), False),
     ],
 )
-def test_a_loop_that_cannot_be_told_or_asked_holds_up_no_other(
+def test_a_loop_that_cannot_be_called_or_asked_holds_up_no_other(
     unraisable: list[Any], error: BaseException | None, torn: bool
 ) -> None:
     """It is tried again, and each error is reported once."""

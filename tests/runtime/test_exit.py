@@ -1,4 +1,4 @@
-"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child is told that it
+"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child learns that it
 cannot.
 """
 
@@ -461,7 +461,7 @@ FORK = """
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)"], ids=["exit", "_exit"])
-def test_a_forked_child_is_told_and_its_parent_goes_on(driver_kind: str, end: str) -> None:
+def test_a_forked_child_is_refused_and_its_parent_goes_on(driver_kind: str, end: str) -> None:
     printed = succeed(driver_kind, FORK.format(end=end), forked=USUAL)
     assert printed == "child 38\nparent 0\nparent done\n"
 

@@ -1,5 +1,5 @@
-"""P9, at random: processes that end at any moment with much under way do so soon, quietly, and with
-the right status.
+"""P9, at random: processes that end at any moment with much under way end within seconds,
+quietly, and with the right status.
 
 `AIOSTREAM_EXITS` says how many programs of `exits.py` run: by default 2, and 60 in the large form.
 `AIOSTREAM_EXITS_SEED` says which is the first. A failure names its seed, and

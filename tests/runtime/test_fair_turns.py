@@ -76,7 +76,7 @@ async def leave_work(pool: StreamPool) -> None:
 @pytest.mark.parametrize(
     "use", [lambda pool: enter_and_leave(pool.stream()), acquire_and_release, leave_work]
 )
-async def test_a_timeout_ends_a_loop_of_loans_that_take_no_turn(
+async def test_a_timeout_ends_a_loop_of_uses_that_take_no_turn(
     kind: type[StreamPool], use: Callable[[StreamPool], Awaitable[None]]
 ) -> None:
     async with kind(4) as pool:

@@ -58,7 +58,7 @@ def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_call_of_each_path_fails_once(
     driver_kind: str, kind: str, most: int, name: str, faulty_libc: Path
 ) -> None:
-    """Without a loop, in one, and at the first use: the right error, a ledger that balances, and a
+    """Without a loop, in one, and at the first use: the right error, numbers that add up, and a
     stream and a loop that go on.
 
     Each first use has a process of its own for each fault. The second use must succeed, and leave

@@ -8,9 +8,9 @@ import pytest
 
 from support import USUAL, cases_on_loops, succeed
 
-# A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the
-# GIL on a driver thread, or in a driver call of another thread, this script would hang for ever,
-# and `timeout` would end it.
+# A thread keeps the GIL while it waits for the whole context. If code of the library needed the GIL
+# on a driver thread, or in a driver call of another thread, this script would hang, and `timeout`
+# would end it.
 KEEPS_THE_GIL = """
     import ctypes, os, threading, time
     import anyio

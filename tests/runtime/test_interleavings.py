@@ -105,7 +105,7 @@ MISTAKES = {
         *("queues", "!= 1) return;\n    pthread_mutex_lock(&table_lock);", "!= 1) return;"),
         *("two firings, the loop closes", "a data race"),
     ),
-    "a slot keeps its generation": (
+    "a point keeps its generation": (
         *("points", "(atomic_load(&slot->word) >> 8) + 1", "atomic_load(&slot->word) >> 8"),
         *("one ticket", "after its end"),
     ),
@@ -117,7 +117,7 @@ MISTAKES = {
         *("handles", "NOT_OPEN : NOT_OPEN | USES, RELEASED", "NOT_OPEN : NOT_OPEN, RELEASED"),
         *("given away", "given away under a user"),
     ),
-    "arming wakes nobody": (
+    "arming wakes no thread": (
         *("waker", "if (atomic_load(&parked)) waker_wake();", "(void)parked;"),
         *("the watcher parks", "nothing wakes them"),
     ),

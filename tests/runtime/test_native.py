@@ -27,7 +27,7 @@ SANITIZERS = {
     ),
     "address": (
         ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-        # Queues and slots are never freed, by design; what else is left over is a leak.
+        # Queues and points are never freed, by design; what else is left over is a leak.
         {
             "ASAN_OPTIONS": "detect_stack_use_after_return=1:detect_leaks=0",
             "UBSAN_OPTIONS": "print_stacktrace=1",

@@ -60,7 +60,7 @@ async def call(stream: Stream) -> None:
 async def test_a_capture_that_takes_the_record_of_a_wait_and_ends(
     wait: Any, make: Callable[[Stream], Any], loop_kind: str
 ) -> None:
-    """The stream no longer captures when the library looks, and the event is a captured one
+    """The stream no longer captures when the library asks, and the event is a captured one
     nevertheless.
     """
     with Gate() as gate:
@@ -71,7 +71,7 @@ async def test_a_capture_that_takes_the_record_of_a_wait_and_ends(
         with replaced, pytest.raises(StreamCaptureError, match="took in"):
             await make(stream)
         gate.open()
-        await make(stream)  # the record's event serves again
+        await make(stream)  # the wait's event serves again
         stream.close()
 
 
@@ -150,7 +150,7 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("loop_kind", BACKENDS)
 def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
-    """A queue without an owner, or with a slot that stays reserved, would keep three descriptors
+    """A queue without an owner, or with a point that stays reserved, would keep three descriptors
     for good.
     """
     stream = Stream()

@@ -34,7 +34,7 @@ AWAITS: dict[str, Callable[[Stream], Any]] = {
 
 @cases_on_loops("name", [(name,) for name in AWAITS])
 def test_sigint_ends_an_await_at_once(name: str, loop_kind: str) -> None:
-    """The GPU stands still all the time: the task does not wait for it."""
+    """The GPU is idle all the time: the task does not wait for it."""
     gate = Gate()
     stream = held_stream(gate)
     idle = statistics()
@@ -92,7 +92,7 @@ def test_waits_and_a_loops_signals_do_not_disturb_each_other(kind: str) -> None:
 
 
 def test_wakeup_descriptor_of_the_application_is_left_alone() -> None:
-    """One that the application has set is told of its signals, and of nothing else."""
+    """One that the application has set gets its signals, and nothing else."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     former = signal.signal(signal.SIGUSR1, lambda *_: None)

@@ -67,8 +67,8 @@ def test_four_loops_share_streams_events_and_graphs() -> None:
             stream = streams[number % len(streams)]
             await await_in_order(stream)
             assert await stream.run(str, number) == str(number)
-            async with pool.stream() as lent:
-                assert await lent.enqueue_async(lambda _, kept: kept, number) == number
+            async with pool.stream() as taken:
+                assert await taken.enqueue_async(lambda _, kept: kept, number) == number
             await use(graph, using, stream, event)
             for entry in aiostream.pending():
                 assert entry["stream"].startswith(("stream 'shared'", "stream 'own[", "event 0x"))

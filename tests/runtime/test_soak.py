@@ -70,7 +70,7 @@ async def test_ten_thousand_waits_pending_at_once(loop_kind: str) -> None:
 
 
 async def test_waits_of_two_devices_in_one_loop() -> None:
-    """Each wait ends with its own device's work: one device stands still, and the other goes on."""
+    """Each wait ends with its own device's work: one device is idle, and the other goes on."""
     if Device.count() < 2:
         pytest.skip("two devices are needed")
     devices = [Device(0), Device(1)]

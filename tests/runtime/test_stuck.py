@@ -70,7 +70,7 @@ def test_janitor_that_a_loop_holds(driver_kind: str) -> None:
             stream = Stream()
             future = stream.completion_future()
             assert await asyncio.to_thread(settle, lambda: said("a call has blocked the jan"))
-            # The releaser looks again before it names the next one.
+            # The releaser asks again before it names the next one.
             stream.launch_host_func(blocks_for_long)
             assert await asyncio.to_thread(settle, lambda: said("a host function"))
             going_on.set()

@@ -313,6 +313,27 @@ async def test_an_end_of_the_program_in_a_batch_is_raised_in_its_task(kind: Any)
         assert await same(2) == 2
 
 
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_generator_exit_of_a_function_is_an_error(number: int) -> None:
+    """It says elsewhere that the loop is gone."""
+
+    def fn(items: list[int]) -> list[int]:
+        raise GeneratorExit("now")
+
+    found = []
+    async with StreamPool(1) as pool, Batches(pool, fn, most=2) as fails:
+
+        async def ask(item: int) -> None:
+            with pytest.raises(GeneratorExit, match="now"):
+                await fails(item)
+            found.append(item)
+
+        async with anyio.create_task_group() as group:
+            for item in range(number):
+                group.start_soon(ask, item)
+    assert sorted(found) == list(range(number))
+
+
 async def test_a_task_of_a_batch_that_is_cancelled_leaves_no_item_waiting() -> None:
     """As all tasks are when `asyncio.run` ends."""
     async with held(most=2) as (made, group):

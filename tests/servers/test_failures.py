@@ -62,7 +62,7 @@ FAULT = """
     watched = weakref.ref(kept)
 
     def poll():
-        # A user's own look at the driver: the moment at which it first says that the context has
+        # A user's own query: the moment at which it first says that the context has
         # failed.
         driver = internals.bindings()
         while True:
@@ -285,7 +285,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
     "synchronize_async": ("cuStreamQuery", lambda t: t.stream.synchronize_async()),
     "synchronize_async-check": ("cuStreamIsCapturing", lambda t: t.stream.synchronize_async()),
     "synchronize_async-record": ("cuEventRecordWithFlags", _wait_on_a_busy_stream),
-    "synchronize_async-look": ("cuEventQuery", _wait_on_a_busy_stream),
+    "synchronize_async-poll": ("cuEventQuery", _wait_on_a_busy_stream),
     "synchronize_async-hostfunc": ("cuLaunchHostFunc", lambda t: t.plain.synchronize_async()),
     "enqueue_async-health": ("cuStreamQuery", lambda t: t.stream.enqueue_async(lambda _: None)),
 }
@@ -294,7 +294,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("loop_kind", BACKENDS)
 @pytest.mark.parametrize("case", REFUSALS)
-async def test_one_refusal_raises_and_harms_nobody(
+async def test_one_refusal_raises_and_harms_nothing_else(
     breakable: Any, case: str, loop_kind: str
 ) -> None:
     call, action = REFUSALS[case]
@@ -323,9 +323,7 @@ async def test_one_refusal_raises_and_harms_nobody(
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("make", [Stream, Event], ids=["stream", "event"])
 @pytest.mark.parametrize("fails", ["the destruction", "the context"])
-def test_a_destruction_that_is_refused_closes_all_the_same(
-    breakable: Any, make: Any, fails: str
-) -> None:
+def test_a_destruction_that_is_refused_closes_it(breakable: Any, make: Any, fails: str) -> None:
     thing, before = make(), statistics()
     breakable.fail("cuCtxPushCurrent" if fails == "the context" else f"cu{make.__name__}Destroy", 2)
     if fails == "the context":
@@ -348,8 +346,8 @@ def test_a_destruction_that_is_refused_closes_all_the_same(
 async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(
     breakable: Any, loop_kind: str
 ) -> None:
-    """Its `fn` has run, so the GPU may be using what it was given, and nothing will tell when it no
-    longer is.
+    """Its `fn` has run, so the GPU may be using what it was given, and nothing will show when it no
+    longer does.
     """
     stream, kept, before = Stream(wait="hostfunc"), Kept(), statistics()
     watched = weakref.ref(kept)

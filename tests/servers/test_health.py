@@ -1,4 +1,4 @@
-"""What one look of the watcher at a context's health says of the waits in it."""
+"""What one query of a context's health by the watcher says of the waits in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.simulator_only("a GPU refuses nothing on command")
 async def test_one_failed_look_of_the_watcher_fails_no_wait(
     stream: Stream, breakable: Any, code: int
 ) -> None:
-    """An error that is gone at the next look says nothing about the context."""
+    """An error that is gone at the next query says nothing about the context."""
     with Gate() as gate:
         gate.hold(stream)
         waits = [stream.completion_future(), stream.enqueue_async(lambda _: None)]

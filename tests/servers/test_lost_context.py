@@ -1,4 +1,4 @@
-"""A lost context (P19): who is told, what `health` says, and a process that ends itself.
+"""A lost context (P19): who is called, what `health` says, and a process that ends itself.
 
 Each in a process of its own.
 """
@@ -35,67 +35,69 @@ def said_by(driver_kind: str, program: str) -> str:
     return succeed(driver_kind, script(program, "os._exit(0)"), forked=USUAL)
 
 
-# --------------------------------------------------------------------------------------- being told
+# --------------------------------------------------------------------------------------- listeners
 
 
 @pytest.mark.parametrize("order", ["listener first", "stream first", "parked first"])
-def test_fault_that_nobody_awaits_is_told_within_a_second(driver_kind: str, order: str) -> None:
-    """The work of another library, say. Nothing is pending, so no wait of ours fails with it."""
-    early = "aiostream.on_context_failed(tell)" if order == "listener first" else ""
-    late = "aiostream.on_context_failed(tell)" if not early else ""
+def test_fault_that_no_task_awaits_is_reported_within_a_second(
+    driver_kind: str, order: str
+) -> None:
+    """The work of another library, say. Nothing is pending, so no wait fails with it."""
+    early = "aiostream.on_context_failed(note)" if order == "listener first" else ""
+    late = "aiostream.on_context_failed(note)" if not early else ""
     pause = "time.sleep(0.5)" if order == "parked first" else ""
     lines = said_by(
         driver_kind,
         f"""
-            told = []
-            def tell(error):
-                told.append((error.code, time.monotonic()))
+            errors = []
+            def note(error):
+                errors.append((error.code, time.monotonic()))
             {early}
             stream = Stream()
             stream.synchronize()
             {pause}
             {late}
             time.sleep(0.3)
-            assert not told
+            assert not errors
             fault(stream)
             began = time.monotonic()
             while internals.stream_status(stream) in (0, 600):  # until the driver itself reports it
                 time.sleep(0.0005)
             shown = time.monotonic()
-            assert settle(lambda: told, seconds=5), "nobody was told"
-            say(told[0][0], told[0][1] - shown < {1.2 if driver_kind == "gpu" else 3})
+            assert settle(lambda: errors, seconds=5), "no listener was called"
+            say(errors[0][0], errors[0][1] - shown < {1.2 if driver_kind == "gpu" else 3})
         """,
     )
     assert lines.split() == ["719", "True"]
 
 
-def test_listeners_are_told_once(driver_kind: str) -> None:
+def test_listeners_are_called_once(driver_kind: str) -> None:
     """In a thread of the library, each with its own copy of the error, also if another listener
     raises. A registration is ended by its own function alone, which may be called twice.
     """
     lines = said_by(
         driver_kind,
         """
-            hooked, told, late = [], [], []
+            hooked, errors, late = [], [], []
             sys.unraisablehook = lambda args: hooked.append(type(args.exc_value).__name__)
             aiostream.on_context_failed(lambda error: sys.exit(3))
             aiostream.on_context_failed(lambda error: 1 / 0)
-            def tell(error):
-                told.append((type(error).__name__, error.code, threading.current_thread().name))
-            first, second = aiostream.on_context_failed(tell), aiostream.on_context_failed(tell)
+            def note(error):
+                errors.append((type(error).__name__, error.code, threading.current_thread().name))
+            first, second = aiostream.on_context_failed(note), aiostream.on_context_failed(note)
             first()
             first()
             stream = Stream()
             async def main():
                 await stream.completion_future()
-                assert not told
+                assert not errors
                 fault(stream)
                 try:
                     await stream.completion_future()  # refused if the fault has shown already
                 except aiostream.ContextFailedError as error:
                     say("failed", error.code)
             asyncio.run(main())
-            assert settle(lambda: told, seconds=5)
+            assert settle(lambda: errors, seconds=5)
             for _ in range(3):
                 try:
                     stream.synchronize()
@@ -104,14 +106,16 @@ def test_listeners_are_told_once(driver_kind: str) -> None:
             aiostream.on_context_failed(late.append)
             assert settle(lambda: late)
             threads = {thread.name for thread in threading.enumerate()}
-            say(*told[0], len(told), late[0].code, *sorted(hooked), "aiostream-janitor" in threads)
+            say(*errors[0], len(errors), late[0].code, *sorted(hooked))
+            say("aiostream-janitor" in threads)
             assert late[0].__traceback__ is None
             assert late[0].meaning and "new process" in late[0].hint
         """,
     )
     assert lines.splitlines() == [
         "failed 719",
-        "ContextFailedError 719 aiostream-listener 1 719 SystemExit ZeroDivisionError True",
+        "ContextFailedError 719 aiostream-listener 1 719 SystemExit ZeroDivisionError",
+        "True",
     ]
 
 
@@ -204,7 +208,7 @@ PLACES = {
         await stream.completion_future()
     """,
     "a future": "await stream.enqueue_async(fault)",
-    "nobody's wait": "fault(stream); time.sleep(20)",
+    "no wait": "fault(stream); time.sleep(20)",
     "health": """
         fault(stream)
         while aiostream.health() is None:
@@ -213,7 +217,7 @@ PLACES = {
     "any call": "fault(stream); stream.synchronize()",
     "a callback": """
         fault(stream)
-        stream.add_callback(lambda error: say("told"))
+        stream.add_callback(lambda error: say("called"))
         time.sleep(20)
     """,
     "a process whose Python is blocked": """
@@ -232,7 +236,7 @@ PLACES = {
 }
 
 EXITING = """
-    aiostream.on_context_failed(lambda error: say("told"))
+    aiostream.on_context_failed(lambda error: say("called"))
     end = aiostream.exit_on_context_failed(71)
     async def main():
         stream = Stream()
@@ -241,7 +245,7 @@ EXITING = """
     try:
         asyncio.run(main())
     finally:
-        say("told")
+        say("called")
 """
 
 
@@ -252,18 +256,20 @@ def exiting(place: str) -> str:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_process_ends_wherever_the_error_first_appears(driver_kind: str, place: str) -> None:
-    """Before any task or listener is told, with one line on stderr."""
+    """Before any task or listener is called, with one line on stderr."""
     done = run_script(driver_kind, exiting(place), forked=USUAL)
     # That call comes too late for the listener.
-    told = done.stdout.count("told") if place == "the call itself" else 0
-    assert (done.returncode, done.stdout.split()) == (71, ["ready"] + ["told"] * told), done.stderr
+    called = done.stdout.count("called") if place == "the call itself" else 0
+    assert (done.returncode, done.stdout.split()) == (71, ["ready"] + ["called"] * called), (
+        done.stderr
+    )
     line = r"aiostream: cu\w+ reported CUDA_ERROR_LAUNCH_FAILED \(719\): "
     line += r"the CUDA context is lost\. Process \d+ ends now, "
     line += r"with exit code 71 \(exit_on_context_failed\)\.\n"
     assert re.fullmatch(line, done.stderr), done.stderr
 
 
-def test_stderr_that_nobody_reads_does_not_keep_the_process(driver_kind: str) -> None:
+def test_stderr_that_no_process_reads_does_not_keep_the_process(driver_kind: str) -> None:
     full = """
         import fcntl
         reading, writing = os.pipe()

@@ -21,7 +21,7 @@ from waiters import until, use_once
 POOL = [path.name for path in Path(aiostream.__file__).parent.rglob("*pool*.py")]
 
 
-async def test_streams_come_back_and_the_last_one_is_lent_again() -> None:
+async def test_streams_come_back_and_the_last_one_is_used_again() -> None:
     """So a task uses a stream whose memory is warm, and few streams if few tasks use the pool."""
     async with StreamPool(3) as pool:
         async with pool.stream() as first, pool.stream() as second:
@@ -84,7 +84,7 @@ async def test_a_block_is_an_awaitable_like_a_coroutine() -> None:
         assert pool.idle == 1
 
 
-async def test_closing_with_streams_lent_and_tasks_waiting() -> None:
+async def test_closing_with_streams_in_use_and_tasks_waiting() -> None:
     """A stream that is busy, and one that comes back busy, are destroyed too."""
     open_before = statistics().handles.open
     pool = StreamPool(3)
@@ -232,17 +232,17 @@ async def test_only_the_pool_closes_its_streams() -> None:
     stream.close()
 
 
-async def test_what_was_not_lent_is_not_given_back(other: Stream) -> None:
+async def test_what_was_not_taken_is_not_given_back(other: Stream) -> None:
     async with StreamPool(1) as pool, StreamPool(1) as another:
         stream = await pool.acquire()
         pool.release(stream)
         with pytest.raises(ValueError, match="given back before"):
             pool.release(stream)
-        for never_lent in (other, None, await another.acquire()):
+        for never_taken in (other, None, await another.acquire()):
             with pytest.raises(ValueError, match="was not lent"):
-                pool.release(never_lent)  # type: ignore[arg-type]
+                pool.release(never_taken)  # type: ignore[arg-type]
         assert (pool.idle, another.lent) == (1, 1)
-        another.release(never_lent)  # type: ignore[arg-type]
+        another.release(never_taken)  # type: ignore[arg-type]
 
 
 async def test_the_stream_of_a_live_task_is_not_given_back_by_another() -> None:
@@ -284,7 +284,7 @@ async def test_an_end_of_a_block_that_comes_too_late_gives_nothing_back(times: s
         assert pool.idle == 1
 
 
-def holders_at_each_line(act: Callable[[StreamPool, list[Stream]], None]) -> None:
+def users_at_each_line(act: Callable[[StreamPool, list[Stream]], None]) -> None:
     """A handler uses the pool between any two lines of the library in `act`, as that of a signal
     may. Neither gets a stream that the other has.
     """
@@ -319,16 +319,16 @@ def holders_at_each_line(act: Callable[[StreamPool, list[Stream]], None]) -> Non
     assert line > 5
 
 
-def test_a_handler_that_uses_the_pool_while_it_lends() -> None:
-    def lend(pool: StreamPool, here: list[Stream]) -> None:
+def test_a_handler_that_uses_the_pool_while_it_gives_a_stream() -> None:
+    def take(pool: StreamPool, here: list[Stream]) -> None:
         with contextlib.suppress(PoolFullError):
             here.append(pool.acquire_nowait())
 
-    holders_at_each_line(lend)
+    users_at_each_line(take)
 
 
 def test_a_handler_that_uses_the_pool_while_a_stream_comes_back() -> None:
-    holders_at_each_line(lambda pool, here: pool.release(here.pop()))
+    users_at_each_line(lambda pool, here: pool.release(here.pop()))
 
 
 def test_a_handler_that_uses_the_pool_while_a_loop_adopts_it() -> None:

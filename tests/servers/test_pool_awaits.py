@@ -60,7 +60,7 @@ ENDS = [times_out, is_cancelled, is_cancelled_among_others, is_closed, throws]
 @pytest.mark.parametrize("step", [StreamPool.acquire, lambda pool: pool.stream().__aenter__()])
 async def test_a_stream_that_no_task_has_got_comes_back(step: Any, end: Any) -> None:
     async with StreamPool(1) as pool:
-        await use(pool)  # the next loans are one native step
+        await use(pool)  # the next ones are one native step
         with suppress(TimeoutError, asyncio.CancelledError, ValueError):
             await end(step(pool))
         await use(pool)

@@ -26,7 +26,7 @@ def owners() -> Any:
         stream.close()
 
 
-async def test_streams_of_torch_are_lent_and_never_destroyed(
+async def test_streams_of_torch_are_given_and_never_destroyed(
     monkeypatch: pytest.MonkeyPatch, owners: list[Stream]
 ) -> None:
     install_libraries(monkeypatch)
@@ -35,9 +35,9 @@ async def test_streams_of_torch_are_lent_and_never_destroyed(
     async with StreamPool.borrow(theirs, wait="event") as pool:
         assert (pool.size, pool.idle) == (3, 3)
         seen = []
-        async with contextlib.AsyncExitStack() as lent:
+        async with contextlib.AsyncExitStack() as taken:
             for _ in range(3):
-                stream = await lent.enter_async_context(pool.stream())
+                stream = await taken.enter_async_context(pool.stream())
                 assert stream.wait_strategy is WaitStrategy.EVENT
                 seen.append(await stream.enqueue_async(lambda _: current_handles()["torch"]))
         assert seen == [stream.handle for stream in theirs]

@@ -37,7 +37,7 @@ from waiters import end_lost_task, until, use_once, waited_for
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ("lent", "1 streams are lent to 'the holder', 0 tasks wait"),
+        ("lent", "1 streams are lent to 'a request', 0 tasks wait"),
         ("waited for", "1 streams are lent, 1 tasks wait"),
         # To a task that has not run since, because its loop was stopped.
         ("handed over", "1 streams are lent, 0 tasks wait"),
@@ -47,8 +47,8 @@ def test_another_loop_is_refused_while_the_pool_is_in_use(state: str, says: str)
     pool = StreamPool(1)
     if state == "lent":
         first, waiter = asyncio.new_event_loop(), None
-        holder = first.create_task(pool.acquire(), name="the holder")
-        stream = first.run_until_complete(holder)
+        user = first.create_task(pool.acquire(), name="a request")
+        stream = first.run_until_complete(user)
     else:
         first, stream, waiter = waited_for(pool)
     if state == "handed over":
@@ -74,9 +74,9 @@ def test_loop_that_dies_with_a_task_that_waits(end: str, is_handed_over: bool) -
     before, pool = statistics().handles.open, StreamPool(1)
     asyncio.run(use_once(pool))
     descriptors = len(os.listdir("/proc/self/fd"))
-    loop, lent, waiter = waited_for(pool)
+    loop, taken, waiter = waited_for(pool)
     if is_handed_over:
-        pool.release(lent)
+        pool.release(taken)
         assert (pool.idle, pool.waiting) == (0, 0)
     loop.close()
     del loop
@@ -87,7 +87,7 @@ def test_loop_that_dies_with_a_task_that_waits(end: str, is_handed_over: bool) -
         end_lost_task(waiter)
         pool.close()
     if not is_handed_over:
-        pool.release(lent)
+        pool.release(taken)
     if end == "close":
         assert statistics().handles.open == before
     else:
@@ -132,7 +132,7 @@ def test_look_of_a_former_loop_leaves_the_pool_alone(other: Stream, event: Event
 
 async def test_waiting_tasks_fail_when_closing_begins() -> None:
     """Here it begins twice at once."""
-    told = anyio.Event()
+    reported = anyio.Event()
     with Gate() as gate:
         pool = StreamPool(2)
         held = await pool.acquire()
@@ -142,14 +142,14 @@ async def test_waiting_tasks_fail_when_closing_begins() -> None:
         async def wait() -> None:
             with pytest.raises(StreamClosedError):
                 await pool.acquire()
-            told.set()
+            reported.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await until(lambda: pool.waiting == 1)
             for _ in range(2):
                 tasks.start_soon(pool.aclose)
-            await told.wait()
+            await reported.wait()
             gate.open()
         assert pool.closed
         pool.release(held)
@@ -175,7 +175,7 @@ POOL = [path.name for path in Path(aiostream.__file__).parent.rglob("*pool*.py")
 
 def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
     """Runs a function with a KeyboardInterrupt at that many lines of the pool's code; whether it
-    got so far.
+    got until then.
     """
 
     def strike() -> None:
@@ -194,28 +194,28 @@ def at_each_line(at: Callable[[int], Coroutine[Any, Any, bool]], least: int = 10
     assert line > least
 
 
-@pytest.mark.parametrize("what", ["lend", "lend unreported", "return", "return busy"])
-def test_interrupted_pool_lends_no_stream_twice(what: str) -> None:
-    """A KeyboardInterrupt at any line: the stream is free, or it counts as lent until the pool is
-    closed.
+@pytest.mark.parametrize("what", ["take", "take unreported", "return", "return busy"])
+def test_interrupted_pool_hands_out_no_stream_twice(what: str) -> None:
+    """A KeyboardInterrupt at any line: the stream is free, or it counts in `pool.lent` until the
+    pool is closed.
     """
 
     async def at(line: int) -> bool:
-        lent = list[Stream]()
-        if what != "lend":
-            lent.append(pool.acquire_nowait())
-        if what == "lend unreported":
-            with in_anothers_capture(lent[0]):  # so no event can say when it is free
-                pool.release(lent.pop())
+        taken = list[Stream]()
+        if what != "take":
+            taken.append(pool.acquire_nowait())
+        if what == "take unreported":
+            with in_anothers_capture(taken[0]):  # so no event can say when it is free
+                pool.release(taken.pop())
         if what == "return busy":
-            gate.hold(lent[0])
-        lends = what.startswith("lend")
-        act = pool.acquire_nowait if lends else (lambda: pool.release(lent[0]))
+            gate.hold(taken[0])
+        takes = what.startswith("take")
+        act = pool.acquire_nowait if takes else (lambda: pool.release(taken[0]))
         struck = interrupted_at(line, act)
         gate.open()
         with contextlib.suppress(PoolFullError):
             held = [pool.acquire_nowait() for _ in range(2)]
-            raise AssertionError(f"one stream was lent {len(held)} times")
+            raise AssertionError(f"one stream was given {len(held)} times")
         assert pool.lent in (0, 1)
         return struck
 
@@ -244,7 +244,7 @@ def test_interrupt_leaves_no_task_waiting_for_a_free_stream() -> None:
         await asyncio.wait([waiter], timeout=0.05)
         is_free = pool.lent < 2 or waiter.done()
         if not waiter.done():
-            assert not is_free, f"a task waits beside a free stream: line {line}"
+            assert not is_free, f"a task waits while a stream is free: line {line}"
             pool.release(other)
         stream = await asyncio.wait_for(waiter, 20)
         pool.release(stream)
@@ -261,7 +261,7 @@ def test_close_destroys_a_stream_that_an_interrupt_has_lost() -> None:
         pool: Any = StreamPool(1)
         struck = interrupted_at(line, lambda: pool.release(pool.acquire_nowait()))
         pool.close()
-        if pool.lent:  # it was lent, and only its caller could have lost it
+        if pool.lent:  # a task got it, and only its caller could have lost it
             pool = None
             gc.collect()
         assert settle(lambda: statistics().handles.open == before), line

@@ -66,9 +66,9 @@ async def test_each_is_called_with_the_stream_current(
     theirs = TorchStream(stream.handle)
     async with (
         StreamPool.borrow([theirs], each=lambda _: current_handles()) as pool,
-        pool.stream() as lent,
+        pool.stream() as taken,
     ):
-        assert lent.own["torch"] == stream.handle
+        assert taken.own["torch"] == stream.handle
 
 
 class WrongError(Exception):

@@ -222,8 +222,8 @@ async def test_waiting_task_gets_a_stream_after_a_refused_event(
 
 
 async def test_numbers_while_a_stream_goes_from_one_task_to_the_next() -> None:
-    """It counts as lent, although the next task has not run yet, and so has no name here. And
-    `acquire_nowait` does not overtake that task.
+    """It counts in `pool.lent`, although the next task has not run yet, and so has no name here.
+    And `acquire_nowait` does not overtake that task.
     """
     pool = StreamPool(2)
     first, second = pool.acquire_nowait(), pool.acquire_nowait()
@@ -254,7 +254,7 @@ async def test_error_and_repr_name_the_tasks_that_hold_streams() -> None:
             assert "0 idle, 0 busy, 1 lent to '" in repr(pool)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(hold, name="the holder")
+        tasks.start_soon(hold, name="a request")
     assert "1 idle, 0 busy, 0 lent, 0 waiting" in repr(pool)
     pool.close()
 
@@ -262,12 +262,12 @@ async def test_error_and_repr_name_the_tasks_that_hold_streams() -> None:
 # ----------------------------------------------------------------------------------------- captures
 
 
-@pytest.mark.parametrize("through", ["the lent stream", "another Stream of the handle"])
+@pytest.mark.parametrize("through", ["the taken stream", "another Stream of the handle"])
 async def test_capture_that_a_user_has_left_ends(through: str) -> None:
     async with StreamPool(1) as pool:
         async with pool.stream() as stream:
             handle = stream.handle
-            captured = stream if through == "the lent stream" else stream.to_borrowed()
+            captured = stream if through == "the taken stream" else stream.to_borrowed()
             captured.begin_capture(CaptureMode.RELAXED)
             spin(stream, 0)
         async with pool.stream() as stream:
@@ -290,7 +290,7 @@ async def test_graph_into_which_a_user_has_captured_lives_on(other: Stream) -> N
 
 
 @pytest.mark.parametrize("before", ["nothing", "a capture of its own"])
-async def test_stream_in_anothers_capture_is_lent_again_when_that_has_ended(before: str) -> None:
+async def test_stream_in_anothers_capture_is_used_again_when_that_has_ended(before: str) -> None:
     """The capture is valid, and goes on."""
     async with StreamPool(1) as pool:
         stream = pool.acquire_nowait()
@@ -382,13 +382,13 @@ async def test_idle_pool_asks_again_when_a_call_has_failed(breakable: Any) -> No
 async def test_close_after_a_lost_context_raises_nothing(breakable: Any) -> None:
     """`health` says it, and the end of a server, or of a fixture, has its own errors."""
     pool = StreamPool(2)
-    lent = await pool.acquire()
+    taken = await pool.acquire()
     breakable.break_context(719)
     with pytest.raises(ContextFailedError):
-        await lent
+        await taken
     pool.close()
-    pool.release(lent)
-    assert (pool.closed, lent.closed) == (True, True)
+    pool.release(taken)
+    assert (pool.closed, taken.closed) == (True, True)
     recover()
 
 

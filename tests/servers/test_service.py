@@ -83,9 +83,9 @@ async def test_a_cancelled_wait_leaves_the_futures() -> None:
 
 
 class Counted:
-    """A future of no loop, which counts how often `wait` looks at it."""
+    """A future of no loop, which counts how often `wait` asks it."""
 
-    looks = 0
+    asked = 0
 
     def __init__(self) -> None:
         self.callbacks: list[Any] = []
@@ -97,7 +97,7 @@ class Counted:
             callback(self)
 
     def done(self) -> bool:
-        Counted.looks += 1
+        Counted.asked += 1
         return self.ended
 
     def cancelled(self) -> bool:
@@ -331,10 +331,10 @@ def test_drain_does_not_wait_for_a_closed_loop_that_polled(run: Any, loop_kind: 
 
 @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_EXCEPTION"])
 async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None:
-    """It looked at all of them at each end, which kept the loop for seconds with 8,000 futures."""
+    """It asked all of them at each end, which kept the loop for seconds with 8,000 futures."""
     futures = [Counted() for _ in range(1000)]
     futures[0].end()
-    Counted.looks = 0
+    Counted.asked = 0
     async with anyio.create_task_group() as tasks:
 
         async def end_all() -> None:
@@ -350,7 +350,7 @@ async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None
         while not futures[-1].callbacks:
             await anyio.lowlevel.checkpoint()
         tasks.start_soon(end_all)
-    assert Counted.looks <= 4 * len(futures)
+    assert Counted.asked <= 4 * len(futures)
     assert not any(future.callbacks for future in futures), "nothing stays behind"
 
 

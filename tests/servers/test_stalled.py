@@ -44,7 +44,7 @@ on_asyncio = pytest.mark.parametrize("loop_kind", ["asyncio"])
 
 
 class Listener:
-    """The stalls that it was told, and when."""
+    """The stalls that were reported to it, and when."""
 
     def __init__(self) -> None:
         self.errors: list[StalledError] = []
@@ -304,7 +304,7 @@ def test_thread_that_blocks(listener: Listener, what: str, request: pytest.Fixtu
 
 @on_asyncio
 async def test_slow_work_is_logged_once(driver_kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It has taken 20 times as long as ever, and at least a second. Nothing else happens."""
+    """It has taken 20 times as long as usual, and at least a second. Nothing else happens."""
     async with Stream(name="model") as stream:
         for _ in range(20):
             await stream.run(internals.spin, stream, 0.002)

@@ -109,5 +109,5 @@ def test_missing_bindings_are_said_in_one_line(driver_kind: str, command: str) -
 
 
 def test_what_it_opens_is_closed(driver_kind: str) -> None:
-    """The ledger's fixture looks."""
+    """`cuda_ledger` sees what is open."""
     assert internals.run_bench("asyncio", quick=True) == 0

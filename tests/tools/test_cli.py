@@ -16,7 +16,6 @@ import internals
 import support
 from aiostream.trace import Await
 from commands import command, environment, succeed
-from installed import beside
 
 SOURCE = Path(aiostream.__file__).parents[1]
 ANSI = re.compile(r"\x1b\[")
@@ -42,7 +41,7 @@ def test_demo_draws_each_stream_and_the_heartbeat_and_balances(
         out,
         re.MULTILINE,
     )
-    assert re.search(r"^ledger: .* 0 pending, 0 leaked; .* balanced$", out, re.MULTILINE)
+    assert re.search(r"^statistics: .* 0 pending, 0 leaked; .* balanced$", out, re.MULTILINE)
     assert max(len(line) for line in lines if "/" not in line) <= 100
     assert not ANSI.search(out), "colours, although this is no terminal"
     # The same as a timeline:
@@ -63,15 +62,15 @@ def awaited(began: int, ended: int | None, resumed: int) -> Await:
 def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     ms = 1_000_000
     monkeypatch.setenv("COLUMNS", "100")
-    record = internals.DemoRecord(
+    result = internals.DemoResult(
         started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000
     )
-    record.awaits = [
+    result.awaits = [
         awaited(5 * ms, 25 * ms, 25 * ms + ms // 4),
         awaited(25 * ms, 45 * ms, 46 * ms + ms // 2),
         awaited(45 * ms, None, 55 * ms),
     ]
-    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = internals.demo_drawing(record)
+    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = internals.demo_drawing(result)
     start, width = 19, 80  # a column for each millisecond
     assert axis == f"{'':{start}}0{'':19}20{'':18}40{'':18}60 ms"
     assert gpu == f"{'5 10 20 40 ms GPU':{start}}{'█' * 20}{'▒' * 21}"
@@ -201,37 +200,14 @@ def test_each_command_takes_the_simulator(name: str) -> None:
     assert "simulator" in succeed("none", name, "--simulator", *quick)
 
 
-def test_examples_are_listed_and_copied(driver_kind: str, tmp_path: Path) -> None:
-    folder = beside("examples")
-    lines = succeed(driver_kind, "examples").splitlines()
-    assert lines[::2] == sorted(path.stem for path in folder.glob("*.py"))
-    assert all(line.startswith("  ") and len(line) <= 100 for line in lines[1::2])
-
-    def copy(*names: str) -> subprocess.CompletedProcess[str]:
-        return command(driver_kind, "examples", *names, folder=tmp_path)
-
-    done = copy("quickstart", "workers")
-    assert (done.returncode, done.stdout) == (0, "quickstart.py\nworkers.py\n")
-    assert (tmp_path / "workers.py").read_text() == (folder / "workers.py").read_text()
-    again, wrong = copy("quickstart"), copy("nothing")
-    assert (again.returncode, wrong.returncode) == (1, 1)
-    assert again.stderr == "quickstart.py is there already. Nothing was copied.\n"
-    assert re.search(r"There is no example 'nothing': there are .*, model_server, ", wrong.stderr)
-    (tmp_path / "pipeline.py").symlink_to("nowhere")
-    for last in ("nothing", "workers", "pipeline"):  # nothing is copied if one name is wrong
-        assert copy("token_stream", last).returncode == 1
-        assert not (tmp_path / "token_stream.py").exists()
-    assert copy("token_stream.py", "token_stream").stdout == "token_stream.py\n"
-
-
 @pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("arguments", ["demo", "doctor", "examples"])
+@pytest.mark.parametrize("arguments", ["demo", "doctor"])
 def test_lines_fit_into_the_terminal(driver_kind: str, arguments: str, columns: int) -> None:
     out = succeed(driver_kind, arguments, COLUMNS=str(columns))
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= columns
 
 
-@pytest.mark.parametrize("name", ["demo", "doctor", "bench", "blocking", "examples"])
+@pytest.mark.parametrize("name", ["demo", "doctor", "bench", "blocking"])
 def test_a_wrong_option_shows_the_usage_of_its_command(driver_kind: str, name: str) -> None:
     done = command(driver_kind, name, "--bogus")
     assert (done.returncode, done.stdout) == (2, "")
@@ -239,7 +215,7 @@ def test_a_wrong_option_shows_the_usage_of_its_command(driver_kind: str, name: s
     assert f"python -m aiostream {name}: error: unrecognized arguments: --bogus" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["demo --help", "examples"])
+@pytest.mark.parametrize("arguments", ["demo --help", "doctor --help"])
 def test_a_full_or_closed_stdout_is_no_traceback(driver_kind: str, arguments: str) -> None:
     for target, code, said in (("/dev/full", 1, "No space left on device"), ("&-", 0, "")):
         done = subprocess.run(

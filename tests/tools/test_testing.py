@@ -1,4 +1,4 @@
-"""`aiostream.testing`: kernels, gates, the ledger, blocked loops, and faults on command."""
+"""`aiostream.testing`: kernels, gates, `ledger`, blocked loops, and faults on command."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_helpers_refuse_a_closed_stream() -> None:
         gate.hold(stream)
 
 
-# ------------------------------------------------------------------------------ the ledger
+# ------------------------------------------------------------------------------ ledger
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -131,7 +131,7 @@ def test_ledger_collects_what_was_garbage_but_pending() -> None:
     """Until the GPU has passed the work, the library holds the task of a loop that is closed."""
 
     class Opener:
-        """Garbage, so that the gate opens when the ledger has collected a first time."""
+        """Garbage, so that the gate opens when `ledger` has collected a first time."""
 
         def __init__(self, gate: Gate) -> None:
             self.me, self.gate = self, gate
@@ -238,30 +238,30 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
             with pytest.raises(CudaError):
                 stream.shutdown()
 
-    # No call has failed because this context is gone. The watcher reports that at its next look.
+    # No call has failed because this context is gone. The watcher reports that when it asks next.
     handle = internals.create_context()
     with aiostream.Context.from_handle(int(handle)).as_current():
         Stream().close()
     internals.driver_call("cuCtxDestroy", handle)
     run_on("asyncio", lose_it)
-    told: list[int] = []
-    end = aiostream.on_context_failed(lambda error: told.append(error.code))
+    seen: list[int] = []
+    end = aiostream.on_context_failed(lambda error: seen.append(error.code))
     # On each device, because other tests may have destroyed contexts there.
     for number in range(aiostream.Device.count()):
         Stream(device=number).close()
     assert aiostream.health() is None
-    assert told == []
+    assert seen == []
     for times in (1, 2):
         run_on("asyncio", lose_it)
-        assert testing.settle(lambda times=times: told == [719] * times), told
+        assert testing.settle(lambda times=times: seen == [719] * times), seen
     end()
     for times in (3, 4):  # also to a new listener, without a call or a wait that meets the failure
-        end = aiostream.on_context_failed(lambda error: told.append(error.code))
+        end = aiostream.on_context_failed(lambda error: seen.append(error.code))
         breakable.break_context(716)
-        assert testing.settle(lambda times=times: len(told) == times), told
+        assert testing.settle(lambda times=times: len(seen) == times), seen
         end()
         testing.recover()
-    assert told[2:] == [716] * 2
+    assert seen[2:] == [716] * 2
 
 
 @pytest.mark.cuda_leaks(2)
@@ -317,7 +317,7 @@ def test_what_is_pending_without_a_loop_ends_with_the_recovery(breakable: Any) -
 
 
 def test_recover_waits_for_what_is_being_reported(breakable: Any) -> None:
-    """Or a listener would be told of the healed failure afterwards."""
+    """Or a listener would be called for the healed failure afterwards."""
     begun, may_end, reported = threading.Event(), threading.Event(), threading.Event()
 
     def report() -> None:

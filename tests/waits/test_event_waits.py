@@ -48,7 +48,7 @@ def worker_threads() -> set[threading.Thread]:
 
 
 async def until_polled(times: int = 10) -> None:
-    """Lets the loop take turns until the watcher has polled so often."""
+    """Lets the loop take turns until the watcher has polled that often."""
     before = native_counters()[EVENT_POLLS]
     await until(lambda: native_counters()[EVENT_POLLS] >= before + times)
 

@@ -27,7 +27,7 @@ PAIRS = list(itertools.product(KINDS, repeat=2))
 
 @pytest.mark.parametrize("first_used", KINDS)
 async def test_all_kinds_settle_in_one_order(first_used: str) -> None:
-    """Also if the watcher has some of them, and the driver's thread tells the loop of others."""
+    """Also if the watcher has some of them, and the driver's thread reports others to the loop."""
     stream, order, futures = Stream(), list[int](), list[Any]()
     await KINDS[first_used](stream)
     watched = statistics().waits.watched

@@ -26,7 +26,7 @@ from awaits import AWAITS, scene_of
 from internals import WAITS_MADE, driver_call, native_counters
 from interrupts import PLACES, Striker, ends, is_interrupt, run_interrupted, sample
 from support import EVENT_STRATEGIES, PLAIN_LOOPS, Kept, is_at_rest, run_on, spin
-from waiters import take_spare_records, until
+from waiters import take_spares, until
 
 
 def put_back_what_is_not_promised() -> None:
@@ -97,8 +97,8 @@ def test_interrupt_at_any_place_of_an_await_loses_nothing(
     struck = 0
     for number in sample(count, 1 if observer else 4, f"{kind} {name}"):
         for cancels in (True, False) if PLACES == "all" else (number % 2 == 0,):
-            # An interrupt in a done callback loses the callback: a task that goes on waits for
-            # ever, as in `asyncio.wait`.
+            # An interrupt in a done callback loses the callback: a task that goes on waits
+            # without end, as in `asyncio.wait`.
             struck += interrupt(
                 kind, name, number, cancels=cancels or name == "aiostream.wait", observer=observer
             ).has_struck
@@ -119,7 +119,7 @@ def test_interrupts_lose_no_record_of_a_wait(strategy: Any) -> None:
         await stream.synchronize_async()
 
     async def take() -> list[Any]:
-        return take_spare_records(other)
+        return take_spares(other)
 
     def strike(number: int) -> Striker:
         striker = run_interrupted("asyncio", number, wait, stream.synchronize_async, cancels=True)
@@ -130,10 +130,10 @@ def test_interrupts_lose_no_record_of_a_wait(strategy: Any) -> None:
     count = strike(0).passed
     spare, made = run_on("asyncio", take), native_counters()[WAITS_MADE]
     struck = sum(strike(number).has_struck for number in sample(count, 80, strategy))
-    # A few more than in use at once: the watcher gives a record back after the next wait has begun,
-    # if it is late. What an interrupt loses never comes back.
+    # A few more than in use at once: the watcher gives a wait's memory back after the next wait has
+    # begun, if it is late. What an interrupt loses never comes back.
     lost = native_counters()[WAITS_MADE] - made
-    assert lost <= struck // 10, f"{lost} records were lost by {struck} interrupts"
+    assert lost <= struck // 10, f"the memory of {lost} waits was lost by {struck} interrupts"
     spare.clear()
     stream.close()
     other.close()

@@ -22,7 +22,7 @@ from waiters import until
 
 
 async def listed(number: int) -> list[PendingWait]:
-    """What is pending, once it is so many."""
+    """What is pending, once it is that many."""
     await until(lambda: len(aiostream.pending()) == number)
     return aiostream.pending()
 

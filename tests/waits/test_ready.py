@@ -24,7 +24,7 @@ from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Blind, Kept, run_on, settle
 
 
 class Work:
-    """Says no so many times, and then gives its answer."""
+    """Says no that many times, and then gives its answer."""
 
     def __init__(self, noes: int, answer: Any = "done") -> None:
         self.noes, self.answer, self.calls = noes, answer, 0

@@ -95,8 +95,8 @@ async def test_types_are_inferred() -> None:
         assert_type(await pool.run(double, [1], factor=3), list[int])
         assert_type(await stream.run_in_thread(double, [1]), list[int])
         assert_type(await pool.run_in_thread(double, [1]), list[int])
-        async with pool.acquire() as lent:
-            assert_type(lent, Stream)
+        async with pool.acquire() as taken:
+            assert_type(taken, Stream)
         pool.release(assert_type(await pool.acquire(), Stream))
         with pytest.raises(TypeError):
             await stream.run(double, "no", faktor=2)  # type: ignore[call-arg, arg-type]
@@ -137,7 +137,7 @@ def test_an_interrupt_in_a_c_function_leaves_no_stream_current(
 async def test_a_library_that_fails_behind_the_function(
     monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """As an interrupt there. What the function returned lives on, and what it raised is told."""
+    """As an interrupt there. What the function returned lives on, what it raised is reported."""
     install_libraries(monkeypatch)
     watched = []
 

@@ -311,7 +311,7 @@ class Futures(OnLoop):
         self.call(look)
 
     @invariant()
-    def the_ledger_balances(self) -> None:
+    def the_numbers_add_up(self) -> None:
         assert statistics().balanced, statistics()
 
     def finish(self) -> None:
@@ -333,7 +333,7 @@ def test_a_model_of_futures(backend: str) -> None:
 
 
 class Pools(OnLoop):
-    """A pool's streams are idle, busy or lent; tasks that wait are served in order."""
+    """A pool's streams are idle, busy or in use; tasks that wait are served in order."""
 
     @initialize(size=st.integers(1, 3), max_waiting=st.none() | st.integers(0, 3), wait=STRATEGIES)
     def begin(self, size: int, max_waiting: int | None, wait: WaitStrategy) -> None:
@@ -348,8 +348,8 @@ class Pools(OnLoop):
 
     def took(self, stream: Stream) -> None:
         handles = [other.handle for other, _ in self.lent]
-        assert stream.handle not in handles, "a stream was lent twice"
-        assert self.call(stream.query), "a stream was lent with work in it"
+        assert stream.handle not in handles, "a stream was given twice"
+        assert self.call(stream.query), "a stream was given with work in it"
         self.lent.append((stream, frozenset()))
 
     def serve(self) -> None:
@@ -423,7 +423,7 @@ class Pools(OnLoop):
                 self.call(self.pool.release, stream)
 
     @rule_with("lent")
-    def await_a_lent_stream(self, data: st.DataObject) -> None:
+    def await_a_stream_in_use(self, data: st.DataObject) -> None:
         stream, ahead = data.draw(st.sampled_from(self.lent))
         waiter = Waiter(self, stream.synchronize_async)
         if self.is_due(ahead):

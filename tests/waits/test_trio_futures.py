@@ -60,7 +60,7 @@ async def test_a_callback_runs_in_its_loop_with_the_variables_of_its_registratio
     assert seen == [(each, threading.get_ident()) for each in ("registered", "given", "later")]
 
 
-async def test_a_cancelled_future_says_what_it_was_told(loop_kind: str, cuda_gate: Gate) -> None:
+async def test_a_cancelled_future_says_what_it_was_given(loop_kind: str, cuda_gate: Gate) -> None:
     errors = concurrent.futures if loop_kind == "trio" else asyncio
     async with held_stream(cuda_gate) as stream:
         future = stream.completion_future()

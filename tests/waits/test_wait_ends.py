@@ -43,7 +43,7 @@ from waiters import (
     in_each_stage,
     in_each_stage_on_loops,
     since,
-    take_spare_records,
+    take_spares,
     turns,
     until,
     waiter_in,
@@ -89,8 +89,8 @@ async def test_wait_in_each_stage_completes_with_the_work(stage: str, thing: str
 
 
 async def test_wait_back_at_the_watcher_keeps_its_place() -> None:
-    """The watcher hands it back, gets later waits of the same stream, and then gets it again: its
-    record is still the first.
+    """The watcher hands it back, gets later waits of the same stream, and then gets it again: it
+    is still the first.
     """
     waiter = Waiter("handed back")
     with Gate() as first, Gate() as second:
@@ -394,14 +394,14 @@ async def test_cancelled_wait_raises_at_once(stage: str, thing: str) -> None:
 
 @pytest.mark.simulator_only("a GPU does not count its calls")
 @in_each_stage_on_loops
-async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
+async def test_cancelled_waits_lose_no_memory(stage: str, thing: str) -> None:
     """The library reuses their events once the GPU has passed them."""
     from aiostream import simulator
 
     waiter, other = Waiter(stage, thing), Stream()
-    spare = take_spare_records(other)
+    spare = take_spares(other)
     rounds_without = 0
-    for _ in range(60):  # a watcher that is late may still have the records of many rounds
+    for _ in range(60):  # a watcher that is late may still have the waits of many rounds
         made = simulator.calls("cuEventCreate")
         with Gate() as gate:
             await waiter.hold(gate)

@@ -46,7 +46,7 @@ async def test_shorter_waits_after_steady_ones_end_soon(
     pattern: str, thing: str, others: int, loop_kind: str
 ) -> None:
     """P16: what the library expects does not keep it from noticing an earlier end. With twelve
-    other waits the loop looks at all together, and the watcher makes no guard looks.
+    other waits the loop polls all together, and the watcher makes no guard polls.
     """
     # One stream, because a gate holds a hardware queue of the GPU, and there are eight.
     with contextlib.closing(Stream()) as stream, Gate() as gate:
@@ -91,8 +91,8 @@ def lateness_of_threads() -> float:
     return median(late)
 
 
-async def test_records_of_early_ends_serve_again_at_once() -> None:
-    """Their timers would still be due. The next waits, with the same records, meet none of them."""
+async def test_waits_with_early_ends_serve_again_at_once() -> None:
+    """Their timers would still be due. The next waits, in the same memory, meet none of them."""
     waiter = Waiter("by timer")
     for round_ in range(30):
         if round_ % 6 == 0:  # early ends are learnt too
@@ -125,7 +125,7 @@ def watcher_thread() -> int:
 
 
 def wake_ups(thread: int) -> int:
-    """How often a thread has fallen asleep so far."""
+    """How often a thread has fallen asleep until now."""
     with open(f"/proc/self/task/{thread}/status") as status:
         (line,) = (line for line in status if line.startswith("voluntary_ctxt_switches"))
     return int(line.split()[1])
@@ -154,7 +154,7 @@ async def test_watcher_never_wakes_with_nothing_pending(strategy: Any, limit: fl
         spin(stream, 0.002)
         await stream.synchronize_async()
     assert wake_ups(thread) == before or strategy != "spin", "the tasks poll these waits"
-    # And a cancelled wait, whose record the watcher keeps until the GPU has passed it.
+    # And a cancelled wait, which the watcher keeps until the GPU has passed it.
     with Gate() as gate:
         gate.hold(stream)
         with anyio.move_on_after(0.01):
@@ -169,7 +169,7 @@ async def test_watcher_never_wakes_with_nothing_pending(strategy: Any, limit: fl
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 async def test_busy_loop_does_not_keep_the_watcher_busy(loop_kind: str) -> None:
-    """Its waits' guard looks come later than those of an idle loop.
+    """Its waits' guard polls come later than those of an idle loop.
 
     The watcher must not run through them until then.
     """
@@ -189,6 +189,6 @@ async def test_busy_loop_does_not_keep_the_watcher_busy(loop_kind: str) -> None:
         for stream in streams:
             tasks.start_soon(work, stream)
     passes = since(before).passes / (time.perf_counter() - began)
-    assert passes < 40_000, "they are 40 us apart, but for exact looks"
+    assert passes < 40_000, "they are 40 us apart, but for exact polls"
     for stream in streams:
         stream.close()

@@ -192,10 +192,10 @@ def enclose(waiter: Waiter, gate: Gate) -> None:
 
 
 async def until_left(waiter: Waiter, times: int, outcome: Sequence[bool] = ()) -> None:
-    """Lets the loop take turns until the wait was left to the timer or the watcher so often, or
+    """Lets the loop take turns until the wait was left to the timer or the watcher that often, or
     until there is an outcome.
 
-    On a busy machine it may not get so far: then the watcher has it in the end.
+    On a busy machine it may be left less often: then the watcher has it in the end.
     """
 
     def is_left() -> bool:

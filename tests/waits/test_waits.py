@@ -182,7 +182,7 @@ def test_without_a_loop_the_waits_are_refused() -> None:
     stream.close()
 
 
-async def test_a_future_that_nobody_holds_still_settles(cuda_gate: Gate) -> None:
+async def test_a_future_without_a_reference_still_settles(cuda_gate: Gate) -> None:
     """Only the library and the GPU know of it; the task that awaits it must not be garbage."""
     async with held_stream(cuda_gate) as stream:
         woken = anyio.Event()

@@ -4,7 +4,7 @@ It has to be the first `libcuda.so.1` of the process, because a process keeps th
 loads. The simulator loads it before itself, and `aiostream.blocking` before a real driver. It needs
 nothing of the simulator.
 
-`load()` loads it. `connect()` tells it how to find a thread's Python frames, and from then on
+`load()` loads it. `connect()` shows it how to find a thread's Python frames, and from then on
 `functions()` reports calls that take long (`forward/notes.c`).
 """
 

@@ -1,4 +1,8 @@
-"""Checks of arguments: one check and one message for each kind of mistake."""
+"""Checks of arguments: one check and one message for each kind of mistake.
+
+Each returns the value as the library uses it. It raises a `TypeError` if the value is of a wrong
+kind, and a `ValueError` if it is out of range.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from numbers import Integral
 from types import FunctionType, MethodType, ModuleType
@@ -52,45 +56,36 @@ def instance(kind: type, value: T, rule: str) -> T:
         kind: A class.
         value: What is given.
         rule: The error without the name of the value's class, such as "a name is a str, not".
-
-    Raises:
-        TypeError: The value is something else.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{rule} {type(value).__name__}")
     return value
 
 
-def integer(name: str, value: Any) -> int:
-    """Returns an int for an int, or one of numpy's.
+def several(name: str, values: Iterable[T]) -> Iterable[T]:
+    """Returns the values, which are not one alone. A str is one."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        kind = type(values).__name__
+        raise TypeError(f"{name} are in a list or another iterable, not one {kind}")
+    return values
 
-    Raises:
-        TypeError: The value is something else.
-    """
+
+def integer(name: str, value: Any) -> int:
+    """Returns an int for an int, or one of numpy's."""
     if not is_integer(value):
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
     return operator.index(value)
 
 
 def number(name: str, value: Any, least: int, reason: str) -> int:
-    """Returns an int that is not too small.
-
-    Raises:
-        TypeError: The value is not an int.
-        ValueError: The value is too small.
-    """
+    """Returns an int that is not too small."""
     if integer(name, value) < least:
         raise ValueError(f"{reason}, not {value}")
     return operator.index(value)
 
 
 def handle(value: Any, what: str) -> int:
-    """Returns a handle that is given as a number. The driver may still not know it.
-
-    Raises:
-        TypeError: The value is not an int.
-        ValueError: No handle can have that number.
-    """
+    """Returns a handle that is given as a number. The driver may still not know it."""
     number = integer(f"the handle of {what}", value)
     special = range((_MOST_SPECIAL_STREAM if what == STREAM else 0) + 1)
     # Such as an index. The driver does not check a handle: it reads at that address, and crashes.
@@ -103,23 +98,14 @@ def handle(value: Any, what: str) -> int:
 
 
 def byte(name: str, value: Any) -> int:
-    """Returns a number from 0 to 255.
-
-    Raises:
-        TypeError: The value is not an int.
-        ValueError: The value is out of range.
-    """
+    """Returns a number from 0 to 255."""
     if not 0 <= integer(name, value) <= _MOST_BYTE:
         raise ValueError(f"{name} is a number from 0 to {_MOST_BYTE}, not {value}")
     return operator.index(value)
 
 
 def address(value: int) -> int:
-    """Returns an address or a size in memory.
-
-    Raises:
-        ValueError: The value is out of range.
-    """
+    """Returns an address or a size in memory."""
     if not 0 <= value <= _MOST_ADDRESS:
         raise ValueError(
             f"{value} is not an address or size in memory: these are from 0 to 2**64 - 1"
@@ -128,29 +114,17 @@ def address(value: int) -> int:
 
 
 def priority(value: Any) -> int:
-    """Returns a priority that C's int can hold. The driver limits it further.
-
-    Raises:
-        TypeError: The value is not an int.
-    """
+    """Returns a priority that C's int can hold. The driver limits it further."""
     return min(max(integer("a priority", value), _LEAST_INT), _MOST_INT)
 
 
 def label(value: Any) -> str | None:
-    """Returns what the user calls a stream or a pool, or `None`.
-
-    Raises:
-        TypeError: The value is not a str.
-    """
+    """Returns what the user calls a stream or a pool, or `None`."""
     return None if value is None else instance(str, value, "a name is a str, not")
 
 
 def flag(name: str, value: Any) -> bool:
-    """Returns a bool. A value that is merely true or false is a mistake, such as a stream.
-
-    Raises:
-        TypeError: The value is something else.
-    """
+    """Returns a bool. A value that is merely true or false is a mistake, such as a stream."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} is True or False, not {value!r}")
     return value
@@ -162,10 +136,6 @@ def real(value: Any, rule: str) -> float:
     Args:
         value: What is given. A bool is not a number.
         rule: The beginning of the errors, such as "a timeout is a number of seconds".
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is a NaN.
     """
     if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         raise TypeError(f"{rule}, not {type(value).__name__}")
@@ -179,22 +149,12 @@ def real(value: Any, rule: str) -> float:
 
 
 def timeout(value: Any) -> float | None:
-    """Returns a timeout in seconds, or `None`.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is a NaN.
-    """
+    """Returns a timeout in seconds, or `None`."""
     return None if value is None else real(value, "a timeout is a number of seconds or None")
 
 
 def limit(value: Any) -> float:
-    """Returns a time after which something is stalled, in seconds, or 0 for `None`.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is less than the library can see.
-    """
+    """Returns a time after which something is stalled, in seconds, or 0 for `None`."""
     seconds = 0 if value is None else real(value, "stalled_after is a number of seconds or None")
     if value is not None and not _LEAST_LIMIT <= seconds <= 1e9:
         raise ValueError(
@@ -204,11 +164,7 @@ def limit(value: Any) -> float:
 
 
 def member(kind: type[E], value: Any, name: str) -> E:
-    """Returns the member of an enumeration, or the flags, for themselves or their value.
-
-    Raises:
-        ValueError: There is no such member. The error names those that there are.
-    """
+    """Returns the member of an enumeration, or the flags, for themselves or their value."""
     if not isinstance(value, bool) and not (
         isinstance(value, int) and not 0 <= value <= _MOST_FLAGS
     ):
@@ -236,9 +192,6 @@ def plain_function(
         name: What takes it.
         advice: What to do instead.
         halves: Whether a generator function is taken.
-
-    Raises:
-        TypeError: It is not callable, or is such a function.
     """
     # What nearly all are is tested first, because the rest takes longer than a wait: a function, a
     # method, or an object whose class has a `__call__`, such as a model of torch.
@@ -275,52 +228,37 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 }
 
 
-# The modules that call the functions which users give to `run`, `enqueue_async` and their like.
-_CALLERS = {
-    "aiostream._objects.halves",
-    "aiostream._objects.runs",
-    "aiostream._objects.threads",
-    "aiostream._waits.waiting",
-    "aiostream.trace",
-}
-
-
-def explain_call(problem: BaseException, name: str) -> None:
+def explain_call(problem: BaseException, name: str, fn: Any, with_own: bool = False) -> None:
     """Adds a note to the TypeError of a function that does not take what `name` calls it with.
 
-    If the function has begun, its frame is the traceback's last, and the error is its own.
+    If the function has begun, its frame is among the traceback's, and the error is its own.
+
+    Args:
+        problem: What was raised.
+        name: What has called the function.
+        fn: The function.
+        with_own: Whether it gets first what belongs to the stream of a pool (`each`).
     """
-    if _is_of_call(problem):
+    last = problem.__traceback__
+    if not isinstance(problem, TypeError) or "would never run" in str(problem):
+        return
+    while last is not None:
+        if not last.tb_frame.f_globals.get("__name__", "").startswith("aiostream."):
+            return
+        last = last.tb_next
+    if not with_own:
         passes = "*args), without the stream" if name.startswith("run") else "stream, *args)"
-        problem.add_note(f"{name} calls fn({passes}. Names with `enqueue` pass it, others do not")
-
-
-def explain_own(problem: BaseException, fn: Any) -> None:
-    """Does the same for a pool whose streams have things of their own (`each`)."""
-    if _is_of_call(problem):
+        note = f"{name} calls fn({passes}. Names with `enqueue` pass it, others do not"
+    else:
         note = "A pool with `each` calls fn(own, *args): what belongs to the stream comes first"
         if isinstance(fn, MethodType):
             name = fn.__func__.__qualname__
             note += f". This method has an object already: write `{name}` alone"
-        problem.add_note(note)
-
-
-def _is_of_call(problem: BaseException) -> bool:
-    """Whether it is the TypeError of a call by this library, and not one of the function."""
-    last = problem.__traceback__
-    if not isinstance(problem, TypeError) or last is None or "would never run" in str(problem):
-        return False
-    while last.tb_next is not None:
-        last = last.tb_next
-    return last.tb_frame.f_globals.get("__name__") in _CALLERS
+    problem.add_note(note)
 
 
 def library(name: str, package: str) -> ModuleType:
-    """Imports another library, because you ask for it.
-
-    Raises:
-        ImportError: It is not installed.
-    """
+    """Imports another library, because you ask for it."""
     try:
         return importlib.import_module(name)
     except ImportError as problem:

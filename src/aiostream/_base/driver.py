@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from aiostream import _native, errors
-from aiostream._base import stand_ins
+from aiostream._base import hints, stand_ins
 
 # It is written after cuInit has succeeded. Two threads may do so, with the same module.
 _bindings: ModuleType | None = None
@@ -35,74 +35,15 @@ MINIMUM = {
     "cuStreamBeginRecaptureToGraph": 13030,
 }
 _CONTEXT_IS_DESTROYED = 709
-_NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
-_INVALID_DEVICE, _NOT_SUPPORTED, NOT_READY = 101, 801, 600
-_NO_DRIVER = (
-    "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
-    "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or write "
-    "`from aiostream import simulator; simulator.install()` before anything else uses CUDA. Tests "
-    "use `pytest --aiostream=simulator`."
-)
-_NO_DEVICE_SEEN = (
-    "cuInit reported {code.name} ({code:d}): the driver finds no GPU, because the environment "
-    "variable CUDA_VISIBLE_DEVICES is {visible!r}. It hides every GPU that it does not name, "
-    "simulated ones too. Unset it, or name each GPU once"
-)
+_NOT_INITIALIZED, _NO_DEVICE, _INVALID_DEVICE, _NOT_SUPPORTED, NOT_READY = 3, 100, 101, 801, 600
 _TRY_SIMULATOR = (
     ". Without a GPU, set AIOSTREAM_SIMULATOR=1, or use `pytest --aiostream=simulator` for tests"
 )
-_NO_SIMULATED_DEVICE = (
-    "cuInit reported CUDA_ERROR_NO_DEVICE (100): the simulator was installed with 0 devices. Set "
-    "the environment variable AIOSTREAM_SIMULATOR_DEVICES to 1 or more, or unset it, or write "
-    "`simulator.install(devices=1)` before anything else uses CUDA. `python -m nogpu` has --devices"
-)
 _ASKED = "AIOSTREAM_SIMULATOR=1"
-_FORKED = (
-    "Most likely this process was forked from one that had used CUDA already, perhaps through "
-    "another library. The CUDA driver does not survive fork(). Start worker processes with "
-    "multiprocessing's 'spawn' or 'forkserver' method, or use CUDA only after the fork and not in "
-    "the parent"
+_ADVICE = hints.ADVICE["driver"]
+_ADVICE |= dict.fromkeys(
+    map(str, {*_native.FATAL_CODES} - {_CONTEXT_IS_DESTROYED}), _ADVICE["lost"]
 )
-_LOST = (
-    "Earlier work has failed, perhaps on another stream or of another library, and this call "
-    "reports it. The context is lost. CUDA works again only in a new process"
-)
-_DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
-_IN_HOST_FUNCTION = (
-    "A host function or callback must not call CUDA. Set an event or a flag in it, and call CUDA "
-    "in another thread"
-)
-_CAPTURED = (
-    "A capture, perhaps in another thread, took in what was recorded to wait for. Work in a "
-    "capture has no time of its own and cannot be awaited"
-)
-_CAPTURES = "The stream is capturing already"
-_DOES_NOT_CAPTURE = "The stream is not capturing"
-_REFUSED_IN_CAPTURE = (
-    "The stream is capturing. The call was refused, and the capture goes on. Call it after "
-    "the `with` block of the capture"
-)
-_QUARANTINED = (
-    "Another thread began or ended a capture of the stream during the call. What was enqueued may "
-    "have become a node of the graph, where it does nothing"
-)
-_HINTS_OF_CODES = dict.fromkeys(_native.FATAL_CODES, _LOST) | {
-    _CONTEXT_IS_DESTROYED: _DESTROYED,
-    _NOT_INITIALIZED: _FORKED,
-    _NOT_PERMITTED: _IN_HOST_FUNCTION,
-    _CAPTURED_EVENT: _CAPTURED,
-}
-_HINTS = {
-    (400, "cuEventElapsedTime"): "One of the two events was never recorded",
-    (600, "cuEventElapsedTime"): (
-        "The GPU has not passed both events yet. Await the later one first"
-    ),
-    (401, "cuStreamBeginCapture"): _CAPTURES,
-    (401, "cuStreamBeginCaptureToGraph"): _CAPTURES,
-    (401, "cuStreamBeginRecaptureToGraph"): _CAPTURES,
-    (401, "cuStreamEndCapture"): _DOES_NOT_CAPTURE,
-    (401, "cuStreamUpdateCaptureDependencies"): _DOES_NOT_CAPTURE,
-}
 
 
 def bindings() -> ModuleType:
@@ -138,7 +79,7 @@ def prepare_simulator() -> None:
 
 def _load() -> ModuleType:
     wanted = stand_ins.simulator_is_wanted()
-    # This comes before the driver is loaded. A child that another thread forks meanwhile would have
+    # Noted before the driver is loaded, because a child that another thread forks meanwhile has
     # half of it, and locks that no thread opens. So there is no lock here.
     _loading.append(None)
     try:
@@ -174,18 +115,21 @@ def _initialize(with_simulator: bool) -> ModuleType:
         (code,) = module.cuInit(0)
     except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
         reason = str(error).splitlines()[0]
-        raise errors.NoDriverError(_NO_DRIVER.format(reason=reason)) from None
+        raise errors.NoDriverError(_ADVICE["no-driver"].format(reason=reason)) from None
     is_simulated = stand_ins.is_simulated()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if int(code) == _NOT_INITIALIZED:
-        raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_FORKED}")
-    if int(code) == _NO_DEVICE and stand_ins.has_no_devices():
-        raise errors.NoDriverError(_NO_SIMULATED_DEVICE)
+        raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_ADVICE['3']}")
+    if int(code) == _NO_DEVICE and is_simulated and stand_ins.simulator().has_no_devices():
+        raise errors.NoDriverError(_ADVICE["no-simulated-device"])
     if int(code) in (_NO_DEVICE, _INVALID_DEVICE) and visible is not None:
         advice = "" if is_simulated else _TRY_SIMULATOR
-        raise errors.NoDriverError(_NO_DEVICE_SEEN.format(code=code, visible=visible) + advice)
+        said = _ADVICE["no-device-seen"].format(code=code, visible=visible)
+        raise errors.NoDriverError(said + advice)
     if int(code) != 0:
-        raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
+        raise errors.NoDriverError(
+            _ADVICE["no-driver"].format(reason=f"cuInit reported {code.name}")
+        )
     _bindings = module
     return module
 
@@ -211,7 +155,7 @@ def error(
     """
     global latest_failure
     if hint is None:
-        hint = _HINTS_OF_CODES.get(code) or _HINTS.get((code, call.partition("_v")[0]))
+        hint = _ADVICE.get(str(code)) or _ADVICE.get(f"{code}-{call.partition('_v')[0]}")
     name, meaning = _described(code)
     kind = errors.CLASSES.get(code, errors.CudaError)
     problem = kind(code, name, call, stream, hint, meaning)
@@ -228,7 +172,7 @@ def error(
 latest_failure = object()
 
 
-def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:
+def raise_for(result: int, call: str, stream: str, capturing: str = "capturing") -> None:
     """Raises the exception for the answer of a native call. 0 is success and raises nothing.
 
     Args:
@@ -236,7 +180,7 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
         call: The driver call that the operation consists of. If another call of the operation has
             failed, the exception names that one.
         stream: What errors call the stream, event or graph.
-        capturing: The hint of the error if the stream is capturing.
+        capturing: The hint of the error if the stream is capturing, by its name in `hints.txt`.
 
     Raises:
         StreamClosedError: The handle was closed or given away.
@@ -251,9 +195,9 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     if result == _native.RESULT_NO_MEMORY:
         raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
     if result == _native.RESULT_QUARANTINED:
-        raise error(900, call, stream, _QUARANTINED)
+        raise error(900, call, stream, _ADVICE["quarantined"])
     if result <= _native.RESULT_CAPTURING:
-        raise error(-result, call, stream, capturing or _REFUSED_IN_CAPTURE)
+        raise error(-result, call, stream, _ADVICE[capturing])
     raise error(result, _native.failed_call(result) or call, stream)
 
 
@@ -325,12 +269,15 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
     code, outputs = answer(name, *args, stream=stream)
     if code != 0:
         raise error(code, name, stream)
-    if not outputs:
-        return None
-    return outputs[0] if len(outputs) == 1 else outputs
+    return unpacked(outputs)
 
 
-def own(kind: int, value: int, context: int, destroy: str) -> _native.Handle:
+def unpacked(outputs: tuple[Any, ...]) -> Any:
+    """Returns `None`, the one output of a call, or all of them."""
+    return outputs[0] if len(outputs) == 1 else outputs or None
+
+
+def owned_handle(kind: int, value: int, context: int, destroy: str) -> _native.Handle:
     """Returns the native handle of an object that the library has just made."""
     try:
         return _native.Handle(kind, value, context, True, True)

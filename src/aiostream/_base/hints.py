@@ -1,6 +1,6 @@
-"""What to write in place of names that other libraries have, or that are guessed.
+"""What errors advise, and what to write in place of names that other libraries have.
 
-`hints.txt` has the names. It is read at import, because an error may come when no file can be
+`hints.txt` has the texts. It is read at import, because an error may come when no file can be
 opened.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 P = ParamSpec("P")
 
-# By class, or `()` for the keywords of constructors: names, and what to write in their place.
-_ADVICE: dict[str, dict[str, str]] = {}
+# By section of the file: names, and the text for each.
+ADVICE: dict[str, dict[str, str]] = {}
 
 
 def _read(path: str) -> None:
@@ -24,9 +24,9 @@ def _read(path: str) -> None:
             names, is_row, advice = line.partition(" = ")
             if line.startswith("["):
                 owner = line.strip("[]")
-                _ADVICE[owner] = {}
+                ADVICE[owner] = {}
             elif is_row:
-                _ADVICE[owner].update(dict.fromkeys(names.split(), advice))
+                ADVICE[owner].update(dict.fromkeys(names.split(), advice))
 
 
 _read(os.path.join(os.path.dirname(__file__), "hints.txt"))
@@ -34,7 +34,7 @@ _read(os.path.join(os.path.dirname(__file__), "hints.txt"))
 
 def _advice(owner: str, name: str) -> str:
     """The end of the error for a name that `owner`, a key of the table, does not have."""
-    advice = _ADVICE[owner].get(name)
+    advice = ADVICE[owner].get(name)
     return f": write {advice}" if advice else ""
 
 
@@ -52,7 +52,7 @@ def answers_keywords(init: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in _ADVICE["()"].keys() & kwargs:
+        for name in ADVICE["()"].keys() & kwargs:
             said = f"{init.__qualname__}() takes no keyword {name!r}"
             raise TypeError(said + _advice("()", name))
         init(*args, **kwargs)
@@ -74,4 +74,4 @@ class Hinted:
             said = f"{kinds[0]!r} object"
             if name.startswith("_"):  # finalizers ask for these, when modules may be empty
                 raise AttributeError(f"{said} has no attribute {name!r}")
-            raise missing(next(kind for kind in kinds if kind in _ADVICE), said, name)
+            raise missing(next(kind for kind in kinds if kind in ADVICE), said, name)

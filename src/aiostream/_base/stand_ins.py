@@ -133,11 +133,6 @@ def is_simulated() -> bool:
     return is_there and bool(simulator().installed())
 
 
-def has_no_devices() -> bool:
-    """Whether the simulator is this process's driver, and was installed with 0 devices."""
-    return is_simulated() and bool(simulator().has_no_devices())
-
-
 def load_forwarding() -> Any:
     """Loads the library that sees the calls that block, and returns its module.
 

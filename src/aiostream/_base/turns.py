@@ -151,24 +151,22 @@ def _do_nothing() -> None:
 # ------------------------------------------------------------------------ other threads
 
 
+# A thread's code with its lines, from the innermost one. The frames only while it blocks.
 Frames = list[tuple[CodeType, int, FrameType | None]]
-"""A thread's code with its lines, from the innermost one. The frames only while it blocks."""
 
 # All are native. asyncio's own, because trio-asyncio puts a function of Python in its place.
 _running_loop = vars(asyncio.events).get("_c__get_running_loop", asyncio._get_running_loop)
 _task_of = (
     getattr(asyncio.tasks, "_c_current_task", None) or vars(asyncio.tasks)["_current_tasks"].get
 )
+# What a thread can say of itself: its name, its loop's class, and its tasks' names. Each is a chain
+# of functions without bytecode, as `_native.set_questions` takes them.
 QUESTIONS: tuple[tuple[Callable[..., Any], ...], ...] = (
     (threading.get_ident, vars(threading)["_active"].get, attrgetter("_name")),
     (_running_loop, type),
     (_running_loop, _task_of, asyncio.Task.get_name),
     (partial(sys.modules.get, "trio._core._run"), attrgetter("GLOBAL_RUN_CONTEXT.task.name")),
 )
-"""What a thread can say of itself: its name, its loop's class, and its tasks' names.
-
-Each is a chain of functions without bytecode, as `_native.set_questions` takes them.
-"""
 
 
 def loop_in(frames: Frames, here: list[Any]) -> tuple[int, str, str | None] | None:

@@ -18,6 +18,10 @@ from aiostream._runtime import process
 # The kinds of objects with a `handle` or a `ptr`. The driver does not check the kind of a handle.
 # If it got an event for a stream, it would crash.
 _KINDS = ("stream", "event", "graph", "context")
+_CONNECTS = {
+    ("event", "stream"): ": record an event on the stream, and wait for that",
+    ("stream", "event"): ": Event.record(stream) and Stream.wait_event(event) connect the two",
+}
 
 
 def stream_handle(stream: Any) -> int:
@@ -47,12 +51,8 @@ def _from_protocol(name: str, answer: Any) -> int:
         )
     if type(handle).__name__ in _names_of("stream"):
         handle = int(handle)
-    if not checks.is_integer(handle):
-        raise TypeError(
-            f"{name}.__cuda_stream__ gives (0, handle), and a handle is an int, not "
-            f"{type(handle).__name__}"
-        )
-    return checks.handle(handle, checks.STREAM)
+    what = f"{name}.__cuda_stream__ gives (0, handle), and a handle"
+    return checks.handle(checks.integer(what, handle), checks.STREAM)
 
 
 def event_handle(event: Any) -> int:
@@ -99,19 +99,12 @@ def _refuse_other_kind(thing: Any, kind: str, what: str) -> None:
     # They are known by the names of the classes, because the libraries have no common base class.
     if isinstance(thing, type):
         raise TypeError(f"{what} is needed, not the class {thing.__name__}")
-    advice = ""
+    names = [base.__name__.lower() for base in type(thing).__mro__]
+    kinds = [each for each in _KINDS if any(each in name for name in names)]
     if kind == "event" and hasattr(thing, "__cuda_stream__"):
-        found = "stream"
-    else:
-        names = [base.__name__.lower() for base in type(thing).__mro__]
-        if any(kind in name for name in names):
-            return
-        found = next((other for other in _KINDS for name in names if other in name), "")
-    if kind == "event" and found == "stream":
-        advice = ": record an event on the stream, and wait for that"
-    elif kind == "stream" and found == "event":
-        advice = ": Event.record(stream) and Stream.wait_event(event) connect the two"
-    if found:
+        kinds = ["stream"]
+    if kinds and kind not in kinds:
+        advice = _CONNECTS.get((kind, kinds[0]), "")
         raise TypeError(
             f"{what} is needed, not {type(thing).__name__}, which is of another kind{advice}"
         )

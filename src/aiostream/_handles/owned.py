@@ -52,9 +52,9 @@ class Owned(checks.NotCopied):
             CudaError: The driver refused. The object is closed nevertheless.
         """
         code = self._handle.close()
-        # This comes after the close, because no call can begin any more. One of another thread may
-        # still be under way. The source owns the driver's stream, and destroys it when it dies. So
-        # it stays then, and dies with this object, which that call holds.
+        # No call can begin any more, but one of another thread may be under way. The source owns
+        # the driver's stream, and destroys it when it dies. So it stays then, and dies with this
+        # object, which that call holds.
         if not self._handle.is_used:
             self._source = None
         driver.raise_for(code, self._destructor, self._name)

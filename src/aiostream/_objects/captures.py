@@ -39,21 +39,21 @@ class _End(Enum):
 class _Noted:
     """What is noted of one capture until its end."""
 
-    # Constant once this is in `_in_progress`. To `lent` any thread may append.
+    # Constant once this is in `_in_progress`. To `given` any thread may append.
     identity: int | None  # the driver's number of the capture
     origin: _Origin | None  # the stream on which it began, if this library began it
     graph: Graph | None  # into which it goes, pinned; None if it makes a new one
     recapture: Any = None  # None, or what the driver may call during the capture
     pins: list[bool] = field(default_factory=list)  # of the graph
-    lent: list[_native.Handle] = field(default_factory=list)  # of a graph of the driver's own
+    given: list[_native.Handle] = field(default_factory=list)  # of a graph of the driver's own
     seen_on: _Origin | None = None  # the stream that capture_info() was asked for
 
     def end(self, how: _End) -> None:
         # This is called once, by the thread that took this out of `_in_progress` (see `_forget`).
         # First the graph that was given out: from here on the driver may free it, and another
         # thread that still has its `Graph` must be refused.
-        for lent in self.lent:
-            lent.close()
+        for given in self.given:
+            given.close()
         if self.graph is None:
             return
         # A graph that may be gone must not be destroyed again, because by then its handle may be
@@ -198,8 +198,8 @@ def retire(stream: Operand) -> None:
 def forget_ended_elsewhere(stream: Operand) -> None:
     """Forgets a capture of the stream that other code has ended.
 
-    This comes before the next capture begins, because the graph of that one may get the handle of
-    the old graph.
+    Call it before the next capture begins, because the graph of that one may get the handle of the
+    old graph.
     """
     capture = _find(None, _origin_of(stream)) if _in_progress else None
     if capture is not None and not _still_captures(stream):
@@ -256,11 +256,11 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
         _in_progress.append(capture)
     if capture.graph is not None:
         return capture.graph
-    if not capture.lent:
-        capture.lent.append(
+    if not capture.given:
+        capture.given.append(
             _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False)
         )
-    same = capture.lent[0].borrow()
+    same = capture.given[0].borrow()
     graph = Graph._from_handle(value, stream.context, owned=False, handle=same)
     # Another thread may have ended the capture since then, and have closed what it found.
     if capture not in _in_progress:
@@ -269,7 +269,8 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
 
 
 def end(stream: Operand) -> Graph:
-    # Looked up before the driver ends it, because afterwards the driver no longer knows its id.
+    # The capture is found before the driver ends it and forgets its id. It is let go of last,
+    # because it holds the graph.
     capture = _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
     try:
         ended = call_on(stream, "cuStreamEndCapture")
@@ -286,8 +287,7 @@ def end(stream: Operand) -> Graph:
             return existing
         return Graph._from_handle(int(ended), stream.context, owned=True, made=True)
     finally:
-        # This comes last, because it lets go of the graph. All of the id, because two threads may
-        # have asked for the capture at once, and noted it twice.
+        # All of the id, because two threads may have asked for it at once, and noted it twice.
         identity = capture.identity if capture is not None else None
         while capture is not None:
             _forget(capture, _End.GOOD)

@@ -201,10 +201,7 @@ class MemoryMethods:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        several = checks.instance(
-            Iterable, operations, "operations are in a list or tuple, not one"
-        )
-        raw = [_as_driver_operation(operation) for operation in several]
+        raw = [*map(_as_driver_operation, checks.several("operations", operations))]
         if not 0 < len(raw) <= _MOST_OPERATIONS:
             raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
         call_on(self._operand, "cuStreamBatchMemOp", len(raw), raw, 0)

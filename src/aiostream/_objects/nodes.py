@@ -142,8 +142,7 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
         The nodes, and the edges. If all edges have default data it is `None` in place of them,
         because old drivers know no other edges.
     """
-    rule = "dependencies are nodes in a list or tuple, not one"
-    given = checks.instance(Iterable, dependencies, rule)
+    given = checks.several("dependencies", dependencies)
     known = [each if isinstance(each, GraphDependency) else GraphDependency(each) for each in given]
     nodes = [driver.bindings().CUgraphNode(_node_handle(each.node)) for each in known]
     if all(each.edge_data == GraphEdgeData() for each in known):
@@ -153,9 +152,8 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
 
 def _node_handle(node: Any) -> int:
     handle = getattr(node, "handle", node)  # this library's nodes and cuda.core's have it
-    if checks.is_integer(handle):
-        return checks.handle(handle, "a node")
-    if type(handle).__name__ in ("CUgraphNode", "cudaGraphNode_t"):
+    of_bindings = type(handle).__name__ in ("CUgraphNode", "cudaGraphNode_t")
+    if of_bindings or checks.is_integer(handle):
         return checks.handle(int(handle), "a node")
     raise TypeError(f"a dependency is a GraphNode or a GraphDependency, not {type(node).__name__}")
 

@@ -107,7 +107,7 @@ class RunMethods:
     _operand: Operand  # these three are of `Stream`
     _mode: int
     synchronize: Callable[[float | None], None]
-    _lends = False  # `run` is that of a pool, which first takes a stream and at last gives it back
+    _is_pool = False  # a pool's `run` first takes a stream, and at last gives it back
 
     def __await__(self) -> Generator[Any, Any, None]:
         """Equals `await stream.synchronize_async()`."""
@@ -238,13 +238,13 @@ class RunMethods:
         stream: Any = self
         pool: Any = None
         if observers and not is_observed():
-            if self._lends:
+            if self._is_pool:
                 return await stream._run_observed(fn, *args, **kwargs)
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         is_generator = checks.plain_function(fn, "run", halves=True)
-        if self._lends:
+        if self._is_pool:
             pool, stream = stream, stream._at_once() or await stream._in_turn()
-            loan = stream._number
+            number = stream._number
             if pool._has_own:
                 args = (stream._own, *args)
         operand = stream._operand
@@ -291,14 +291,11 @@ class RunMethods:
                     driven.leave(work)
                 _leave(work, is_here)
             if pool is not None:
-                pool._give(stream, loan, problem)
-            if pool is not None and pool._has_own:
-                checks.explain_own(problem, fn)
-            else:
-                checks.explain_call(problem, "run")
+                pool._give(stream, number, problem)
+            checks.explain_call(problem, "run", fn, pool is not None and pool._has_own)
             raise
         if asks and pool is not None:
-            pool._give(stream, loan)
-        elif pool is not None and stream._loan.pop(loan, pool) is not pool:
+            pool._give(stream, number)
+        elif pool is not None and stream._use.pop(number, pool) is not pool:
             pool._put_back(stream)
         return result

@@ -21,7 +21,7 @@ class SharingMethods(Transferable):
 
     _operand: Operand  # set by `Stream`
     # Of a stream of a pool: see `_servers/pool_core.py`. The number is the latest of its states.
-    _loan: Any = None
+    _use: Any = None
     _number = 0
     _own: Any
 
@@ -41,8 +41,8 @@ class SharingMethods(Transferable):
             )
         return own
 
-    def _require_own(self, call: str) -> None:
-        if self._loan is not None and self._handle.is_open:
+    def _refuse_in_pool(self, call: str) -> None:
+        if self._use is not None and self._handle.is_open:
             raise RuntimeError(
                 f"{self._name} belongs to a pool, which closes it, so {call}() is refused: give it "
                 "back with pool.release(stream), or at the end of its block"
@@ -90,7 +90,7 @@ class SharingMethods(Transferable):
                 `enqueue_async` makes, in a block of `as_current`, or until a call of `run` or
                 `run_in_thread` has ended. Or it is a stream of a pool.
         """
-        self._require_own("into_raw")
+        self._refuse_in_pool("into_raw")
         # A call of `run_in_thread` that no thread has begun does not use the handle yet.
         if self._owned and self._operand.shared.held:
             raise self._in_use()
@@ -110,7 +110,7 @@ class SharingMethods(Transferable):
         So of each kind there are never more than were open or busy at once. Streams that came from
         `from_raw`, or whose attributes were changed, are not used again.
 
-        If the stream is borrowed, or lent by a pool, its owner is retired too.
+        If the stream is borrowed, its owner is retired too.
 
         Raises:
             ImportError: cuda.core is not installed.

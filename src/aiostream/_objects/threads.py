@@ -172,7 +172,7 @@ class _ThreadCall(Completion):
         self._let_go()
         if self.refusal:
             try:
-                driver.raise_for(self.refusal, self.refused, self.stream, waiting.LEFT_CAPTURING)
+                driver.raise_for(self.refusal, self.refused, self.stream, "left-capturing")
             except Exception as error:
                 self.fail(error, orphaned)
         else:
@@ -394,11 +394,7 @@ class ThreadStream:
         except BaseException as problem:
             if not isinstance(problem, GeneratorExit):  # else it may be any thread
                 call.left_by = pending.left_here(fn)
-            try:
-                call.cancel()
-            except BaseException:
-                call.cancel()
-                raise
+            call.cancel()
             # The work may have failed before, while the task still waited for the thread. The task
             # gets another error, and asyncio would report that no task has read that one.
             if future.done() and not future.cancelled():
@@ -408,7 +404,7 @@ class ThreadStream:
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None
-            checks.explain_call(raised, "run_in_thread")
+            checks.explain_call(raised, "run_in_thread", fn)
             if limiter is None and any(words in str(raised) for words in _NEEDS_LIMITER):
                 raised.add_note(_WITH_LIMITER)
             try:

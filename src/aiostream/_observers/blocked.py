@@ -26,26 +26,14 @@ from types import CodeType
 from typing import Any
 
 from aiostream import _native
-from aiostream._base import stand_ins, turns
+from aiostream._base import hints, stand_ins, turns
 from aiostream._runtime import launches, process
 
 PAGE = "docs/blocking.md"
 ALLOW = "allow_blocking"  # in a comment on a line that may block
-
-ADVICE = {
-    "waits": "Await the stream instead: `await stream.run(fn)`. In place of `.item()` and `.cpu()`,"
-    " copy to pinned memory with `non_blocking=True` in `fn`",
-    "copies": "Copy in `await stream.run(fn)`, asynchronously and with pinned memory",
-    "stages": "Pin the host memory, because the driver copies pageable memory through its own",
-    "allocates": "Allocate before you serve: warm up the allocator, or keep the memory",
-    "loads": "Load before you serve: run each kernel and each graph once at the start",
-    "enqueues": "Await the stream before you enqueue more, if it was full. If the kernel was loaded"
-    " now, run it once at the start",
-    "begins": "Do this before you serve, or in a thread: it may wait for the whole device",
-    "launches": "Launch in a thread, `await stream.run_in_thread(fn)`, or capture a graph once and"
-    " launch that",
-}
-"""What to do, by the kind of the call. Each has a section of the page with this name."""
+OTHERS = 0.001  # seconds; of calls that need not wait, shorter ones are ordinary
+# What to do, by the kind of the call. Each has a section of the page with this name.
+ADVICE = hints.ADVICE["blocking"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +97,11 @@ class BlockingCall:
 
 @dataclass(frozen=True, eq=False)
 class Subscriber:
-    """Which calls to report, and to whom. Times are in seconds."""
+    """Which calls to report, and to whom."""
 
     report: Callable[[BlockingCall], object]
-    waits: float
-    """From how long on a call counts that waits by its nature."""
-    others: float
-    """From how long on each other call counts."""
-    launches: float
-    """From how long on a launch counts."""
-    raises: type[BaseException] | None = None
-    """What is raised in the blocked thread, where that is safe."""
+    threshold: float  # seconds; what need not wait counts from `OTHERS` and `launches.LONG` on
+    raises: type[BaseException] | None = None  # in the blocked thread, where that is safe
 
 
 _python = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, whose functions others change
@@ -181,10 +163,10 @@ def _end() -> None:
 
 def _apply() -> None:
     global _reader
-    waits = min((each.waits for each in _subscribers), default=-1.0)
-    others = min((each.others for each in _subscribers), default=-1.0)
-    forwarding.functions().nogpu_forward_limit(int(waits * 1e9), int(others * 1e9))
-    launches.limit = min((e.launches * 1e9 for e in _subscribers), default=launches.USUAL_LIMIT)
+    least = min((each.threshold for each in _subscribers), default=-1.0)
+    others = max(least, OTHERS) if _subscribers else -1.0
+    forwarding.functions().nogpu_forward_limit(int(least * 1e9), int(others * 1e9))
+    launches.limit = max(least, launches.LONG) * 1e9 if _subscribers else launches.USUAL_LIMIT
     launches.report = _report_launch if _subscribers else launches.warn
     if not _subscribers:
         _reader = None
@@ -207,10 +189,10 @@ def deliver() -> None:
     # The lock is held from the first step on, so that who unsubscribes sees what was taken before.
     with _lock:
         while forwarding.functions().nogpu_forward_next(ctypes.byref(call)):
-            _look_at(call)
+            _locate(call)
 
 
-def _look_at(call: Any) -> None:
+def _locate(call: Any) -> None:
     """Finds out where a call comes from, and reports it if it has ended."""
     global missed
     try:
@@ -225,7 +207,7 @@ def _look_at(call: Any) -> None:
         if call.ended and found is not None:
             _report(call, found, can_raise)
     except Exception as error:  # of a frame whose variables are strange; the reader must go on
-        _native.write_unraisable(error, _look_at)
+        _native.write_unraisable(error, _locate)
     finally:
         # A thread that gets an exception goes on once it has it.
         if call.ended or not any(each.raises for each in _subscribers):
@@ -257,21 +239,29 @@ def _here(call: Any) -> tuple[Any, list[Any]]:
 
 def _find(call: Any, frames: turns.Frames, here: list[Any]) -> tuple[BlockingCall | None, bool]:
     """What led to the call. `None`: no loop runs there, or a line says that it may block."""
-    running = turns.loop_in(frames, here)
-    if running is None:
-        return None, False
-    outermost, loop, task = running
-    code, _, frame = frames[0]
-    at = None if frame is None else dis.opname[code.co_code[frame.f_lasti]]
-    can_raise = task is not None and at in _CALLS and not code.co_filename.startswith(_of_loops())
-    lines = [(code, line) for code, line, _ in frames[:outermost] or frames[:1]]
-    del frame, frames[:]  # they would keep the program's variables alive while files are read
-    if (place := _place(lines)) is None:
-        return None, False
+    in_call = False
+    for code, _, frame in frames[:1]:
+        at = None if frame is None else dis.opname[code.co_code[frame.f_lasti]]
+        in_call = at in _CALLS and not code.co_filename.startswith(_of_loops())
+        del frame  # `_in_loop` empties `frames`
     name, kind = call.name.decode(), forwarding.KINDS[call.kind]
     stream = call.stream if call.stream != forwarding.NO_STREAM else None
-    where = *place, here[0] or "a thread", loop, task
-    return BlockingCall(name, kind, 0.0, *where, stream, call.began), can_raise
+    found = _in_loop(frames, here, name, kind, 0.0, stream, call.began)
+    return found, in_call and found is not None and found.task is not None
+
+
+def _in_loop(
+    frames: turns.Frames, here: list[Any], call: str, kind: str, seconds: float, *others: Any
+) -> BlockingCall | None:
+    running = turns.loop_in(frames, here)
+    if running is None:
+        return None
+    outermost, loop, task = running
+    lines = [(code, line) for code, line, _ in frames[:outermost] or frames[:1]]
+    del frames[:]  # they would keep the program's variables alive while files are read
+    if (place := _place(lines)) is None:
+        return None
+    return BlockingCall(call, kind, seconds, *place, here[0] or "a thread", loop, task, *others)
 
 
 def _of_loops() -> tuple[str, ...]:
@@ -303,35 +293,30 @@ _CALLS = ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
 
 def _report(call: Any, found: BlockingCall, can_raise: bool) -> None:
     made = replace(found, seconds=(call.ended - call.began) / 1e9)
-    by_nature = call.kind < forwarding.WAITING
-    counting = [w for w in _subscribers if made.seconds >= (w.waits if by_nature else w.others)]
-    _report_to(counting, made)
+    counting = _report_to(0.0 if call.kind < forwarding.WAITING else OTHERS, made)
     raises = next((w.raises for w in counting if w.raises is not None), None)
     if raises is not None and can_raise and _goes_on(call):
         raising[call.thread] = made
         _python.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(raises))
 
 
-def _report_to(counting: list[Subscriber], made: BlockingCall) -> None:
+def _report_to(least: float, made: BlockingCall) -> list[Subscriber]:
+    counting = [each for each in _subscribers if made.seconds >= max(each.threshold, least)]
     for report in [*(w.report for w in counting), *(observers if counting else ())]:
         try:
             report(made)
         except Exception as error:
             _native.write_unraisable(error, report)
+    return counting
 
 
 def _report_launch(nanoseconds: int) -> None:
     """Reports a long launch of this thread, whose method has called this."""
     *frames, name, kind, task, trio_task = _native.frames_here()[2:]  # without its own and `note`
-    if (running := turns.loop_in(frames, [name, kind, task, trio_task])) is None:
-        return
-    outermost, loop, task = running
-    if (place := _place([(code, line) for code, line, _ in frames[:outermost]])) is None:
-        return
-    where = *place, name or "a thread", loop, task
-    began = time.perf_counter_ns() - nanoseconds
-    method = next(code for code, *_ in frames if code.co_name in ("run", "enqueue_async"))
-    call = f"Stream.{method.co_name}"
-    made = BlockingCall(call, "launches", nanoseconds / 1e9, *where, None, began)
-    with _lock:
-        _report_to([w for w in _subscribers if made.seconds >= w.launches], made)
+    names = (code.co_name for code, *_ in frames)
+    call = f"Stream.{next(each for each in (*names, 'run') if each in ('run', 'enqueue_async'))}"
+    began, seconds = time.perf_counter_ns() - nanoseconds, nanoseconds / 1e9
+    here = [name, kind, task, trio_task]
+    if made := _in_loop(frames, here, call, "launches", seconds, None, began):
+        with _lock:
+            _report_to(launches.LONG, made)

@@ -146,8 +146,7 @@ class GpuClock:
 
     def close(self) -> None:
         """Destroys the events and the stream. Times that are known stay known."""
-        # This comes first, because a thread that leaves something here later closes again.
-        self._closed = True
+        self._closed = True  # first, because a thread that leaves something here later closes again
         self._stream._close_quietly()
         self._epoch = None
         self._free.clear()
@@ -161,8 +160,7 @@ class GpuClock:
         return event
 
     def _calibrate(self) -> None:
-        # This comes first, so that no other thread does the same meanwhile.
-        self._calibrated = _now()
+        self._calibrated = _now()  # first, so that no other thread does the same meanwhile
         reference = self._new_event()
         started = _now()
         epoch = Epoch(reference, started)

@@ -33,12 +33,9 @@ class Trace:
 
     awaits: Sequence[Await]
     dropped: int
-    uncertainty: float
-    """Of times on the GPU, in nanoseconds."""
-    began: int
-    """`time.perf_counter_ns()` at the beginning."""
-    began_at: float
-    """`time.time()` at the beginning."""
+    uncertainty: float  # of times on the GPU, in nanoseconds
+    began: int  # by `time.perf_counter_ns()`
+    began_at: float  # by `time.time()`
     ended: int
 
 

@@ -1,7 +1,7 @@
 """What a loop's future is to a completion, and which completions are pending.
 
-The completion itself is a native object (`native/python/completions.c`). The slot of its point
-holds it until the GPU has passed the point, whatever has become of the task, the loop or the
+The completion itself is a native object (`native/python/completions.c`). Its point holds
+it until the GPU has passed the point, whatever has become of the task, the loop or the
 stream, because the GPU may use what it keeps alive until then.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from aiostream import _native
@@ -25,24 +24,22 @@ def set_result(future: Any, result: Any) -> None:
         future.set_result(result)
 
 
-def copies_of(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error, and then copies of it.
+def copy_of(error: BaseException) -> BaseException:
+    """Returns a copy of an error, or the error itself if it cannot be copied.
 
     Two tasks that raise one object would add their frames to each other's traceback.
     """
-    yield error
-    while True:
-        try:
-            made = copy.copy(error)
-            is_same = type(made) is type(error) and made.args == error.args
-        except Exception:  # it has a constructor of its own, or arguments that cannot be compared
-            is_same = False
-        if is_same:
-            made.__cause__, made.__context__ = error.__cause__, error.__context__
-            made.__suppress_context__ = error.__suppress_context__
-            if hasattr(error, "__notes__"):
-                made.__notes__ = list(error.__notes__)
-        yield made.with_traceback(error.__traceback__) if is_same else error
+    try:
+        made = copy.copy(error)
+        if type(made) is not type(error) or made.args != error.args:
+            return error
+    except Exception:  # it has a constructor of its own, or arguments that cannot be compared
+        return error
+    made.__cause__, made.__context__ = error.__cause__, error.__context__
+    made.__suppress_context__ = error.__suppress_context__
+    if hasattr(error, "__notes__"):
+        made.__notes__ = list(error.__notes__)
+    return made.with_traceback(error.__traceback__)
 
 
 def described(point: Completion | None) -> str:

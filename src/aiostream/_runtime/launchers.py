@@ -62,7 +62,7 @@ def call(function: Callable[[], object]) -> None:
             while _made <= _PLACES:
                 _add_thread()
     _calls.put(function)
-    _look()
+    _ask_for_thread()
 
 
 def copied_context(without_loop: bool) -> contextvars.Context:
@@ -88,7 +88,7 @@ def _serve(me: int) -> None:
     _calling.add(me)
     _since[me] = time.monotonic()
     try:
-        _look()
+        _ask_for_thread()
         function()
     finally:
         # A reference to it would keep what the user has given until the next call.
@@ -98,7 +98,7 @@ def _serve(me: int) -> None:
             _since[me] = math.inf
 
 
-def _look() -> None:
+def _ask_for_thread() -> None:
     # Calls wait, and no thread is free. Either the last call that was put or the last thread that
     # has taken one sees that.
     global _is_asked
@@ -127,7 +127,7 @@ def _take_place(me: int) -> None:
                 _since[me] = math.inf
     finally:
         _is_asked = False
-        _look()  # again, because a call may have come before the flag was cleared
+        _ask_for_thread()  # again, because a call may have come before the flag was cleared
 
 
 def _end() -> None:

@@ -87,7 +87,7 @@ class Launches:
                 report(used)
 
     def _end_turn(self) -> None:
-        # This comes first, because after an interrupt in between no drain would come.
+        # The drain is asked for first, because after an interrupt tasks would wait for it in vain.
         _native.queue_wake(self.queue)
         self._drains = 1 if self._fitting > 1 else 2
         self.wait = True

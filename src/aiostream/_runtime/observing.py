@@ -31,8 +31,8 @@ class Observation:
 
     __slots__ = ()
 
+    # Whether `enters`, `leaves` and `noticed` are called, which costs time in each step.
     sees_steps: ClassVar[bool] = False
-    """Whether `enters`, `leaves` and `noticed` are called, which costs time in each step."""
 
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns what the method is called with in place of `args`, without `self`."""

@@ -171,6 +171,8 @@ def _clean() -> None:
 
 
 def _serve_orphans(_: bool) -> bool:
+    # The tasks come after the drain, which reads the descriptor. It would otherwise take away the
+    # wake-up of a task that was appended meanwhile.
     _native.drain(ORPHANS, True)
     driver.report_failures()
     take_stalls()
@@ -180,9 +182,6 @@ def _serve_orphans(_: bool) -> bool:
         log("a handle leaked, because the driver did not destroy it: %s", error)
         where = "the last user of a closed handle, which the driver did not destroy"
         _native.write_unraisable(error, where)
-    # This comes after the drain, because the drain reads the descriptor, and a task that is
-    # appended later writes it again. The other way round, the drain could take the wake-up of a new
-    # task away.
     while _tasks:
         task = _tasks.popleft()
         stuck.begin("janitor")  # again, because each task has its own time
@@ -332,7 +331,7 @@ def _run_after_calls(task: Callable[[], Any]) -> None:
 # -------------------------------------------------------------------------------- the releaser
 
 # A SimpleQueue, because finalizers and signal handlers may call its `put`. `queue.Queue` takes a
-# lock, and a finalizer that interrupts its holder would deadlock.
+# lock, and a finalizer in the thread that has it would deadlock.
 _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 # What writes a file that has to be there however the process ends, such as that of a trace. The
 # releaser calls each about once a second, with `False`, and each decides whether it writes. `True`
@@ -345,11 +344,11 @@ _SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releas
 def _release() -> None:
     while True:
         held: Any = None
-        until = max(0, stuck.look_at - time.monotonic())
+        until = max(0, stuck.next_check - time.monotonic())
         with contextlib.suppress(queue.Empty):
             held = _to_release.get(timeout=min(until, _SAVE_SECONDS) if savers else until)
         _save(False)
-        if time.monotonic() >= stuck.look_at:
+        if time.monotonic() >= stuck.next_check:
             _report_from("aiostream's releaser", _say_what_is_stuck)
         if held is not None:
             _report_from(held, held)
@@ -357,7 +356,7 @@ def _release() -> None:
 
 
 def limit_stalls(seconds: float) -> None:
-    """A limit was set: has the releaser look as often as that needs.
+    """A limit was set: has the releaser check as often as that needs.
 
     Threads: any.
     """
@@ -367,7 +366,7 @@ def limit_stalls(seconds: float) -> None:
 
 def _say_what_is_stuck() -> None:
     take_stalls()
-    for message in stuck.look():
+    for message in stuck.check():
         log("%s", message, level=logging.WARNING)
 
 
@@ -398,11 +397,12 @@ def save_at_sigterm(save: Callable[[], object]) -> None:
     """
     before = signal.getsignal(signal.SIGTERM)
 
-    def handle(number: int, _: object) -> None:
+    def handle(number: int, frame: Any) -> None:
         if not _native.is_forked():
             save()
         signal.signal(number, before)
-        signal.raise_signal(number)
+        # A loop has heard of the signal by its descriptor, and would hear of another one.
+        before(number, frame) if callable(before) else signal.raise_signal(number)
 
     # Only the main thread can, and a handler that is not Python's could not be put back.
     if before is not None and threading.current_thread() is threading.main_thread():
@@ -457,13 +457,12 @@ def start() -> None:
         ValueError: An environment variable of the library makes no sense.
     """
     global _started, _epoll
-    # This takes no lock, because each use of the library comes here, and a flag that is late only
-    # costs the steps before the lock.
+    # `_started` is set last, because other threads read it without the lock and rely on the rest. A
+    # flag that they see late costs them only the steps before the lock.
     if _started and not _native.is_forked():
         return
     refuse_green_threads()
-    # This comes before the lock, because this loads and calls the driver, and the library holds no
-    # lock across a call of the driver. Such a call may wait for a thread that waits for the lock.
+    # Without the lock, because a call of the driver may wait for a thread that waits for the lock.
     for prepare in before_first_use:
         prepare()
     addresses = driver.native_addresses()
@@ -480,8 +479,6 @@ def start() -> None:
         start_serving("janitor", _clean)
         start_serving("releaser", _release)
         atexit.register(_stop)
-        # This comes last, because other threads read it without the lock and rely on all of the
-        # above.
         _started = True
 
 
@@ -506,6 +503,5 @@ def finish_leftovers() -> None:
     run_in_janitor(partial(_run_after_calls, cleaned.set))
     deadline = time.monotonic() + _EXIT_PATIENCE
     if cleaned.wait(_EXIT_PATIENCE):
-        # This comes after the janitor, because the janitor gives objects to the releaser.
-        _to_release.put(released.set)
+        _to_release.put(released.set)  # now, because the janitor has given it objects
         released.wait(deadline - time.monotonic())

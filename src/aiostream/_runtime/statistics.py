@@ -1,4 +1,4 @@
-"""The ledger: what the library began, and what became of it.
+"""The counters: what the library began, and what became of it.
 
 Native code counts where a thing happens, in any thread, by one atomic step. `statistics()` reads
 the counters in the thread of its caller, one after another, and counts what is pending now one by
@@ -148,8 +148,8 @@ _Line = TypeVar("_Line", PointCounts, FutureCounts, HandleCounts, WaitCounts)
 def statistics() -> Statistics:
     """Returns a snapshot of what the library did in this process.
 
-    It reads the counters one by one. If other threads change them meanwhile, so that the ledger
-    does not balance, it reads them again a few times. If nothing changes, you get the counters of
+    It reads the counters one by one. If other threads change them meanwhile, so that they
+    do not add up, it reads them again a few times. If nothing changes, you get the counters of
     one moment.
 
     Use it to check that your program leaves nothing pending or open, or to export metrics.
@@ -193,6 +193,6 @@ def _snapshot() -> Statistics:
 
 
 def _line(kind: type[_Line], prefix: str, count: dict[str, int], **others: Any) -> _Line:
-    """A line of the ledger: each field is the counter of the same name, or one of the others."""
+    """A line: each field is the counter of the same name, or one of the others."""
     names = {field.name for field in fields(kind)} - others.keys()
     return kind(**others, **{name: count[f"{prefix}_{name.upper()}"] for name in names})

@@ -3,8 +3,8 @@
 A user's own code runs in some of these threads and may block there: a host function on the driver's
 thread, a listener of `on_context_failed` in the listeners', an application's own loop class in the
 janitor's. A call of the driver may hold the watcher. What waits for such a thread then waits
-without an end, and nothing else would say why. The releaser looks, because it may block itself: a
-handler of logging may be slow. It also says which waits are slow.
+without an end, and nothing else would say why. The releaser checks that, because it may block
+itself: a handler of logging may be slow. It also says which waits are slow.
 
 With a limit for stalls, the releaser notes a driver call of the library that does not return: the
 watcher, which notices the other stalls, may be the thread that the driver holds.
@@ -19,21 +19,9 @@ import time
 import traceback
 
 from aiostream import _native
+from aiostream._base import hints
 
 PATIENCE = 10.0  # seconds that a call may take
-
-# What has happened, and what follows, by the kind of the thread.
-_WORDS = {
-    "host function": "a host function has blocked the driver's thread for {} s. Until it returns, "
-    "these wait: the work behind it on its stream, and the other host functions of its context.",
-    "janitor": "a call has blocked the janitor thread for {} s. Until it returns, no failure "
-    "listener is called, loops that cannot read a descriptor get no completions, and objects that "
-    "you have dropped are not destroyed.",
-    "listener": "a call has blocked the listener thread for {} s. Until it returns, other failure "
-    "listeners are not called.",
-    "watcher": "a call of the CUDA driver has blocked the watcher thread for {} s. Until it "
-    "returns, waits end late, and a lost context is not noticed.",
-}
 
 # Thread -> since when it has been in the call, and which kind of thread it is. Each thread writes
 # its own entry, and the releaser reads all of them. No entry refers to the user's objects, because
@@ -44,8 +32,8 @@ _busy: dict[int, tuple[float, str]] = {}
 _reported: dict[int, float] = {}
 # Limits in seconds, each shorter than all before it. Any thread, single set operations.
 _limits = {math.inf}
-look_at = 0.0  # when the releaser looks again; its own
-_AGAIN = 0.04  # how soon to look again at a call that has reached it; others have longer limits
+next_check = 0.0  # when the releaser checks again; its own
+_AGAIN = 0.04  # how soon to check a call again that has reached it; others have longer limits
 _TAKES = 1.0  # how soon to take the news of stalls, in case the janitor is blocked
 
 
@@ -74,14 +62,14 @@ def limit(seconds: float) -> None:
         _limits.add(seconds)
 
 
-def look() -> list[str]:
+def check() -> list[str]:
     """Returns a message for each call that has taken too long and each wait that is slow, once.
 
-    It notes a call that is stalled, and sets when to look again.
+    It notes a call that is stalled, and sets when to check again.
 
     Threads: the releaser's.
     """
-    global look_at
+    global next_check
     now, shortest = time.monotonic(), min(_limits.copy())
     soon = min(PATIENCE / 2, max(min(shortest, _TAKES), _AGAIN))
     # This is a copy, because other threads change it meanwhile.
@@ -100,7 +88,7 @@ def look() -> list[str]:
             found.append(
                 f"{of} is slow: work has taken {seconds:.3g} s, expected were {usual:.3g} s"
             )
-    look_at = now + soon
+    next_check = now + soon
     return found
 
 
@@ -112,7 +100,7 @@ def _is_first(of: int, since: float) -> bool:
 
 
 def _message(kind: str, seconds: float, thread: int) -> str:
-    text = _WORDS[kind].format(f"{seconds:.0f}")
+    text = hints.ADVICE["stuck"][kind.replace(" ", "-")].format(f"{seconds:.0f}")
     frame = sys._current_frames().get(thread)
     return text + (" It is here:\n" + "".join(traceback.format_stack(frame)) if frame else "")
 

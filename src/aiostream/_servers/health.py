@@ -164,7 +164,7 @@ def health() -> ContextFailedError | StalledError | None:
         200
     """
     driver.refuse_forked()
-    # This comes first, because the driver may be what does not come back.
+    # Before the driver is asked, because that may be what does not come back.
     if (stall := _native.stall()) is not None:
         return StalledError(*stall)
     lost = device.lost_context()
@@ -247,7 +247,7 @@ def exit_on_context_failed(
     line to stderr. Like `os._exit`, it flushes nothing and runs no `atexit` handlers.
 
     With `grace`, the process first gets the signal, and tasks and listeners get the error. If the
-    process has not ended after so many seconds, native code ends it with `code`. Once the grace has
+    process has not ended after these seconds, native code ends it with `code`. Once the grace has
     begun, you cannot change or end it.
 
     If `AIOSTREAM_TRACE` is set, the grace is at least 1 s, because Python has to write the trace.

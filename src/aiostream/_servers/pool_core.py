@@ -1,13 +1,13 @@
 """What a pool does: which stream a task gets, and what happens to a stream that comes back.
 
-The state of each stream of a pool is the one item of its dict `_loan`. The item's key is `FREE`, or
-the number of a loan, or below 0 while the stream is *busy*: it came back, and its work may go on.
+The state of each stream of a pool is the one item of its dict `_use`. The item's key is `FREE`, or
+the number of a use, or below 0 while the stream is *busy*: it came back, and its work may go on.
 To change the state is to pop the item and then to put another one. A pop is one step: of two that
 want the same item one gets it, also if the other is in a finalizer or a signal handler, and that
-one alone puts the next item. So a stream never has two holders, and the end of a loan whose number
+one alone puts the next item. So no two tasks have one stream, and the end of a use whose number
 is gone does nothing.
 
-An interrupt between the two steps leaves the dict empty. Such a stream counts as lent until the
+An interrupt between the two steps leaves the dict empty. Such a stream counts as held until the
 pool is closed. One that comes between the state and `_recent` has the same effect: no task gets the
 stream any more.
 """
@@ -36,7 +36,7 @@ from aiostream.stream import Stream
 
 FREE = 0
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
-_AGAIN = 0.005  # seconds until the loop looks again
+_AGAIN = 0.005  # seconds until the loop asks again
 # Bound once, because each request uses these.
 _asyncio = loops.asyncio_module
 _task_of = loops.asyncio_task
@@ -50,13 +50,18 @@ def _nothing() -> None:
 class PoolCore:
     """The streams of a pool and their states. `StreamPool` adds the calls that tasks make.
 
-    Threads: that of the loop that uses the pool. Others read the numbers. The end of a loan may
+    Threads: that of the loop that uses the pool. Others read the numbers. The end of a use may
     come in any thread, if the collector ends the block of a task that is lost.
     """
 
     _label: str | None  # what its user calls it
 
-    def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
+    def _fill(self, streams: list[Stream], max_waiting: int | None, each: Any) -> None:
+        if max_waiting is not None:
+            checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
+        self._has_own = each is not None
+        if self._has_own:
+            give_own(streams, each)
         self._closed = False
         self._max_waiting = max_waiting
         # The futures of the tasks that wait, in order, by ticket. Of these the first are awake, as
@@ -64,7 +69,7 @@ class PoolCore:
         self._queue: dict[int, Any] = {}
         self._next_ticket: Callable[[], int] = count(1).__next__
         self._asks = False  # some busy streams may have no event that reports them
-        self._due = 0.0  # until then the loop has been asked to look again
+        self._due = 0.0  # until then the loop will ask again by itself
         # `driver.latest_failure` when the contexts of this pool were known to be healthy.
         self._healthy_since: object = driver.latest_failure
         # The bridge of the loop that used the pool last. Weak, because it ends with its loop.
@@ -72,15 +77,15 @@ class PoolCore:
         # asyncio's loop, if a request of a task of it may be as short as `_at_once` says.
         self._loop: Callable[[], Any] = _nothing
         for stream in streams:
-            stream._loan = {FREE: None}
+            stream._use = {FREE: None}
         operands = [stream._operand for stream in streams]
         share_history(operands)
         # Apart from the waits of tasks, because what cancelled tasks have left takes another time.
         history = _native.History()
         self._waits = {each.handle.value: new_wait_list(each, history) for each in operands}
         self._contexts = {each.context._device_ordinal(): each.context for each in operands}
-        self._taken = dict.fromkeys(self._contexts.values(), 0)  # by a later loan, a larger number
-        # The streams that became free, the latest at the end. That one is lent, because what it
+        self._taken = dict.fromkeys(self._contexts.values(), 0)  # by a later use, a larger number
+        # The streams that became free, the latest at the end. That one is next, because what it
         # needs still lies in the processor's caches, and because a library that keeps memory for
         # each stream, such as torch, then keeps it for few. Who takes one out takes its state next.
         self._recent = streams[::-1]
@@ -120,9 +125,9 @@ class PoolCore:
         return self._counts()[3]
 
     def _counts(self) -> tuple[int, int, int, int]:
-        free = sum(FREE in stream._loan for stream in self._recent.copy())
-        busy = sum(min([*stream._loan] or [FREE]) < FREE for stream in self._streams)
-        # So many tasks are awake, or about to wake.
+        free = sum(FREE in stream._use for stream in self._recent.copy())
+        busy = sum(min([*stream._use] or [FREE]) < FREE for stream in self._streams)
+        # Of the tasks that wait, as many are awake or about to wake as streams are free.
         wake = min(free, len(self._queue))
         return free - wake, busy, self.size - free - busy + wake, len(self._queue) - wake
 
@@ -153,21 +158,21 @@ class PoolCore:
         if former is bridge:  # a finalizer or a signal handler has used the pool just now
             return
         if former is not None and former.is_open and not former.is_gone():
-            _, _, lent, waiting = self._counts()
-            if lent or waiting:
+            _, _, held, waiting = self._counts()
+            if held or waiting:
                 raise RuntimeError(
-                    f"the pool{self._called} is in use in another event loop: {lent} streams are "
-                    f"lent{self._holders(lent)}, {waiting} tasks wait. Give them back there first, "
+                    f"the pool{self._called} is in use in another event loop: {held} streams are "
+                    f"lent{self._holding(held)}, {waiting} tasks wait. Give them back there first, "
                     "or make a pool for each loop"
                 )
         self._queue.clear()
         self._due = 0.0
         for stream, last in numbers:
-            # A finalizer or a signal handler may use the pool meanwhile: its loans have later
+            # A finalizer or a signal handler may use the pool meanwhile: its uses have later
             # numbers.
-            for number in [*stream._loan]:  # what is lent or busy was so in the former loop
+            for number in [*stream._use]:  # it was held or busy in the former loop
                 if number != FREE and abs(number) <= last and self._ends(stream, number):
-                    self._look(stream, bridge)
+                    self._ask(stream, bridge)
         self._loop = getattr(bridge, "loop", _nothing) if len(self._contexts) == 1 else _nothing
         self._bridge = weakref.ref(bridge)
 
@@ -176,28 +181,28 @@ class PoolCore:
         loop, trio = self._loop(), turns.at_work
         is_usual = loop is not None and loop is _asyncio._get_running_loop() and not self._queue
         if is_usual and (trio is None or trio.name is None):
-            # This is what `_enter`, `_take` and `_lend` do for most requests.
+            # This is what `_enter`, `_take` and `_hand_out` do for most requests.
             try:
                 stream: Stream = self._recent.pop()
             except IndexError:
                 pass
             else:
-                loan = stream._loan
-                if loan.pop(FREE, self) is None:
+                state = stream._use
+                if state.pop(FREE, self) is None:
                     task = _task_of(loop)
                     number = stream._number = stream._number + 1
-                    loan[number] = task and _reference(task)
+                    state[number] = task and _reference(task)
                     return stream
         bridge = self._enter()
         taken = None if self._queue else self._take()
-        return None if taken is None else self._lend(taken, bridge)
+        return None if taken is None else self._hand_out(taken, bridge)
 
     def _take(self) -> Stream | None:
         """Takes a free stream. The caller alone has it then, and puts the next item."""
         if len(self._contexts) > 1:
             # The device with the least in use is next, and equal ones take turns.
             taken = self._taken
-            used = Counter(each._context for each in self._streams if FREE not in each._loan)
+            used = Counter(each._context for each in self._streams if FREE not in each._use)
             order = {each: (-used[each], -taken[each]) for each in self._contexts.values()}
             with contextlib.suppress(ValueError):  # there is none
                 best = max(self._recent[::-1], key=lambda stream: order[stream._context])
@@ -206,17 +211,17 @@ class PoolCore:
         with contextlib.suppress(IndexError):
             while True:
                 stream = self._recent.pop()
-                if stream._loan.pop(FREE, self) is None:
+                if stream._use.pop(FREE, self) is None:
                     self._taken[stream._context] = self._next_ticket()
                     return stream
         return None
 
-    def _lend(self, stream: Stream, bridge: loops.Bridge) -> Stream:
+    def _hand_out(self, stream: Stream, bridge: loops.Bridge) -> Stream:
         task = bridge.current_task()
         number = stream._number = stream._number + 1
         # Weakly, because a pool must not keep a task, and what its frames hold, past its end. None
         # in a callback of the loop.
-        stream._loan[number] = task and _reference(task)
+        stream._use[number] = task and _reference(task)
         return stream
 
     async def _acquire(self) -> Stream:
@@ -228,9 +233,7 @@ class PoolCore:
         yields = checkpoint is None and not self._queue and bridge.must_yield()
         del bridge  # no frame that is suspended keeps it, because it would survive its loop
         if checkpoint is not None:
-            # This is on trio alone. It comes first, because it may raise a cancellation, and
-            # nothing is taken yet.
-            await checkpoint()
+            await checkpoint()  # on trio alone; nothing is taken yet that a cancellation would lose
         elif yields:
             await loops.yield_turn()
         if self._healthy_since is not driver.latest_failure:
@@ -239,7 +242,7 @@ class PoolCore:
 
     async def _in_turn(self, is_limited: bool = True) -> Stream:
         """Waits until it is this task's turn."""
-        self._look_again()
+        self._ask_again()
         most = self._max_waiting if is_limited else None
         if most is not None and len(self._queue) - len(self._recent) >= most:
             await loops.checkpoint()  # a task that tries again and again must not keep the loop
@@ -254,19 +257,19 @@ class PoolCore:
                 # Weak, because the future refers to its loop, which may be dropped.
                 self._queue[ticket] = weakref.ref(future)
                 self._wake(len(self._recent))
-                self._look_again_soon(self._bridge())
+                self._ask_again_soon(self._bridge())
                 error = await future
                 if error is not None:
                     raise error
                 stream = self._take()
                 if stream is not None:
-                    self._lend(stream, loops.current_bridge())
+                    self._hand_out(stream, loops.current_bridge())
                     self._queue.pop(ticket, None)  # last, so that no other task comes in between
                     return stream
         except BaseException as error:
             self._queue.pop(ticket, None)
             # The collector ends a lost task so, in any thread, and the futures are the loop's. The
-            # loop looks again by itself.
+            # loop asks again by itself.
             if not isinstance(error, GeneratorExit):
                 self._wake(len(self._recent))
             raise
@@ -288,32 +291,32 @@ class PoolCore:
 
     def _ends(self, stream: Stream, number: int) -> bool:
         """Ends the state that has this number. If it was the state, the caller puts the next."""
-        return stream._loan.pop(number, self) is not self
+        return stream._use.pop(number, self) is not self
 
     def _give(self, stream: Stream, number: int, error: object = None) -> None:
-        """Ends a loan, if it has not ended. `error` is what has ended the task's block."""
+        """Ends a use, if it has not ended. `error` is what has ended the task's block."""
         if self._ends(stream, number):
             # The collector ends a lost task with a GeneratorExit, in any thread, perhaps in a
-            # finalizer, which may not call the driver. Then the loop looks at the stream.
+            # finalizer, which may not call the driver. Then the loop asks the driver.
             later = isinstance(error, GeneratorExit)
-            self._ask_later(stream) if later else self._look(stream, self._bridge())
+            self._ask_later(stream) if later else self._ask(stream, self._bridge())
 
     def _put_back(self, stream: Stream) -> None:
         """The stream's work is done."""
         if self._closed:
             self._end(stream)
             return
-        stream._loan[FREE] = None
+        stream._use[FREE] = None
         self._recent.append(stream)
         if self._queue:
             self._wake(len(self._recent))
 
     def _ask_later(self, stream: Stream) -> None:
         stream._number += 1
-        stream._loan[-stream._number] = None
-        self._asks = True  # last, because a signal handler may look at the busy streams in between
+        stream._use[-stream._number] = None
+        self._asks = True  # last, because a signal handler may ask for the busy streams in between
 
-    def _look(self, stream: Stream, bridge: loops.Bridge | None) -> None:
+    def _ask(self, stream: Stream, bridge: loops.Bridge | None) -> None:
         """Decides whether a stream that came back is free, or when the pool learns that."""
         if self._closed:
             self._put_back(stream)
@@ -336,7 +339,7 @@ class PoolCore:
         elif is_used or code != driver.NOT_READY or not self._watch(stream, bridge):
             # Else it takes part in a capture of another stream, or the driver refused for once.
             self._ask_later(stream)
-            self._look_again_soon(bridge)
+            self._ask_again_soon(bridge)
 
     def _watch(self, stream: Stream, bridge: loops.Bridge | None) -> bool:
         """Has an event behind the stream's work reported to the loop. Whether that is possible."""
@@ -349,25 +352,25 @@ class PoolCore:
         waits = self._waits[handle.value]
         if not _native.watch(handle, waits, bridge.queue, waiting.BY_WATCHER, entry):
             return False
-        stream._loan[entry.number] = entry
+        stream._use[entry.number] = entry
         return True
 
-    def _look_again(self) -> None:
-        """Looks at the busy streams that no event reports."""
+    def _ask_again(self) -> None:
+        """Asks for the busy streams that no event reports."""
         if not self._asks:
             return
-        self._asks = False  # first, because `_look` may set it again
+        self._asks = False  # first, because `_ask` may set it again
         for stream in [*self._streams]:
-            for number, entry in stream._loan.copy().items():
+            for number, entry in stream._use.copy().items():
                 if number < FREE and entry is None and self._ends(stream, number):
-                    self._look(stream, self._bridge())
+                    self._ask(stream, self._bridge())
 
-    def _look_again_soon(self, bridge: loops.Bridge | None) -> None:
-        """Has the loop look again at what no event reports, as long as that is needed."""
+    def _ask_again_soon(self, bridge: loops.Bridge | None) -> None:
+        """Has the loop ask again for what no event reports, while that is needed."""
         now = time.monotonic()
         if now >= self._due and bridge is not None and bridge.is_open:
-            look = partial(_look_again_for, weakref.ref(self), weakref.ref(bridge))
-            if bridge.call_later(_AGAIN, look):
+            ask = partial(_ask_again_for, weakref.ref(self), weakref.ref(bridge))
+            if bridge.call_later(_AGAIN, ask):
                 self._due = now + _AGAIN
 
     # --------------------------------------------------------------------------------------- errors
@@ -395,23 +398,23 @@ class PoolCore:
     def _called(self) -> str:
         return f" {self._label!r}" if self._label else ""
 
-    def _holders(self, lent: int) -> str:
+    def _holding(self, count: int) -> str:
         """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
-        states = [state for each in self._streams for state in each._loan.copy().values()]
+        states = [state for each in self._streams for state in each._use.copy().values()]
         tasks = [state() for state in states if isinstance(state, weakref.ref)]
         names = [repr(loops.task_name(task)) for task in tasks if task is not None][:_MOST_NAMES]
         if not names:
             return ""
         # A task that is about to wake has none yet.
-        others = lent - len(names)
+        others = count - len(names)
         return f" to {', '.join(names)}" + (f" and {others} more" if others > 0 else "")
 
     def _reasons(self) -> str:
         limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
         pool = f" of the pool{self._called}" if self._label else ""
-        _, busy, lent, waiting = self._counts()
+        _, busy, held, waiting = self._counts()
         return (
-            f"of {self.size} streams{pool} {lent} are lent{self._holders(lent)}, {busy} still work "
+            f"of {self.size} streams{pool} {held} are lent{self._holding(held)}, {busy} still work "
             f"for earlier tasks, and {waiting}{limit} tasks wait. A server answers 503 now. Make a "
             "larger pool to serve more tasks at once"
         )
@@ -432,7 +435,7 @@ class PoolCore:
             self._refuse(f"the owners have closed all streams of the pool{self._called}")
 
     def _not_lent(self) -> list[Stream]:
-        return [stream for stream in self._streams if max([*stream._loan] or [FREE]) <= FREE]
+        return [stream for stream in self._streams if max([*stream._use] or [FREE]) <= FREE]
 
     def _end(self, stream: Stream) -> None:
         """Closes a stream that no task holds."""
@@ -458,15 +461,15 @@ class _Return:
         """The work is done (`code` is 0), or has failed."""
         pool, stream = self.pool(), self.stream
         # If the loop is closed, this is the janitor's thread, and the pool's thread may be anywhere
-        # in the pool. The next loop that uses the pool looks at the stream itself.
+        # in the pool. The next loop that uses the pool asks for the stream itself.
         if pool is None:
-            stream._loan.pop(self.number, None)
+            stream._use.pop(self.number, None)
         # One that is being closed waits for its streams itself, and raises what it meets.
         elif not orphaned and not pool._closed and pool._ends(stream, self.number):
-            pool._look(stream, pool._bridge())
+            pool._ask(stream, pool._bridge())
 
 
-def _look_again_for(
+def _ask_again_for(
     reference: weakref.ref[PoolCore], bridge: Callable[[], loops.Bridge | None]
 ) -> None:
     pool = reference()
@@ -475,8 +478,8 @@ def _look_again_for(
         return
     pool._due = 0.0
     if pool._queue or pool._asks:
-        pool._look_again_soon(bridge())
-    pool._look_again()
+        pool._ask_again_soon(bridge())
+    pool._ask_again()
     if pool._queue and (code := pool._health()):
         pool._failed(code)
     pool._wake(len(pool._recent))

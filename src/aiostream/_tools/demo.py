@@ -51,8 +51,7 @@ class Result:
     started: int = 0
     ended: int = 0
     beats: list[int] = field(default_factory=list)
-    awaits: list[trace.Await] = field(default_factory=list)
-    """Each by a task that has the name of its load."""
+    awaits: list[trace.Await] = field(default_factory=list)  # tasks have the names of their loads
     uncertainty: float = 0.0
 
 
@@ -69,7 +68,7 @@ def run(loop: str, html: str | None = None) -> int:
     if html is not None:
         page = Path(html).resolve().as_uri()
         print(terminal.wrapped(f"The same as a timeline, to open in a browser: {page}"))
-    return 0 if _print_ledger() else 1
+    return 0 if _print_statistics() else 1
 
 
 def run_on(loop: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -207,13 +206,13 @@ def _summary(result: Result, bars: str, arrow: str) -> list[str]:
     ]
 
 
-def _print_ledger() -> bool:
-    """Prints the ledger. Returns whether everything that the demo began has ended."""
+def _print_statistics() -> bool:
+    """Prints the statistics. Returns whether everything that the demo began has ended."""
     ended = settle(_everything_ended, 5)
     now = aiostream.statistics()
     points, handles = now.points, now.handles
     text = (
-        f"ledger: {points.armed} points, {points.fired} fired, {points.pending} pending, "
+        f"statistics: {points.armed} points, {points.fired} fired, {points.pending} pending, "
         f"{points.leaked} leaked; {handles.created} streams, {handles.destroyed} closed: "
         f"{'balanced' if ended else 'NOT BALANCED'}"
     )

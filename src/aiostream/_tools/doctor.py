@@ -9,10 +9,7 @@ import os
 import platform
 import re
 import statistics
-import subprocess
-import sys
 import sysconfig
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -38,11 +35,6 @@ PACKAGES = {
     "cupy": ("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x"),
     "cuda.core": ("cuda-core",),
     "numba": ("numba-cuda", "numba"),
-}
-COMPUTE_MODES = {
-    1: "exclusive (one thread)",
-    2: "prohibited: no process may use it",
-    3: "exclusive: one process at a time",
 }
 
 
@@ -88,7 +80,7 @@ def run(*, as_json: bool = False) -> int:
     _environment(report)
     _hardware_queues(report)
     _strategy(report)
-    report.data |= {"driver": None, "devices": [], "mps": None, "await": None}
+    report.data |= {"driver": None, "devices": [], "await": None}
     if _driver_and_devices(report):
         _sharing(report)
         _measure(report)
@@ -110,43 +102,15 @@ def _installation(report: Report) -> None:
     _gil(report)
 
 
-# The modules that a program imports here: the first behind which the GIL is on has switched it on.
-_WHO_SWITCHES_THE_GIL_ON = """
-import importlib, sys
-before = sys._is_gil_enabled()
-for name in sys.argv[1:]:
-    if not before and not sys._is_gil_enabled():
-        importlib.import_module(name)
-        if sys._is_gil_enabled():
-            print(name)
-"""
-
-
 def _gil(report: Report) -> None:
-    is_free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-    culprit = None
-    if is_free:
-        names = [name for name in ("uvloop", "trio", "numpy") if _version(name)]
-        names += ["cuda.bindings.driver"] * (_version("cuda-bindings") is not None)
-        culprit = switches_the_gil_on(["aiostream._native", *names])
+    is_free, is_on = bool(sysconfig.get_config_var("Py_GIL_DISABLED")), checks.has_gil()
+    report.data["gil"] = {"free_threaded": is_free, "on": is_on}
     if not is_free:
         report.line("GIL", "on: this is no free-threaded Python")
-    elif culprit is not None:
-        advice = "set PYTHON_GIL=0 to keep it off, or install a newer version"
-        report.line("GIL", f"on after `import {culprit}`, which needs it: {advice}", "!")
-    elif checks.has_gil():
-        report.line("GIL", "on, as PYTHON_GIL or -X gil asks", "!")
+    elif is_on:
+        report.line("GIL", "on, as PYTHON_GIL, -X gil or a module that needs it asks", "!")
     else:
         report.line("GIL", "off: several loops may run in one process")
-    is_on = checks.has_gil() or culprit is not None
-    report.data["gil"] = {"free_threaded": is_free, "on": is_on, "switched_on_by": culprit}
-
-
-def switches_the_gil_on(names: list[str]) -> str | None:
-    """Returns the first of these modules whose import switches the GIL on."""
-    child = [sys.executable, "-W", "ignore", "-c", _WHO_SWITCHES_THE_GIL_ON, *names]
-    done = subprocess.run(child, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    return done.stdout.strip() or None
 
 
 def _packages(report: Report) -> None:
@@ -259,7 +223,6 @@ def _device(number: int) -> dict[str, Any]:
         "name": name,
         "mig": is_mig(name),
         "mps": _attribute("CU_DEVICE_ATTRIBUTE_MPS_ENABLED", number),
-        "compute_mode": _attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_MODE", number),
     }
 
 
@@ -278,23 +241,14 @@ def _attribute(name: str, device: int) -> int | None:
 
 def _sharing(report: Report) -> None:
     """Whether other processes use the same GPUs, where it can be seen."""
-    devices = report.data["devices"]
     parts, shared = (
-        ", ".join(str(device["ordinal"]) for device in devices if device[what])
+        ", ".join(str(device["ordinal"]) for device in report.data["devices"] if device[what])
         for what in ("mig", "mps")
     )
     mig = f"device {parts}: a part of a GPU, with its own queues"
     report.line("MIG", mig if parts else "not in use: each device is a whole GPU")
-    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
-    has_daemon = (pipes / "control").exists()
-    report.data["mps"] = {"control_daemon": str(pipes) if has_daemon else None}
-    used = f"in use: other processes run on device {shared}, too"
-    unused = f"not in use: there is {'a' if has_daemon else 'no'} control daemon in {pipes}"
-    report.line("MPS", used if shared else unused)
-    for device in devices:
-        mode = COMPUTE_MODES.get(device["compute_mode"])
-        if mode is not None:
-            report.line("compute mode", f"device {device['ordinal']}: {mode}")
+    mps = f"in use: other processes run on device {shared}, too"
+    report.line("MPS", mps if shared else "not in use")
 
 
 # ---------------------------------------------------------------------------------------- one await

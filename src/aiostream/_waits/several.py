@@ -121,9 +121,8 @@ def _waitable(name: str, futures: Iterable[F]) -> list[F]:
                 "make a task of a coroutine, and pass a future of concurrent.futures through "
                 "asyncio.wrap_future"
             )
-        # This comes before any callback is added. The other loop would call it in its own thread,
-        # where it may not settle a future of this loop, and this loop would sleep on. A future that
-        # is done calls back to none.
+        # Another loop would call back in its own thread, which may not settle a future of this
+        # loop, and this loop would sleep on. A future that is done calls back to none.
         if not future.done() and loops.is_elsewhere(future):
             loops.current_bridge()  # raises if no loop runs here
             raise RuntimeError(

@@ -46,11 +46,6 @@ BY_WATCHER = MODES[WaitStrategy.EVENT]
 _VARIABLE = "AIOSTREAM_WAIT"
 _default: WaitStrategy | None = None  # any thread; one assignment
 
-LEFT_CAPTURING = (
-    "The function has left the stream capturing, so its work cannot be awaited. End the capture "
-    "in the function"
-)
-
 
 def default_wait() -> WaitStrategy:
     """Returns the strategy of streams and events that you make without one.
@@ -160,7 +155,12 @@ async def synchronize_async(self: Any) -> None:
         await observed(f"{kind}.synchronize_async", synchronize_async, self)
         return
     if mode == BY_HOST_FUNCTION and not operand.is_event:
-        await wait_for(complete(operand))
+        point = complete(operand)
+        try:
+            await point.future
+        except BaseException:
+            point.cancel()
+            raise
         return
     bridge = _current_bridge()
     wait_list = operand.wait_list or wait_list_of(operand)
@@ -304,7 +304,7 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
     try:
         wait_list = operand.wait_list
         if wait_list is None:
-            # This comes first, because to find the list would ask a capturing stream for its id.
+            # A capturing stream is refused before it is asked for its id, which finds the list.
             require_ready(operand, recent=True)
             wait_list = wait_list_of(operand)
         future = bridge.new_polled_future()
@@ -387,7 +387,7 @@ def refuse(
 ) -> NoReturn:
     """Raises why work was not enqueued, or its completion."""
     if late := refusal_afterwards(answer):
-        driver.raise_for(late, after, operand.name, LEFT_CAPTURING if has_call else None)
+        driver.raise_for(late, after, operand.name, "left-capturing" if has_call else "capturing")
     else:
         captures = answer <= _native.RESULT_CAPTURING
         driver.raise_for(answer, "cuStreamIsCapturing" if captures else before, operand.name)
@@ -420,23 +420,6 @@ def keep_until_passed(operand: Operand, keepalive: Any) -> None:
     waits = wait_list_of(operand)
     if not _native.watch(operand.handle, waits, process.ORPHANS, BY_WATCHER, kept):
         kept.complete(UNKNOWN_ERROR, True)
-
-
-async def wait_for(completion: Completion) -> None:
-    """Waits until the GPU has passed a point for which only this task waits.
-
-    Cancellation: raises at once. The point stays registered until the GPU has passed it.
-
-    Raises:
-        CudaError: The context has failed.
-    """
-    future = completion.future
-    try:
-        if future is not None:
-            await future
-    except BaseException:
-        completion.cancel()
-        raise
 
 
 class AwaitedBlock(hints.Hinted):

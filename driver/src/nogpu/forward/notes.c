@@ -44,7 +44,7 @@ static struct wrapper {
 } wrappers[512]; /* written once, under `lock`, before its address is given away */
 static int wrapper_count;
 
-/* What a thread's call is doing. Notes are never freed: the reader may look at one at any time. The
+/* What a thread's call is doing. Notes are never freed: the reader may read one at any time. The
  * note of a thread that has ended goes to a new one. */
 struct note {
     /* Counts up at each begin and end of a call: odd while one goes on. Python reads it here. */
@@ -57,8 +57,8 @@ struct note {
     _Atomic(const struct wrapper *) wrapper;
     _Atomic word stream;
     _Atomic int64_t began;
-    /* The calls that the reader has begun to look at, and that may return. Under `lock`. */
-    uint64_t looked, done;
+    /* The calls that the reader has read, and that may return. Under `lock`. */
+    uint64_t read, done;
 };
 
 static _Atomic(struct note *) notes;
@@ -264,7 +264,7 @@ EXPORT void nogpu_forward_connect(int (*is_python_thread)(void), void *(*capture
     capture = capture_frames;
 }
 
-/* From now on, reports calls that take at least so many nanoseconds. Negative: none. */
+/* From now on, reports calls that take at least these nanoseconds. Negative: none. */
 EXPORT void nogpu_forward_limit(int64_t waits, int64_t others) {
     atomic_store(&limits[0], waits < 0 ? NEVER : waits);
     atomic_store(&limits[1], others < 0 ? NEVER : others);
@@ -274,12 +274,12 @@ EXPORT void nogpu_forward_limit(int64_t waits, int64_t others) {
     pthread_mutex_unlock(&lock);
 }
 
-/* A call that goes on, has blocked, and has not been looked at. Its caller holds `lock`. */
+/* A call that goes on, has blocked, and has not been read. Its caller holds `lock`. */
 static bool find_blocked(struct call *call) {
     int64_t time = now();
     for (struct note *note = atomic_load(&notes); note != NULL; note = note->next) {
         uint64_t number = atomic_load(&note->call);
-        if (!(number & 1) || note->looked == number) continue;
+        if (!(number & 1) || note->read == number) continue;
         *call = call_of(note, number);
         int64_t limit = limit_of(atomic_load(&note->wrapper)->of);
         if (limit != NEVER && time - call->began >= limit && atomic_load(&note->call) == number)
@@ -299,13 +299,13 @@ EXPORT int nogpu_forward_wait(void) {
     return goes_on;
 }
 
-/* The next call that the reader has to look at, if there is one. */
+/* The next call that the reader has to read, if there is one. */
 EXPORT int nogpu_forward_next(struct call *call) {
     pthread_mutex_lock(&lock);
     bool has_ended = first != last;
     if (has_ended) *call = ended[first++ % (sizeof ended / sizeof *ended)];
     bool blocks = !has_ended && find_blocked(call);
-    if (blocks) call->note->looked = call->number;
+    if (blocks) call->note->read = call->number;
     pthread_mutex_unlock(&lock);
     reads = has_ended || blocks;
     return reads;

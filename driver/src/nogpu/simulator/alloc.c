@@ -7,7 +7,7 @@
  * - A call that would begin without the reserve answers CUDA_ERROR_OUT_OF_MEMORY and changes
  *   nothing (see enter() in entry.c). Calls that free or query begin without it, because a program
  *   needs them to get memory back.
- * - Before a call allocates what the program's own sizes ask for, it checks that so much is there
+ * - Before a call allocates what the program's own sizes ask for, it checks that they are there
  *   (alloc_has), or it uses alloc_try and undoes what it did.
  *
  * Only if one call needs more than the reserve after that does the process end, with a message.
@@ -66,7 +66,7 @@ char *alloc_text(const char *text) {
 
 bool alloc_has(size_t count, size_t bytes) {
     if (bytes != 0 && count > SIZE_MAX / bytes) return false;
-    if (count * bytes < RESERVE / 4) return true; /* the reserve has so much */
+    if (count * bytes < RESERVE / 4) return true; /* within the reserve */
     void *block = malloc(count * bytes);
     free(block);
     return block != NULL;

@@ -75,7 +75,7 @@ static const struct {
 /* --- which there are --- */
 
 static void uuid_of(int number, char *bytes) {
-    memcpy(bytes, "aiostream sim \0", 15);
+    memcpy(bytes, "nogpu simulator", 15);
     bytes[15] = (char)number;
 }
 

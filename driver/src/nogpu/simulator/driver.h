@@ -83,8 +83,8 @@ enum op_state { QUEUED, ARMED, BUSY };
  * copied into streams and never enqueued themselves. */
 struct op {
     struct op *next;
-    struct op *next_holder; /* the stream's next op that needs a hardware queue */
-    struct op *next_host;   /* the next one in the context's host queue */
+    struct op *next_needing; /* the stream's next op that needs a hardware queue */
+    struct op *next_host;    /* the next one in the context's host queue */
     /* NULL once the stream's queue was abandoned. Then the host thread that has the op frees it. */
     struct stream *stream;
     struct context *context;
@@ -121,7 +121,7 @@ struct op {
         } host;
         struct {
             struct marker *marker;
-            bool holder;
+            bool needs_queue;
         } mark;
         struct {
             void *address;
@@ -188,8 +188,8 @@ struct stream {
     bool destroyed; /* the handle is gone; freed once the queue is empty and no thread waits */
     int references; /* threads blocked on it */
     struct op *head, *tail;
-    struct op *first_holder, *last_holder; /* pending ops that need a hardware queue, in order */
-    unsigned launches;                     /* launches in the queue, for back-pressure */
+    struct op *first_needing, *last_needing; /* pending ops that need a hardware queue, in order */
+    unsigned launches;                       /* launches in the queue, for back-pressure */
     struct waiter *waiters;
     bool ready;         /* in the engine's ready ring */
     bool queue_blocked; /* the head waits for a hardware queue */
@@ -416,12 +416,12 @@ extern const struct version versions[];
 extern const size_t version_count;
 
 /* --- alloc.c: zeroed memory --- */
-bool alloc_ready(void);                     /* whether a call may begin */
-void *alloc_need(size_t bytes);             /* in the middle of a call: never NULL */
-void *alloc_more(void *old, size_t bytes);  /* realloc, never NULL; what is new is not zeroed */
-void *alloc_try(size_t bytes);              /* or NULL */
-char *alloc_text(const char *text);         /* a copy, or NULL */
-bool alloc_has(size_t count, size_t bytes); /* whether so much is there, for what a program sizes */
+bool alloc_ready(void);                      /* whether a call may begin */
+void *alloc_need(size_t bytes);              /* in the middle of a call: never NULL */
+void *alloc_more(void *old, size_t bytes);   /* realloc, never NULL; what is new is not zeroed */
+void *alloc_try(size_t bytes);               /* or NULL */
+char *alloc_text(const char *text);          /* a copy, or NULL */
+bool alloc_has(size_t count, size_t bytes);  /* whether they are there, for what a program sizes */
 _Noreturn void give_up(const char *message); /* ends the process */
 
 /* --- handles.c --- */
@@ -476,7 +476,7 @@ void engine_poke(void);
 CUresult engine_start(void);
 
 /* --- queues.c --- */
-bool is_holder(const struct op *op);
+bool needs_queue(const struct op *op);
 void queue_request(struct stream *stream, struct op *op);
 void queue_release(struct stream *stream, struct op *op);
 void queue_unregister(struct stream *stream);

@@ -95,7 +95,7 @@ struct op *event_record_op(struct event *event) {
     struct op *op = op_new(OP_RECORD, 0);
     event->marker = op->u.mark.marker = marker_new();
     event->marker->references++;
-    op->u.mark.holder = event->flags & 1;
+    op->u.mark.needs_queue = event->flags & 1;
     return op;
 }
 

@@ -6,13 +6,13 @@
 
 /* Open addressing, linear probing. TOMBSTONE keeps probe chains whole after a removal; rebuilding
  * drops them. */
-struct slot {
+struct entry {
     uintptr_t key;
     enum object_kind kind;
 };
 #define TOMBSTONE ((uintptr_t)-1)
-static struct slot *table; /* under sim.lock, as all of this */
-static size_t space, used; /* used: tombstones included */
+static struct entry *table; /* under sim.lock, as all of this */
+static size_t space, used;  /* used: tombstones included */
 
 static size_t hash(uintptr_t key) {
     return (size_t)(((uint64_t)key >> 4) * 0x9E3779B97F4A7C15u >> 20);
@@ -22,11 +22,11 @@ static void put(uintptr_t key, enum object_kind kind) {
     size_t i = hash(key) & (space - 1);
     while (table[i].key != 0 && table[i].key != TOMBSTONE) i = (i + 1) & (space - 1);
     if (table[i].key == 0) used++;
-    table[i] = (struct slot){key, kind};
+    table[i] = (struct entry){key, kind};
 }
 
 static void grow(void) {
-    struct slot *old = table;
+    struct entry *old = table;
     size_t old_space = space, live = 0;
     for (size_t i = 0; i < old_space; i++) live += old[i].key != 0 && old[i].key != TOMBSTONE;
     space = 256;
@@ -38,7 +38,7 @@ static void grow(void) {
     free(old);
 }
 
-static struct slot *find(const void *handle) {
+static struct entry *find(const void *handle) {
     uintptr_t key = (uintptr_t)handle;
     if (key == 0 || key == TOMBSTONE || space == 0) return NULL;
     for (size_t i = hash(key) & (space - 1); table[i].key != 0; i = (i + 1) & (space - 1))
@@ -47,7 +47,7 @@ static struct slot *find(const void *handle) {
 }
 
 void object_register(void *object, enum object_kind kind) {
-    struct slot *buried = find(object); /* the memory of an object that had gone */
+    struct entry *buried = find(object); /* the memory of an object that had gone */
     if (buried != NULL) {
         buried->kind = kind;
         return;
@@ -73,18 +73,18 @@ EXPORT size_t nogpu_objects(enum object_kind kind) {
 }
 
 void object_unregister(void *handle) {
-    struct slot *slot = find(handle);
-    if (slot != NULL) slot->key = TOMBSTONE;
+    struct entry *entry = find(handle);
+    if (entry != NULL) entry->key = TOMBSTONE;
 }
 
 void object_bury(void *handle) {
-    struct slot *slot = find(handle);
-    if (slot != NULL) slot->kind = OBJECT_GONE;
+    struct entry *entry = find(handle);
+    if (entry != NULL) entry->kind = OBJECT_GONE;
 }
 
 bool object_is_buried(const void *handle) {
-    const struct slot *slot = find(handle);
-    return slot != NULL && slot->kind == OBJECT_GONE;
+    const struct entry *entry = find(handle);
+    return entry != NULL && entry->kind == OBJECT_GONE;
 }
 
 static size_t uses_of_gone;
@@ -106,6 +106,6 @@ EXPORT size_t nogpu_uses_of_gone(const char **latest) {
 }
 
 void *object_find(const void *handle, enum object_kind kind) {
-    struct slot *slot = find(handle);
-    return slot != NULL && slot->kind == kind ? (void *)(uintptr_t)slot->key : NULL;
+    struct entry *entry = find(handle);
+    return entry != NULL && entry->kind == kind ? (void *)(uintptr_t)entry->key : NULL;
 }

@@ -210,7 +210,7 @@ static void put_step(struct launch *launch, size_t at) {
             launch->lane_of[step->before[i]] != launch->lane_of[at])
             put_wait(launch, lane->stream, launch->marker[step->before[i]]);
     put_work(launch, lane->stream, step->node);
-    if (launch->marker[at] != NULL) { /* so far only needed */
+    if (launch->marker[at] != NULL) { /* a mark: a step behind this one needs a record */
         launch->marker[at] = put_record(launch, lane->stream);
     }
 }

@@ -88,13 +88,13 @@ void enqueue_now(struct stream *stream, struct op *op) {
     else stream->head = op;
     stream->tail = op;
     stream->launches += op->counted;
-    if (is_holder(op)) queue_request(stream, op);
+    if (needs_queue(op)) queue_request(stream, op);
     if (stream->head == op) make_ready(stream);
 }
 
 CUresult enqueue(struct stream *stream, struct op *op) {
     op->counted = is_launch(op);
-    CUresult code = op->counted || (is_holder(op) && op->kind != OP_RECORD)
+    CUresult code = op->counted || (needs_queue(op) && op->kind != OP_RECORD)
                         ? enqueue_room(stream, LAUNCH_DEPTH)
                         : OK;
     if (code == OK) enqueue_now(stream, op);
@@ -112,7 +112,7 @@ void op_done(struct op *op) {
     stream->head = op->next;
     if (stream->head == NULL) stream->tail = NULL;
     stream->launches -= op->counted;
-    if (is_holder(op)) queue_release(stream, op);
+    if (needs_queue(op)) queue_release(stream, op);
     uint64_t done = stream->head != NULL ? stream->head->sequence - 1 : UINT64_MAX;
     wake(&stream->waiters, done);
     wake(&context->waiters, done);

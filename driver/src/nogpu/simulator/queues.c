@@ -5,7 +5,7 @@
  * first such op. The N oldest requests of a device have its N queues. While all are held, an op
  * waits in two cases:
  *
- *   - its stream is a request without a queue, and all N holders' ops are older than it;
+ *   - its stream is a request without a queue, and the ops with the N queues are all older than it;
  *   - its stream is no request, and the op that holds "its" queue (stream id mod N) is older.
  *
  * An op waits only for an op that was enqueued earlier, and events only ever point backwards too.
@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool is_holder(const struct op *op) {
+bool needs_queue(const struct op *op) {
     switch (op->kind) {
     case OP_HOST:
     case OP_CALLBACK:
@@ -26,7 +26,7 @@ bool is_holder(const struct op *op) {
     case OP_WRITE_VALUE:
         return true;
     case OP_RECORD:
-        return op->u.mark.holder; /* of a blocking-sync event */
+        return op->u.mark.needs_queue; /* of a blocking-sync event */
     default:
         return false;
     }
@@ -36,7 +36,7 @@ static struct device *device_of(const struct stream *stream) {
     return &sim.devices[stream->context->device];
 }
 
-static uint64_t date(const struct stream *stream) { return stream->first_holder->sequence; }
+static uint64_t date(const struct stream *stream) { return stream->first_needing->sequence; }
 
 /* Requests are sorted by date. New ones are nearly always the youngest, so look from the end. */
 static void insert(struct stream *stream) {
@@ -72,13 +72,13 @@ static void look_again(int device) {
 }
 
 void queue_request(struct stream *stream, struct op *op) {
-    op->next_holder = NULL;
-    if (stream->first_holder != NULL) {
-        stream->last_holder->next_holder = op;
-        stream->last_holder = op;
+    op->next_needing = NULL;
+    if (stream->first_needing != NULL) {
+        stream->last_needing->next_needing = op;
+        stream->last_needing = op;
         return;
     }
-    stream->first_holder = stream->last_holder = op;
+    stream->first_needing = stream->last_needing = op;
     insert(stream);
 }
 
@@ -87,24 +87,24 @@ void queue_request(struct stream *stream, struct op *op) {
 void queue_release(struct stream *stream, struct op *op) {
     bool full = device_of(stream)->request_count >= sim.queues;
     take_out(stream);
-    stream->first_holder = op->next_holder;
-    if (stream->first_holder != NULL) insert(stream);
-    else stream->last_holder = NULL;
+    stream->first_needing = op->next_needing;
+    if (stream->first_needing != NULL) insert(stream);
+    else stream->last_needing = NULL;
     if (full) /* otherwise no stream was waiting */
         look_again(stream->context->device);
 }
 
 /* The stream's queue was abandoned. */
 void queue_unregister(struct stream *stream) {
-    if (stream->first_holder == NULL) return;
+    if (stream->first_needing == NULL) return;
     take_out(stream);
-    stream->first_holder = stream->last_holder = NULL;
+    stream->first_needing = stream->last_needing = NULL;
 }
 
 bool queue_blocks(struct stream *stream, const struct op *op) {
     const struct device *device = device_of(stream);
     if (sim.queues == 0 || device->request_count < sim.queues) return false;
-    if (stream->first_holder == NULL)
+    if (stream->first_needing == NULL)
         return date(device->requests[stream->id % sim.queues]) < op->sequence;
     const struct stream *youngest = device->requests[sim.queues - 1];
     return date(stream) > date(youngest) && date(youngest) < op->sequence;

@@ -9,6 +9,8 @@ from typing import Any
 from aiostream import _native
 from aiostream._runtime.launches import Launches
 
+TaskFunction = Callable[[], Coroutine[Any, Any, None]]
+
 
 class Bridge:
     """The way from the driver's threads into one loop.
@@ -35,7 +37,7 @@ class Bridge:
     # Begins a task that no other task owns or cancels, by a function, its name and its context. It
     # starts in a later turn of the loop. Returns the task. On asyncio the caller keeps it, because
     # the loop does not.
-    spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, contextvars.Context], object]
+    spawn: Callable[[TaskFunction, str, contextvars.Context], object]
     # Has the loop call a function after some seconds. Returns `False` if the loop no longer can.
     call_later: Callable[[float, Callable[[], None]], bool]
     # Has the loop call `drain` soon. Returns `False` if the loop is gone. In the janitor's thread.
@@ -66,8 +68,7 @@ class Bridge:
     def drain(self) -> None:
         """Settles everything that has arrived. The loop calls it."""
         try:
-            # This comes before the queue is read. What arrives from here on brings a request of its
-            # own.
+            # Cleared before the queue is read, because what arrives later brings its own request.
             self.asked, self.at_once = False, True
             _native.drain(self.queue, False)
             if self.launches.count or self.launches.wait:

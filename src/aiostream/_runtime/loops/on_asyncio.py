@@ -7,20 +7,20 @@ import contextlib
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks
 from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion
-from aiostream._runtime.loops.bridge import Bridge
+from aiostream._runtime.loops.bridge import Bridge, TaskFunction
 from aiostream._runtime.loops.readerless import read_for
 from aiostream._runtime.observing import is_observed, observed_await, observers
 
 
 class _Latest(threading.local):
-    # The bridge that was used last in this thread: it spares each wait a dict lookup.
+    # The bridge that was used last in this thread: it saves each wait a dict lookup.
     bridge: weakref.ref[AsyncioBridge] | None = None
 
 
@@ -117,6 +117,8 @@ def _known_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge | None:
 
 def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     process.start()
+    # A reader reads the bridge before it is in the dict. After an interrupt, waits would hang on a
+    # bridge there that no thread reads.
     bridge = AsyncioBridge(loop)
     reads = True
     try:
@@ -124,8 +126,6 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
         # What that task's variables hold would then live as long as the loop.
         contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
-        # This comes before the bridge is in the dict. A KeyboardInterrupt in between would
-        # otherwise leave a bridge there that no thread reads, and its waits would hang.
         read_for(bridge)
         reads = False
     _bridges[loop] = weakref.ref(bridge) if reads else lambda: bridge
@@ -169,12 +169,7 @@ class AsyncioBridge(Bridge):
         """Makes an `AsyncioFuture`."""
         return (ObservedFuture if observers else AsyncioFuture)(loop=self.loop())
 
-    def spawn(
-        self,
-        function: Callable[[], Coroutine[Any, Any, None]],
-        name: str,
-        context: contextvars.Context,
-    ) -> object:
+    def spawn(self, function: TaskFunction, name: str, context: contextvars.Context) -> object:
         """Makes an `asyncio.Task`."""
         # Not by the loop's factory, because a task of an eager one would run here and now.
         return asyncio.Task(function(), loop=self.loop(), name=name, context=context)

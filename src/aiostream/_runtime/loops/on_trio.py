@@ -6,12 +6,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-import copy
 import logging
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, cast
@@ -20,10 +19,9 @@ from aiostream import _native
 from aiostream._base import checks, turns
 from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion
-from aiostream._runtime.loops.bridge import Bridge
+from aiostream._runtime.loops.bridge import Bridge, TaskFunction
 from aiostream._runtime.loops.readerless import read_for
 from aiostream._runtime.observing import is_observed, observed_await, observers
-from aiostream.errors import CudaError, StreamClosedError
 
 # Has one item, a `trio.lowlevel.RunVar` by its name. It is made at the first use, because importing
 # aiostream must not import trio. Any thread, single dict operations.
@@ -133,12 +131,7 @@ class TrioBridge(Bridge):
 
     new_polled_future = new_future
 
-    def spawn(
-        self,
-        function: Callable[[], Coroutine[Any, Any, None]],
-        name: str,
-        context: contextvars.Context,
-    ) -> object:
+    def spawn(self, function: TaskFunction, name: str, context: contextvars.Context) -> object:
         """Spawns a system task. It raises a `RuntimeError` if the run is ending."""
         return self._trio.lowlevel.spawn_system_task(function, name=name, context=context)
 
@@ -274,7 +267,7 @@ class TrioFuture(_native.OwnFuture, checks.NotCopied):
     def result(self) -> Any:
         """Returns the result, or raises the exception.
 
-        Each caller gets an exception object of its own if the error is the library's.
+        Each caller gets a copy of the exception, if it can be copied.
 
         Raises:
             concurrent.futures.InvalidStateError: The future is pending.
@@ -283,19 +276,13 @@ class TrioFuture(_native.OwnFuture, checks.NotCopied):
         exception = self.exception()
         if exception is not None:
             try:
-                raise self._own(exception)
+                # An exception that cannot be copied does not grow, at least.
+                raise completion.copy_of(exception).with_traceback(self._traceback)
             finally:
                 # The traceback refers to this frame. If the frame referred to the exception or the
                 # future too, they would keep each other alive.
                 del exception, self
         return self._result
-
-    def _own(self, exception: BaseException) -> BaseException:
-        # Two tasks that raise one object would add their frames to each other's traceback.
-        if isinstance(exception, (CudaError, StreamClosedError)):
-            exception = copy.copy(exception)
-        # An exception of another kind may not be copyable. At least its traceback does not grow.
-        return exception.with_traceback(self._traceback)
 
     def exception(self) -> BaseException | None:
         """Returns the exception, or `None` if the future has a result.

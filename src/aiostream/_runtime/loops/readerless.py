@@ -48,15 +48,14 @@ class _Readerless:
         If it could not be asked, it is asked again, because native code wakes an epoll once for
         each batch. Without that, what has arrived for it would wait until something else arrives.
         If it was asked and is closed before it drains, it forgets the request, and nothing else
-        would arrive. So this looks after it, until it has drained.
+        would arrive. So this cares for it, until it has drained.
         """
         bridge, asks = self._bridge(), arrived or self._failed
         try:
             if bridge is None:
                 there = False
             elif asks:
-                # This comes before the request, because the loop may drain at once.
-                bridge.asked = True
+                bridge.asked = True  # before the request, because the loop may drain at once
                 there = bridge.schedule_drain()
             elif not bridge.asked:
                 return False
