@@ -6,7 +6,7 @@
 It lists every public name, and then every function of the CUDA driver's chapter on streams and
 every method of the Rust crate's `Stream`, with their names here. What a name does, and which driver
 it needs, is read from the library. `tests/project/test_reference.py` fails if a name is missing,
-does not exist or has no docstring, or if no test uses a name that stands for a function of theirs.
+does not exist or has no docstring, or if no test uses a name that stands for such a function.
 """
 
 from __future__ import annotations
