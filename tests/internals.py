@@ -300,7 +300,7 @@ WAITS_BY_TIMER = _native.COUNTERS.index("WAITS_BY_TIMER")
 """Index in `native_counters()`: how often a wait was left to a timer of its loop."""
 EVENT_POLLS = _native.COUNTERS.index("EVENT_POLLS")
 """Index in `native_counters()`: polls of events by the watcher."""
-POINT_SLOTS = _native.COUNTERS.index("POINT_SLOTS")
+POINTS_MADE = _native.COUNTERS.index("POINTS_MADE")
 """Index in `native_counters()`: the points whose memory was made. It is recycled, not freed."""
 WAITS_MADE = _native.COUNTERS.index("WAITS_MADE")
 """Index in `native_counters()`: the waits whose memory and event were made. Both are recycled."""
@@ -491,7 +491,7 @@ def owners() -> list[Any]:
 
 def describe(owner: Any) -> str:
     """Says what a point stands for."""
-    names = ("is_pending", "stream", "future", "is_ordered", "taken")
+    names = ("is_pending", "stream", "future", "order", "taken")
     return f"{type(owner).__name__} {[getattr(owner, name, None) for name in names]}"
 
 
@@ -630,7 +630,7 @@ def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[
 
 def ordered_completions() -> int:
     """How many completions of the loop that runs here stand in the order of their stream."""
-    return sum(getattr(owner, "is_ordered", False) for owner in _native.owners())
+    return sum(getattr(owner, "order", None) is not None for owner in _native.owners())
 
 
 def observers() -> list[observing.Observer]:

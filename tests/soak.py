@@ -96,7 +96,7 @@ def sample() -> Sample:
         leaked=statistics().points.leaked,
         histories=counters[internals.HISTORIES],
         waits_made=counters[internals.WAITS_MADE],
-        points=counters[internals.POINT_SLOTS],
+        points=counters[internals.POINTS_MADE],
     )
 
 

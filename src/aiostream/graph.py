@@ -465,13 +465,12 @@ class ExecutableGraph(_AnyGraph):
         raise error
 
     def _use(self, stream: Operand, use: str) -> None:
-        call, name = _USES[use]
         self._require_open()
-        code = call(self._handle, stream.handle)
+        code = _native.graph_use(self._handle, stream.handle, use == "launch")
         if code == _native.RESULT_CLOSED:
             # The stream or this graph: another thread may have closed it after the check above.
             self._require_open()
-        driver.raise_for(code, name, stream.name)
+        driver.raise_for(code, f"cuGraph{use.title()}", stream.name)
 
     def _use_async(self, stream: Any, use: str) -> CompletionFuture[None]:
         if observers and not is_observed():
@@ -491,9 +490,3 @@ class ExecutableGraph(_AnyGraph):
         waiting.require_ready(operand)
         self._use(operand, use)
         await waiting.synchronize_async(waiting.Unobserved(operand, waiting.mode_for(stream)))
-
-
-_USES = {
-    "launch": (_native.graph_launch, "cuGraphLaunch"),
-    "upload": (_native.graph_upload, "cuGraphUpload"),
-}

@@ -224,7 +224,7 @@ static void note_use(int64_t *use, int change, enum kind kind, void *where) {
 
 void __real_queue_push(struct queue *queue, struct queue_entry *entry);
 void __wrap_queue_push(struct queue *queue, struct queue_entry *entry) {
-    int64_t *use = &pushing[queue_index(queue)];
+    int64_t *use = &pushing[queue->index];
     note_use(use, 1, PUSHES, HERE);
     __real_queue_push(queue, entry);
     note_use(use, -1, HAS_PUSHED, HERE);
@@ -233,8 +233,8 @@ void __wrap_queue_push(struct queue *queue, struct queue_entry *entry) {
 struct queue *__real_queue_open(void);
 struct queue *__wrap_queue_open(void) {
     struct queue *queue = __real_queue_open();
-    queues_made[queue_index(queue)] = queue;
-    int64_t *use = &pushing[queue_index(queue)];
+    queues_made[queue->index] = queue;
+    int64_t *use = &pushing[queue->index];
     note_use(use, 0, REOPENS, HERE);
     HOLDS(*use == 0, "a queue was recycled while a thread pushes to it");
     return queue;
@@ -252,7 +252,7 @@ int __wrap_ppoll(struct pollfd *descriptors, unsigned long count, const struct t
 }
 
 static bool queue_is_readable(struct queue *queue) {
-    return readable[queue_descriptors[queue_index(queue)]] > 0;
+    return readable[queue_descriptors[queue->index]] > 0;
 }
 
 /* --- all interleavings --- */

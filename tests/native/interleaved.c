@@ -5,7 +5,8 @@
 
 /* How late a loop is. How long its next wait is polled depends on that, and nothing else. */
 bool is_lateness(const struct queue *queue, const void *address) {
-    return address == &queue->pushed || address == &queue->lag || address == &queue->lag_noted;
+    return address == &queue->pushed || address == &queue->lateness ||
+           address == &queue->lateness_noted;
 }
 
 /* How many points are pending. Only the watcher reads that. */

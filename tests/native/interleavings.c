@@ -141,7 +141,7 @@ static void fail(void) { points_fail(context, STATUS_FAILED); }
 static void drain_twice(void) { drain(queue, LOOP), drain(queue, LOOP); }
 static void drain_once(void) { drain(queue, LOOP); }
 static void drain_busy(void) {
-    queue_suppress_wakeup(queue);
+    queue->wakeup_suppressed = true;
     drain(queue, LOOP);
 }
 static void drain_refusing(void) {
@@ -398,8 +398,10 @@ int main(int count, char **arguments) {
     context = context_register(&context, 1, (void *)PRIVATE_STREAM, &is_taken);
     healthy = context_register(&healthy, 2, (void *)PRIVATE_STREAM, &is_taken);
     struct queue *spare[3];
-    for (int i = 0; i < 3; i++) spare[i] = queue_open();
-    point_unreserve(point_reserve(spare[0], context, KIND_HOST_FUNCTION)); /* makes the slots */
+    for (int i = 0; i < 3; i++) {
+        spare[i] = queue_open();
+        point_unreserve(point_reserve(spare[i], context, KIND_HOST_FUNCTION)); /* makes slots */
+    }
     for (int i = 0; i < 3; i++) queue_close(spare[i]);
     handle = handle_new(HANDLE_STREAM, &handle, NULL, true);
     REQUIRE(waker_open() == 0, "no descriptors");

@@ -214,7 +214,7 @@ int __wrap_timerfd_settime(int descriptor, int flags, const struct itimerspec *w
                            struct itimerspec *before) {
     (void)flags, (void)before;
     for (int i = 0; i < LOOPS; i++) {
-        if (timer_descriptor(queue_timer(loops[i].queue)) != descriptor) continue;
+        if (loops[i].queue->timer.descriptor != descriptor) continue;
         int64_t time = when->it_value.tv_sec * SECOND + when->it_value.tv_nsec;
         loops[i].timer_at = time ? time : NEVER;
         if (time) wake_loop(&loops[i], time);
@@ -247,7 +247,7 @@ static void follow(struct task *task, const struct wait_result *result) {
 
 static void poll(struct task *task) {
     struct wait_result result;
-    wait_poll(task->wait, task->loop->queue, &result);
+    wait_poll(task->wait, &result);
     if (!result.spinning) note("wait %d leaves its task", number_of(task));
     follow(task, &result);
 }
@@ -463,8 +463,7 @@ static void run_one(void) {
         HOLDS(steps++ < STEPS_MOST, "%d steps", steps);
     }
     is_idle = false;
-    HOLDS(waits_pending() == 0 && list->waiting == 0, "%lld waits are left",
-          (long long)waits_pending());
+    HOLDS(waits_pending() == 0 && list->waiting == 0, "%d waits are left", waits_pending());
     wait_list_unref(list);
     shared_history_unref(history);
 }

@@ -107,7 +107,7 @@ static void guard(struct one *one, const struct prediction *prediction, const st
 /* When the task runs again, after a wait of the true length `length`; and what was learnt of it. */
 static int64_t one_wait(struct run *run, int64_t length) {
     struct prediction prediction = history_predict(&run->history);
-    struct load load = {.loop_lag_ns = run->turn,
+    struct load load = {.lateness = run->turn,
                         .alone = true,
                         .timers_allowed = true,
                         .task_allowed = true,
@@ -131,7 +131,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             load.timers_allowed = true;
         } else if (plan.common) {
             int64_t now = run->clock + age, at = run->clock + plan.at;
-            if (!plan.exact) at = policy_common_look(now, at);
+            if (!plan.exact) at = policy_common_poll(now, at);
             REQUIRE(at > now && at <= now + policy_crowd_latest(age) - age + 100 * US,
                     "the loop polls %lld us after age %lld us", (long long)((at - now) / US),
                     (long long)(age / US));
@@ -145,7 +145,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             if (one.age < plan.at) one.age = plan.at;
             one.age += oversleep(plan.at) + 3 * US;
             wake_loop(run);
-            if (!plan.look) {
+            if (!plan.by_loop) {
                 poll_in_task(&one, &prediction, &load, plan.until, plan.length);
             } else if (is_seen(&one)) { /* the loop polls itself */
                 one.resumed = one.age + 8 * US;
@@ -157,7 +157,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             if (!with_watcher) run->cpu += 6 * US;
             with_watcher = true;
             int64_t at = plan.at > age ? plan.at : age;
-            REQUIRE(at <= policy_latest_look(age, run->lists) || at <= age + run->turn / 8,
+            REQUIRE(at <= policy_latest_poll(age, run->lists) || at <= age + run->turn / 8,
                     "the watcher polls after the latest poll, at age %lld us",
                     (long long)(age / US));
             /* since the pass for another list */
@@ -364,7 +364,7 @@ static void long_work_in_a_busy_loop(void) {
 /* The one function on which the bound rests, over all ages and for any history. */
 static void latest_poll(int lists) {
     for (int64_t age = 0; age < 1000 * MS; age += age / 1000 + 100) {
-        int64_t next = policy_latest_look(age, lists), pass = policy_pass_gap(lists, false, 0);
+        int64_t next = policy_latest_poll(age, lists), pass = policy_pass_gap(lists, false, 0);
         REQUIRE(next > age, "no progress at age %lld", (long long)age);
         /* An end right after this poll is seen at the next: with 120 us for waking watcher and loop
          * that is in time. */
@@ -389,7 +389,7 @@ static void each_strategy_keeps_to_the_load(void) {
             }
             struct prediction prediction = history_predict(&run.history);
             int64_t age = (int64_t)pow(10, uniform(0, 8.5));
-            struct load load = {.loop_lag_ns = (int64_t)pow(10, uniform(3, 7)),
+            struct load load = {.lateness = (int64_t)pow(10, uniform(3, 7)),
                                 .lists = (int)uniform(1, 256),
                                 .waits = (int)uniform(0, 20),
                                 .alone = chance(2),
@@ -399,7 +399,7 @@ static void each_strategy_keeps_to_the_load(void) {
             stages[plan.stage]++;
             REQUIRE(plan.stage == STAGE_WATCHER || load.task_allowed, "%s: stage %d without a task",
                     strategy->name, plan.stage);
-            REQUIRE(!plan.common || (plan.stage == STAGE_TIMER && plan.look),
+            REQUIRE(!plan.common || (plan.stage == STAGE_TIMER && plan.by_loop),
                     "%s: a common poll that no loop makes", strategy->name);
             REQUIRE(plan.stage != STAGE_TIMER || load.timers_allowed,
                     "%s: a timer where none is allowed", strategy->name);

@@ -128,7 +128,7 @@ static void test_a_point_forgets_that_its_last_use_failed(void) {
     function(given);
     REQUIRE(is_delivered(queue, ticket) && last_status == 709, "a lost context was not reported");
     uint64_t next = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
-    REQUIRE(next % (1u << SLOT_BITS) == ticket % (1u << SLOT_BITS), "not the same point");
+    REQUIRE(next % (1u << POINT_BITS) == ticket % (1u << POINT_BITS), "not the same point");
     REQUIRE(point_arm(next, STREAM) == 0, "a point was refused");
     function(given);
     REQUIRE(is_delivered(queue, next) && last_status == STATUS_UNKNOWN,
@@ -140,18 +140,19 @@ static void test_a_point_forgets_that_its_last_use_failed(void) {
 static void test_the_lateness_of_a_loop_follows_its_turns(void) {
     const int64_t turn = 4000000;
     struct queue *queue = queue_open();
-    for (int i = 0; i < 20; i++) queue_note_lag(queue, turn);
-    int64_t late = queue_lag(queue);
+    for (int i = 0; i < 20; i++) queue_note_lateness(queue, turn);
+    int64_t late = queue_lateness(queue);
     REQUIRE(late > turn * 9 / 10 && late <= turn, "turns of 4 ms: late by %d us",
             (int)(late / 1000));
-    for (int i = 0; i < 20; i++) queue_note_lag(queue, 0);
-    REQUIRE(queue_lag(queue) < turn / 10, "the lateness stays when the turns are short again");
+    for (int i = 0; i < 20; i++) queue_note_lateness(queue, 0);
+    REQUIRE(queue_lateness(queue) < turn / 10, "the lateness stays when the turns are short again");
     /* ends that have come together were unread for a turn */
     struct queue_entry ends[3];
     for (int i = 0; i < 3; i++) queue_push(queue, &ends[i]);
     while (now_ns() - queue_unread_since(queue) < turn) continue;
     REQUIRE(queue_take(queue), "no entry");
-    REQUIRE(queue_lag(queue) > turn / 5, "three ends that were unread for 4 ms showed no lateness");
+    REQUIRE(queue_lateness(queue) > turn / 5,
+            "three ends that were unread for 4 ms showed no lateness");
     queue_close(queue);
 }
 
@@ -160,7 +161,7 @@ static void test_a_point_that_was_used_as_often_as_a_ticket_can_say(void) {
     struct queue *queue = queue_open();
     uint64_t ticket = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
     point_unreserve(ticket);
-    free_slots->word = ((1ull << 40) - 2) << 8;
+    point_of(queue->spares.entries)->word = ((1ull << 40) - 2) << 8;
     for (int i = 0; i < 4; i++) {
         ticket = point_reserve(queue, healthy, KIND_HOST_FUNCTION);
         REQUIRE(ticket, "a ticket is 0");

@@ -21,7 +21,7 @@ static _Atomic bool seen_queue[MAX_SEEN], keeps_points[MAX_SEEN];
 /* Waits until the queue's descriptor is readable: a wake-up that got lost shows here, and not as a
  * slow test. */
 static void await_wake(struct queue *queue, const char *who) {
-    struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
+    struct pollfd descriptor = {.fd = queue->descriptor, .events = POLLIN};
     REQUIRE(poll(&descriptor, 1, 20000) == 1, "%s was not woken within 20 s", who);
 }
 
@@ -73,7 +73,7 @@ static void arm_one(struct queue *queue) {
         /* the waiter had failed before the second check, so it is not quarantined but leaked */
         if (swallowed) {
             atomic_fetch_add(&lost, 1);
-            atomic_store(&keeps_points[queue_index(queue)], true);
+            atomic_store(&keeps_points[queue->index], true);
             return;
         }
         if (kind == KIND_PYTHON_HOST || kind == KIND_PYTHON_CALLBACK)
@@ -103,11 +103,11 @@ struct loop {
 static struct queue *open_seen(void) {
     struct queue *queue = queue_open();
     REQUIRE(queue, "no queue");
-    REQUIRE(queue_index(queue) < MAX_SEEN, "queues are not recycled: this one has number %d",
-            queue_index(queue));
-    REQUIRE(queue_lag(queue) == 0, "a new queue has the lag of its former owner: %lld ns",
-            (long long)queue_lag(queue));
-    atomic_store(&seen_queue[queue_index(queue)], true);
+    REQUIRE(queue->index < MAX_SEEN, "queues are not recycled: this one has number %d",
+            queue->index);
+    REQUIRE(queue_lateness(queue) == 0, "a new queue has the lag of its former owner: %lld ns",
+            (long long)queue_lateness(queue));
+    atomic_store(&seen_queue[queue->index], true);
     return queue;
 }
 
@@ -128,9 +128,9 @@ static void *loop(void *argument) {
             while (number--) arm_one(queue);
             /* Sometimes as a loop does, sometimes without a reason (a descriptor is recycled with
              * its queue). */
-            struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
+            struct pollfd descriptor = {.fd = queue->descriptor, .events = POLLIN};
             if (poll(&descriptor, 1, 0) == 1 || chance(3) == 0) drain_all(queue);
-            int64_t lag = queue_lag(queue);
+            int64_t lag = queue_lateness(queue);
             REQUIRE(lag <= now_ns() - opened,
                     "a lag of %lld ns is longer than there has been a queue", (long long)lag);
         }
@@ -249,8 +249,8 @@ static void require_all_queues_back(void) {
     struct queue **queues = calloc((size_t)known, sizeof *queues);
     for (; opened < known; opened++) {
         queues[opened] = queue_open();
-        REQUIRE(seen_queue[queue_index(queues[opened])],
-                "queue %d is new: another one was never given back", queue_index(queues[opened]));
+        REQUIRE(seen_queue[queues[opened]->index],
+                "queue %d is new: another one was never given back", queues[opened]->index);
     }
     while (opened) queue_close(queues[--opened]);
     free(queues);
@@ -403,7 +403,7 @@ int main(int count, char **arguments) {
         pthread_cond_init(&mailboxes[i].changed, NULL);
     }
     struct queue *orphans = queue_open();
-    REQUIRE(orphans && queue_index(orphans) == 0, "the first queue is not number 0");
+    REQUIRE(orphans && orphans->index == 0, "the first queue is not number 0");
     bool is_taken;
     contexts[0] = context_register(&contexts[0], (uintptr_t)&contexts[0],
                                    (void *)(uintptr_t)PRIVATE_STREAM, &is_taken);

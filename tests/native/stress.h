@@ -53,4 +53,12 @@ static void seed_thread(uint64_t seed, uint64_t number) {
     for (int i = 0; i < 8; i++) chance(2);
 }
 
+/* Waits with a task, as the loops count them. */
+static inline int waits_pending(void) {
+    struct queue *queue;
+    int pending = 0;
+    for (int i = 0; (queue = queue_at(i)); i++) pending += atomic_load(&queue->waits);
+    return pending;
+}
+
 #endif

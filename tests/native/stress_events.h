@@ -71,7 +71,7 @@ static struct wait *begin_meanwhile(struct queue *queue) {
 static void end_meanwhile(struct wait *wait, struct queue *queue) {
     struct wait_result result;
     pthread_join(recorder, NULL);
-    REQUIRE(!poll_once(wait, queue, &result), "a later record has ended a wait");
+    REQUIRE(!poll_once(wait, &result), "a later record has ended a wait");
     finish(still);
     see_through((struct wait_result){.spinning = wait}, queue);
     close_event(meanwhile);
@@ -86,8 +86,8 @@ static void recorded_during_a_poll(struct queue *queue) {
     for (int i = 0; i < 2; i++) {
         struct wait *wait = begin_meanwhile(queue);
         before_query = i ? capture_meanwhile : record_meanwhile;
-        REQUIRE(!poll_once(wait, queue, &result),
-                "a record during a poll has ended the wait with %d", result.refusal);
+        REQUIRE(!poll_once(wait, &result), "a record during a poll has ended the wait with %d",
+                result.refusal);
         end_meanwhile(wait, queue);
     }
     printf("poll: a record during a poll does not end the wait\n");
@@ -140,12 +140,11 @@ static void begin_together(void) {
         }
         REQUIRE(record_event(together_event, other) == 0, "a record was refused");
         finish(other);
-        bool ended_early =
-            poll_once(wait, queue, &result) || poll_once(together_wait, queue, &result);
+        bool ended_early = poll_once(wait, &result) || poll_once(together_wait, &result);
         REQUIRE(!ended_early,
                 "round %d: one of two waits that began at once was not known to the record", round);
         finish(still);
-        REQUIRE(poll_once(wait, queue, &result) && poll_once(together_wait, queue, &result),
+        REQUIRE(poll_once(wait, &result) && poll_once(together_wait, &result),
                 "a wait does not end");
     }
     pthread_join(thread, NULL);

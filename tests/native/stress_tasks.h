@@ -61,7 +61,7 @@ static struct wait_list *wait_lists[CONTEXTS][STREAMS];
 enum { LIMIT_NS = 200000 };
 
 static void await_wake(struct queue *queue, const char *who) {
-    struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
+    struct pollfd descriptor = {.fd = queue->descriptor, .events = POLLIN};
     REQUIRE(poll(&descriptor, 1, 20000) == 1, "%s was not woken within 20 s", who);
 }
 
@@ -156,7 +156,7 @@ static bool begin_event(struct queue *queue, const struct strategy *strategy, st
     struct handle *handle = atomic_load(&event->handle);
     if (!handle_pin(handle)) return false;
     int64_t finished = relaxed_load(&event->finished), started = relaxed_load(&event->started);
-    uint64_t packed = relaxed_load(&((struct event *)handle_value(handle))->packed);
+    uint64_t packed = relaxed_load(&((struct event *)handle->value)->packed);
     *task = (struct task){.context = event->context};
     relaxed_add(&outstanding[task->context], 1);
     struct wait_list *list = wait_list_new(contexts[event->context], histories[1]);
@@ -342,7 +342,8 @@ static void begin(struct loop *loop, struct task *task) {
 static void poll_task(struct loop *loop, struct task *task) {
     struct wait_result result = {.spinning = task->wait};
     int mode = relaxed_enter();
-    bool over = wait_poll(task->wait, loop->queue, &result);
+    wait_poll(task->wait, &result);
+    bool over = !result.spinning;
     relaxed_leave(mode);
     if (!over) return;
     if (result.ticket) note_begun(task, &result);

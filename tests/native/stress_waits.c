@@ -34,7 +34,7 @@ static bool emit_awaited(void *unused, uint64_t ticket, int64_t status, bool com
 static bool take_ticket(struct queue *queue, uint64_t ticket) {
     awaited = point_is_live(ticket) ? ticket : 0;
     if (!awaited) return true;
-    struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
+    struct pollfd descriptor = {.fd = queue->descriptor, .events = POLLIN};
     poll(&descriptor, 1, 1);
     run_due(queue);
     REQUIRE(queue_drain(queue, emit_awaited, NULL), "the drain stopped");
@@ -75,17 +75,17 @@ static struct wait_result begin_for_event(struct users_event *event, struct shar
 }
 
 /* One poll; true: it is over. */
-static bool poll_once(struct wait *wait, struct queue *queue, struct wait_result *result) {
+static bool poll_once(struct wait *wait, struct wait_result *result) {
     int before = relaxed_enter();
-    bool left = wait_poll(wait, queue, result);
+    wait_poll(wait, result);
     relaxed_leave(before);
-    return left;
+    return !result->spinning;
 }
 
 /* Polls until the wait is the watcher's or a timer's. 0: it ended before. */
-static uint64_t spin_out(struct wait_result result, struct queue *queue) {
+static uint64_t spin_out(struct wait_result result) {
     struct wait *wait = result.spinning;
-    while (wait && !result.ticket && !poll_once(wait, queue, &result)) sched_yield();
+    while (wait && !result.ticket && !poll_once(wait, &result)) sched_yield();
     REQUIRE(result.ticket || result.refusal == 0, "it ended with %d", result.refusal);
     return result.ticket;
 }
@@ -103,7 +103,7 @@ static int see_through(struct wait_result result, struct queue *queue) {
             if (!wait) return hand_backs;
             hand_backs++;
         }
-        while (!poll_once(wait, queue, &result)) sched_yield();
+        while (!poll_once(wait, &result)) sched_yield();
         REQUIRE(result.refusal == 0, "a wait ended with %d", result.refusal);
     }
 }
@@ -124,7 +124,7 @@ static bool events_are_destroyed(void) {
 /* After each part. */
 static void require_nothing_left(void) {
     await_true(none_is_active, "the watcher still has wait lists");
-    REQUIRE(waits_pending() == 0, "%lld waits are pending", (long long)waits_pending());
+    REQUIRE(waits_pending() == 0, "%d waits are pending", waits_pending());
     REQUIRE(counters[POINTS_STALE] == 0, "a ticket was fired that is no wait's");
 }
 
@@ -134,7 +134,7 @@ static int64_t count_spares(void) {
     struct queue *queue;
     int64_t count = 0;
     for (int i = 0; (queue = queue_at(i)); i++) {
-        struct spares *spares = queue_spares(queue);
+        struct spares *spares = &queue->spares;
         pthread_mutex_lock(&spares->lock);
         for (int place = 0; place < SPARE_WAITS; place++)
             for (struct wait *wait = spares->waits[place]; wait; wait = wait->next) {
@@ -227,7 +227,7 @@ static void close_loop(struct queue *orphans) {
     for (int i = 0; counters[WAITS_BY_TIMER] < by_timer + 4 && now_ns() < latest; i++) {
         teach(history, 9 * MILLISECOND);
         enqueue_work(&regular);
-        uint64_t ticket = spin_out(begin_one(list, &regular, queue, WAIT_AUTO), queue);
+        uint64_t ticket = spin_out(begin_one(list, &regular, queue));
         if (!ticket) continue;
         if (i % 2) pause_for(chance(8000000)); /* with and without a guard poll before */
         close_queue(queue);
@@ -271,7 +271,7 @@ static void late_watcher(void) {
         teach(history, 6 * MILLISECOND);
         REQUIRE(record_event(event, regular) == 0, "a record was refused");
         watcher_stop(ANY_PATIENCE_S);
-        uint64_t ticket = spin_out(begin_for_event(event, history, queue, WAIT_AUTO), queue);
+        uint64_t ticket = spin_out(begin_for_event(event, history, queue));
         /* by its timer */
         for (int64_t end = now_ns() + 10 * MILLISECOND; ticket && now_ns() < end;)
             take_ticket(queue, ticket);

@@ -490,7 +490,7 @@ def _stop() -> None:
         return
     _native.exit_disarm(0)
     try:
-        _native.gate_close()
+        _native.end_callbacks()
     finally:
         finish_leftovers()
 

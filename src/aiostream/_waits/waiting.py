@@ -4,7 +4,7 @@
 
 - `None`: the wait is over, and the work has succeeded.
 - The `Wait`: it is not over. If it has a ticket, a timer or the watcher has it now, and the future
-  that was given to `Wait.own` gets its answer. If not, this task polls it.
+  that was given to `Wait.leave_to` gets its answer. If not, this task polls it.
 - A number: an error or a refusal, for `driver.raise_for`.
 """
 
@@ -192,7 +192,7 @@ async def synchronize_async(self: Any) -> None:
             future = _current_bridge().new_future()
             if observers:
                 future_made(future)
-            answer = await wait.own(future)
+            answer = await wait.leave_to(future)
             # Handed back. The task polls before the next turn, because the end may have come.
             if answer is wait:
                 answer = wait.poll()

@@ -52,14 +52,6 @@ int thread_start(pthread_t *thread, void *(*run)(void *)) {
     return error;
 }
 
-void wait_briefly(pthread_cond_t *condition, pthread_mutex_t *mutex) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 30000000;
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-    pthread_cond_timedwait(condition, mutex, &until);
-}
-
 void descriptor_wake(int descriptor) {
     uint64_t one = 1;
     /* EAGAIN means that the counter is full, so the reader is awake. EINTR is retried. */

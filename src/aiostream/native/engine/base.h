@@ -105,8 +105,6 @@ void context_pop(void);
 
 /* Starts a thread that takes no signals. 0, or an errno. */
 int thread_start(pthread_t *, void *(*run)(void *));
-/* waits for the condition, 30 ms at most */
-void wait_briefly(pthread_cond_t *, pthread_mutex_t *);
 /* Makes the reader of an eventfd wake up, and reads one, or a timer. */
 void descriptor_wake(int descriptor);
 void descriptor_read(int descriptor);

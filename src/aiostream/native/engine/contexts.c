@@ -12,19 +12,6 @@
 #include "failures.h"
 #include "waker.h"
 
-struct context {
-    void *stream; /* private and always idle; written by context_register, then constant */
-    void *handle;
-    uint64_t identity;          /* see context_is_gone */
-    _Atomic int64_t healthy_at; /* when its health was last read and was good; any thread */
-    /* What the private stream answered when the context was destroyed. From then on it is not
-     * queried. Any thread. */
-    _Atomic int gone;
-    /* points that are armed and have neither fired nor failed; any thread */
-    _Atomic int64_t pending;
-    int index;
-};
-
 /* One query of an idle stream takes 1.4 us of a GPU's driver. A request of a server would make some
  * 50. */
 static const int64_t FRESH_NS = 1000000;
@@ -55,8 +42,6 @@ struct context *context_register(void *handle, uint64_t identity, void *private_
     return context;
 }
 
-int context_index(const struct context *context) { return context->index; }
-void *context_handle(const struct context *context) { return context->handle; }
 struct context *context_at(int index) {
     return index < 0 || index >= context_count ? NULL : &contexts[index];
 }
@@ -121,16 +106,9 @@ bool context_was_ended(const struct context *context) {
     return context_is_gone(context->handle, context->identity);
 }
 
-int context_answer(const struct context *context, int status) {
-    return says_gone(status) && context_was_ended(context) ? CUDA_CONTEXT_IS_DESTROYED : status;
-}
-
 int context_recent_health(struct context *context) {
     bool fresh = now_ns() - atomic_load(&context->healthy_at) < FRESH_NS;
     return fresh ? CUDA_SUCCESS : context_health(context);
 }
 
-bool context_has_pending(const struct context *context) {
-    return atomic_load(&((struct context *)context)->pending) > 0;
-}
 int64_t contexts_pending(void) { return atomic_load(&pending_total); }

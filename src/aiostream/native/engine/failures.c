@@ -69,7 +69,7 @@ bool failure_is_fatal(int code) { return place_of(code) >= 0; }
 
 /* --- the end --- */
 
-static const int64_t LINE_NS = 300000000; /* so long the process waits for stderr */
+static const int64_t LINE_NS = 300000000; /* the process waits for stderr no longer */
 
 static void *end_after_grace(void *unused) {
     (void)unused;
@@ -91,9 +91,9 @@ static bool can_say(void) {
 static void end_process(const char *what, const char *stacks) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;
-    /* The thread that ends the process in any case comes first, because the write of the line may
-     * block. It is a thread of its own, because every other thread of the process may hang in the
-     * driver, or wait for one that hangs. */
+    /* Before the write of the line, which may block, this makes the thread that ends the process in
+     * any case. It is a thread of its own, because every other thread of the process may hang in
+     * the driver, or wait for one that hangs. */
     pthread_t thread;
     bool ends = thread_start(&thread, end_after_grace) == 0;
     if (ends) pthread_detach(thread);
@@ -182,8 +182,8 @@ bool failures_expected(void) { return atomic_load(&expecting) > 0; }
 
 /* --- stalls --- */
 
-/* Python ends the process, because it can write the stacks of threads that run. If it has not taken
- * the news for so long, it does not run, or the threads of the library are blocked. */
+/* Python ends the process, because it can write the stacks of threads that run. If it has not
+ * taken the news after this time, it does not run, or the threads of the library are blocked. */
 static const int64_t TAKEN_WITHIN_NS = 2000000000;
 enum { MAX_NEWS = 16 };
 static struct stall news[MAX_NEWS]; /* these two are under failure_lock */

@@ -22,26 +22,6 @@ static const uint64_t DESTROYED = 1ull << 34, NOT_OPEN = 7ull << 32; /* any of t
 /* Another library has the handle too, so the library never destroys the object. */
 static const uint64_t SHARED = 1ull << 35;
 
-struct handle {
-    _Atomic uint64_t word; /* the number of uses, and the bits above; any thread */
-    /* references to this struct: the Python object's, and those of waits for an event */
-    _Atomic int64_t refs;
-    /* Of an event, any thread: the waits that are not over, event_is_captured */
-    _Atomic int64_t waits;
-    _Atomic bool captured;
-    int64_t pending_in; /* see event_pending_in */
-    void *value;        /* handle_new writes the rest, which is constant from then on */
-    void *context;
-    uint64_t identity; /* of the context; see context_is_gone */
-    /* A stream that is borrowed from this library pins its owner's handle too. python/handles.c
-     * keeps that alive. */
-    struct handle *parent;
-    enum handle_kind kind;
-    bool owned;
-    bool hidden;                /* in no count; written before another thread has it */
-    struct handle *next_let_go; /* see event_wait_let_go; written once, by the last user */
-};
-
 struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
@@ -84,9 +64,6 @@ void handle_unref(struct handle *handle) {
     if (atomic_fetch_sub(&handle->refs, 1) == 1) free(handle);
 }
 
-void *handle_value(const struct handle *handle) { return handle->value; }
-void *handle_context(const struct handle *handle) { return handle->context; }
-
 bool handle_is_open(const struct handle *handle) {
     if (atomic_load(&((struct handle *)handle)->word) & NOT_OPEN) return false;
     return !handle->parent || handle_is_open(handle->parent);
@@ -96,7 +73,6 @@ bool handle_is_gone(const struct handle *handle) {
     return context_is_gone(handle->context, handle->identity);
 }
 
-bool handle_is_event(const struct handle *handle) { return handle->kind == HANDLE_EVENT; }
 /* The legacy and per-thread streams, 0 to 2, belong to the *current* context. */
 static bool needs_context(const struct handle *handle) {
     return handle->kind == HANDLE_STREAM && (uintptr_t)handle->value <= 2;
@@ -184,26 +160,26 @@ bool handle_share(struct handle *handle) {
     return !handle->parent || handle_share(handle->parent);
 }
 
-static bool pin_own(struct handle *handle) { return change(handle, NOT_OPEN, 0, 1); }
+static bool pin_one(struct handle *handle) { return change(handle, NOT_OPEN, 0, 1); }
 
-static void unpin_own(struct handle *handle) {
+static void unpin_one(struct handle *handle) {
     uint64_t word = atomic_fetch_sub(&handle->word, 1) - 1;
     if ((word & USES) == 0 && word & CLOSING) note_refusal(handle, destroy_if_last(handle));
 }
 
 bool handle_pin(struct handle *handle) {
-    if (!pin_own(handle)) return false;
+    if (!pin_one(handle)) return false;
     if (!handle->parent || handle_pin(handle->parent)) return true;
-    unpin_own(handle);
+    unpin_one(handle);
     return false;
 }
 
 void handle_unpin(struct handle *handle) {
-    unpin_own(handle);
+    unpin_one(handle);
     if (handle->parent) handle_unpin(handle->parent);
 }
 
-static bool unpin_own_at_once(struct handle *handle) {
+static bool unpin_one_at_once(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
     do
         if ((word & USES) == 1 && word & CLOSING) return false;
@@ -212,7 +188,7 @@ static bool unpin_own_at_once(struct handle *handle) {
 }
 
 struct handle *handle_unpin_at_once(struct handle *handle) {
-    while (handle && unpin_own_at_once(handle)) handle = handle->parent;
+    while (handle && unpin_one_at_once(handle)) handle = handle->parent;
     return handle;
 }
 
@@ -232,8 +208,6 @@ bool handle_release(struct handle *handle, bool while_used) {
     count_end(handle, HANDLES_RELEASED);
     return true;
 }
-
-bool handle_is_owned(const struct handle *handle) { return handle->owned; }
 
 static _Atomic(struct handle *) let_go;
 
@@ -263,7 +237,7 @@ int operate(struct handle *handle, int how, handle_operation operation, void *ar
     int mode = how & AS_IS ? -1 : relaxed_enter();
     bool enters = needs_context(handle);
     int result = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED
-                 : enters               ? context_push(handle_context(handle))
+                 : enters               ? context_push(handle->context)
                                         : CUDA_SUCCESS;
     if (!result) {
         result = operation(handle, argument);
@@ -276,7 +250,7 @@ int operate(struct handle *handle, int how, handle_operation operation, void *ar
 
 int do_capture_refusal(struct handle *handle, void *unused) {
     (void)unused;
-    return capture_refusal(handle_value(handle));
+    return capture_refusal(handle->value);
 }
 
 /* --- events --- */
@@ -289,14 +263,6 @@ int event_make(void *context, unsigned flags, void **event) {
     return status;
 }
 
-void event_wait_begin(struct handle *event) {
-    atomic_fetch_add(&event->word, 1); /* also if it was closed since the caller's pin */
-    atomic_fetch_add(&event->refs, 1);
-    atomic_fetch_add(&event->waits, 1);
-}
-
-void event_wait_end(struct handle *event) { atomic_fetch_sub(&event->waits, 1); }
-
 /* The janitor destroys a closed event whose last wait ends, because a cancelled wait ends under the
  * GIL, or in a finalizer, and a driver call there could wait for a thread that wants the GIL. */
 void event_wait_let_go(struct handle *event) {
@@ -308,8 +274,6 @@ void event_wait_let_go(struct handle *event) {
     while (!atomic_compare_exchange_weak(&let_go, &event->next_let_go, event)) continue;
     failures_call_listener();
 }
-
-int64_t *event_pending_in(struct handle *event) { return &event->pending_in; }
 
 bool event_is_captured(const struct handle *event) {
     return atomic_load(&((struct handle *)event)->captured);
@@ -328,7 +292,7 @@ static int renew(const struct handle *event, unsigned flags, struct handle **fre
 
 /* Whether the driver's event may take the record. Waits that another thread begins at this moment
  * may be for either record. Into a capture it may not if anything else uses the handle. What uses
- * it later than this looks has pinned it first, and then sees `captured`. */
+ * it after this check has pinned it first, and then sees `captured`. */
 static bool may_take(struct handle *event, bool captures) {
     if (atomic_load(&event->waits)) return false;
     if (!captures) return true;

@@ -4,8 +4,30 @@
 
 #include "base.h"
 
-struct handle;
 enum handle_kind { HANDLE_STREAM = 0, HANDLE_EVENT = 1, HANDLE_GRAPH = 2, HANDLE_GRAPH_EXEC = 3 };
+
+struct handle {
+    _Atomic uint64_t word; /* the number of uses, and the states of handles.c; any thread */
+    /* references to this struct: the Python object's, and those of waits for an event */
+    _Atomic int64_t refs;
+    /* Of an event, any thread: the waits that are not over, event_is_captured */
+    _Atomic int64_t waits;
+    _Atomic bool captured;
+    /* The watcher's pass that has found it pending, for which its other waits need no query. Used
+     * by the watcher alone. */
+    int64_t pending_in;
+    void *value; /* handle_new writes the rest, which is constant from then on */
+    void *context;
+    uint64_t identity; /* of the context; see context_is_gone */
+    /* A stream that is borrowed from this library pins its owner's handle too. python/handles.c
+     * keeps that alive. */
+    struct handle *parent;
+    enum handle_kind kind;
+    bool owned;
+    bool hidden;                /* in no count; written before another thread has it */
+    struct handle *next_let_go; /* see event_wait_let_go; written once, by the last user */
+};
+
 struct handle *handle_new(enum handle_kind, void *value, void *context, bool owned);
 /* Another one of the same thing. It owns nothing, and pins the first, which the caller keeps. */
 struct handle *handle_borrow(struct handle *);
@@ -13,8 +35,6 @@ struct handle *handle_borrow(struct handle *);
 void handle_hide(struct handle *);
 /* the struct goes with the last reference; the driver's object never does */
 void handle_unref(struct handle *);
-void *handle_value(const struct handle *);
-void *handle_context(const struct handle *);
 bool handle_pin(struct handle *);
 /* the last user of a closed handle destroys the driver's object */
 void handle_unpin(struct handle *);
@@ -38,7 +58,6 @@ bool handle_release(struct handle *, bool while_used);
 /* The code and call of a destruction that the driver has refused, where no caller got the error. 0:
  * none. The listener of failures.h is called when there is one. */
 int handle_take_refusal(const char **call);
-bool handle_is_owned(const struct handle *);
 /* Takes over the Python object's reference to an open handle. A finalizer may not call the driver,
  * so it calls the listener of failures.h, and handles_drop_abandoned drops all of these. Each in
  * any thread, at any time. */
@@ -46,7 +65,6 @@ void handle_abandon(struct handle *);
 void handles_drop_abandoned(void);
 bool handle_is_open(const struct handle *);
 bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
-bool handle_is_event(const struct handle *);
 
 /* Pins a handle, and makes one driver call on it, in its context, under RELAXED. The answer of the
  * operation, or RESULT_CLOSED, or why there was no call. Call it without the GIL. */
@@ -60,14 +78,9 @@ int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
 
 /* Makes an event of the driver's in a context. Call it under RELAXED. */
 int event_make(void *context, unsigned flags, void **event);
-/* A wait for a user's event pins its handle, which the caller has pinned too, from begin on. `end`
- * says that no task waits any more, and `let_go` that nothing will query the event. */
-void event_wait_begin(struct handle *);
-void event_wait_end(struct handle *);
+/* A wait for a user's event pins its handle from its start on, until nothing will query the event
+ * any more. */
 void event_wait_let_go(struct handle *);
-/* the watcher's pass that has found it pending, for which its other waits need no query; used by
- * the watcher alone */
-int64_t *event_pending_in(struct handle *);
 /* Whether it was recorded on a capturing stream. A query would invalidate that capture. */
 bool event_is_captured(const struct handle *);
 /* Records what the stream has reached. If tasks await the event, or another thread might query it

@@ -19,7 +19,7 @@
 
 /* The loop drains again in its next turn, because its timer is due at once. A KeyboardInterrupt
  * cannot take that away, as it could take a callback. */
-static void drain_again(struct queue *queue) { timer_wake_by(queue_timer(queue), now_ns()); }
+static void drain_again(struct queue *queue) { timer_wake_by(&queue->timer, now_ns()); }
 
 int wait_reserve(const struct waits *waits, struct queue *queue, const struct strategy *strategy,
                  struct wait **reserved) {
@@ -58,22 +58,17 @@ int wait_record_future(struct wait *wait, void *stream) {
     atomic_store(&wait->start, now);
     int status = wait_record(wait, stream);
     if (status != CUDA_SUCCESS) return status;
-    uint64_t ticket = wait->ticket;
-    point_arm_polled(ticket);
-    if (wait_polls_on(wait, now, &ticket) == STAGE_TASK) wait_hand_back(wait, 0);
+    point_arm_polled(wait->ticket);
+    if (!wait_leave_as_planned(wait, now)) wait_hand_back(wait, 0);
     return CUDA_SUCCESS;
 }
 
 /* --- the loop's list --- */
 
-static void append(struct polled_waits *polled, struct wait *wait) {
+static void put(struct polled_waits *polled, struct wait *wait) {
     pthread_mutex_lock(&polled->lock);
-    wait->next_polled = NULL;
-    wait->previous_polled = polled->first ? polled->last : NULL;
-    if (polled->first) polled->last->next_polled = wait;
-    else polled->first = wait;
-    polled->last = wait;
-    atomic_store(&wait->polled_by_loop, true);
+    wait->next_polled = polled->first;
+    polled->first = wait;
     pthread_mutex_unlock(&polled->lock);
 }
 
@@ -83,8 +78,6 @@ static struct wait *take_all(struct polled_waits *polled) {
     pthread_mutex_lock(&polled->lock);
     struct wait *first = polled->first;
     polled->first = NULL;
-    for (struct wait *wait = first; wait; wait = wait->next_polled)
-        atomic_store(&wait->polled_by_loop, false);
     pthread_mutex_unlock(&polled->lock);
     return first;
 }
@@ -92,17 +85,13 @@ static struct wait *take_all(struct polled_waits *polled) {
 /* --- leaving the loop --- */
 
 bool wait_drop_future(struct wait *wait, uint64_t ticket) {
-    struct polled_waits *polled = queue_polled_waits(wait->queue);
+    struct polled_waits *polled = &wait->queue->polled;
     pthread_mutex_lock(&polled->lock);
+    _Atomic(struct wait *) *link = &polled->first;
+    while (*link && *link != wait) link = &(*link)->next_polled;
     /* It may be over and another wait of its queue by now, but never with the same ticket. */
-    bool drops = atomic_load(&wait->polled_by_loop) && atomic_load(&wait->ticket) == ticket;
-    if (drops) {
-        if (wait->previous_polled) wait->previous_polled->next_polled = wait->next_polled;
-        else polled->first = wait->next_polled;
-        if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
-        else polled->last = wait->previous_polled;
-        atomic_store(&wait->polled_by_loop, false);
-    }
+    bool drops = *link && atomic_load(&wait->ticket) == ticket;
+    if (drops) *link = wait->next_polled;
     pthread_mutex_unlock(&polled->lock);
     if (drops) wait_leave_to_watcher(wait);
     return drops;
@@ -110,33 +99,27 @@ bool wait_drop_future(struct wait *wait, uint64_t ticket) {
 
 /* --- polling by the loop --- */
 
-static void poll_future(struct wait *wait) {
-    append(queue_polled_waits(wait->queue), wait);
-    drain_again(wait->queue);
-}
-
 /* Whether the loop polls on. If not, the wait is over, or another holder's. */
-static bool poll_on(struct wait *wait, struct queue *queue) {
+static bool poll_on(struct wait *wait) {
     int status;
-    uint64_t ticket;
-    switch (wait_look(wait, queue, &status)) {
-    case LOOK_OVER:
+    switch (wait_poll_once(wait, &status)) {
+    case POLL_OVER:
         wait_fire(wait, status);
         return false;
-    case LOOK_EXPIRED:
-        return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
+    case POLL_EXPIRED:
+        return !wait_leave_as_planned(wait, wait->polled);
     default:
         return true;
     }
 }
 
 void waits_poll_futures(struct queue *queue) {
-    struct polled_waits *polled = queue_polled_waits(queue);
+    struct polled_waits *polled = &queue->polled;
     if (!polled->first) return;
-    queue_suppress_wakeup(queue); /* the drain that follows takes what is fired here */
+    queue->wakeup_suppressed = true; /* the drain that follows takes what is fired here */
     for (struct wait *wait = take_all(polled), *next; wait; wait = next) {
         next = wait->next_polled; /* read before the wait may be another's */
-        if (poll_on(wait, queue)) append(polled, wait);
+        if (poll_on(wait)) put(polled, wait);
     }
     if (polled->first) drain_again(queue);
 }
@@ -150,7 +133,8 @@ void wait_hand_back(struct wait *wait, int64_t length) {
     wait->polls = 0;
     wait->woken_for = length;
     if (wait->future) {
-        poll_future(wait);
+        put(&wait->queue->polled, wait);
+        drain_again(wait->queue);
         return;
     }
     wait->handed_back = ticket;
@@ -158,39 +142,38 @@ void wait_hand_back(struct wait *wait, int64_t length) {
     point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
 }
 
-/* One native look in a wide window. */
-static void look_at(struct wait *wait, struct queue *queue) {
+/* One native poll in a wide window. */
+static void poll_by_loop(struct wait *wait) {
     int status;
-    uint64_t ticket;
-    wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
-    if (wait_look(wait, queue, &status) == LOOK_OVER) wait_fire(wait, status);
-    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK)
-        wait_hand_back(wait, wait->woken_for);
+    wait->first_poll_due =
+        true; /* the time since the last look says nothing of the loop's lateness */
+    if (wait_poll_once(wait, &status) == POLL_OVER) wait_fire(wait, status);
+    else if (!wait_leave_as_planned(wait, wait->polled)) wait_hand_back(wait, wait->woken_for);
 }
 
 void waits_run_due(struct queue *queue) {
     int64_t now = now_ns();
     struct timer_entry *due =
-        timer_take_due(queue_timer(queue), now, policy_due_soon(atomic_load(queue_waits(queue))));
-    if (due) queue_suppress_wakeup(queue);
-    int looks = 0;
+        timer_take_due(&queue->timer, now, policy_due_soon(atomic_load(&queue->waits)));
+    if (due) queue->wakeup_suppressed = true;
+    int polls = 0;
     while (due) {
         struct wait *wait = (struct wait *)due;
         due = due->next;
         /* The exchange fails if the watcher has unlisted the wait, or has never listed it. */
         int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
-        looks += wait->look_at_due;
-        if (wait->look_at_due) look_at(wait, queue);
+        polls += wait->by_loop;
+        if (wait->by_loop) poll_by_loop(wait);
         else wait_hand_back(wait, wait->woken_for);
     }
-    if (!looks) return;
-    atomic_fetch_add(&counters[EVENT_POLLS], looks);
+    if (!polls) return;
+    atomic_fetch_add(&counters[EVENT_POLLS], polls);
     atomic_fetch_add(&counters[EVENT_PASSES], 1);
 }
 
 bool waits_are_due(struct queue *queue) {
-    return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns());
+    return queue->polled.first || timer_is_due(&queue->timer, now_ns());
 }
 
 /* --- the task has gone, or the loop is closed or does not come --- */
@@ -208,15 +191,8 @@ static bool has_ticket(struct timer_entry *entry, uint64_t ticket) {
 
 void wait_orphan(uint64_t ticket) {
     struct queue *queue = point_orphan(ticket);
-    void *wait = queue ? timer_remove(queue_timer(queue), has_ticket, ticket) : NULL;
+    void *wait = queue ? timer_remove(&queue->timer, has_ticket, ticket) : NULL;
     if (wait) leave_timer(wait);
-}
-
-static void leave_futures(struct queue *queue) {
-    for (struct wait *wait = take_all(queue_polled_waits(queue)), *next; wait; wait = next) {
-        next = wait->next_polled;
-        wait_leave_to_watcher(wait);
-    }
 }
 
 static void leave_all(struct queue *queue, struct timer_entry *left) {
@@ -225,21 +201,23 @@ static void leave_all(struct queue *queue, struct timer_entry *left) {
         left = left->next;
         leave_timer(wait);
     }
-    leave_futures(queue);
+    for (struct wait *wait = take_all(&queue->polled), *next; wait; wait = next) {
+        next = wait->next_polled;
+        wait_leave_to_watcher(wait);
+    }
 }
 
-void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(queue_timer(queue))); }
+void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(&queue->timer)); }
 
-/* so late the loop is blocked, or does not run, and perhaps never again */
+/* a loop that is later is blocked, or does not run, and perhaps never again */
 static const int64_t LATE_NS = 100000000;
 
 void waits_leave_late(int64_t now) {
     struct queue *queue;
     for (int i = 1; (queue = queue_at(i)); i++) {
-        if (atomic_load(&queue_loop_state(queue)->leaving) ||
-            !timer_is_due(queue_timer(queue), now - LATE_NS))
+        if (atomic_load(&queue->loop.leaving) || !timer_is_due(&queue->timer, now - LATE_NS))
             continue;
-        leave_all(queue, timer_take_due(queue_timer(queue), now - LATE_NS, 0));
-        timer_wake_by(queue_timer(queue), now); /* the loop may have other reasons to drain */
+        leave_all(queue, timer_take_due(&queue->timer, now - LATE_NS, 0));
+        timer_wake_by(&queue->timer, now); /* the loop may have other reasons to drain */
     }
 }

@@ -1,20 +1,20 @@
 /* Points: places in a stream, or in a graph, that the library reports when the GPU comes there.
  *
- * A thread of Python reserves a slot, gives it an owner (python/completions.h) and arms it: the
- * driver gets a host function or a callback, and with it the ticket, a number: (generation << 24) |
- * slot. For a wait the driver gets no ticket, and the thread that polls the event fires it. When
- * the GPU comes to the point, the driver's thread runs point_fire: it marks the slot, pushes it on
- * the queue of the loop that waits, and counts itself out of the queue. The watcher does the same
- * for the points of a lost context (points_fail). The loop's thread, or the janitor's if the loop
- * is gone, takes the queue whole (queue_drain), gives each ticket to python/drain.c, and frees the
- * slot.
+ * A thread of Python reserves a point, gives it an owner (python/completions.h) and arms it: the
+ * driver gets a host function or a callback, and with it the ticket: (generation << 24) | the
+ * number of the point. For a wait the driver gets no ticket, and the thread that polls the event
+ * fires it. When the GPU comes to the point, the driver's thread runs point_fire: it marks the
+ * point, pushes it on the queue of the loop that waits, and counts itself out of the queue. The
+ * watcher does the same for the points of a lost context (points_fail). The loop's thread, or the
+ * janitor's if the loop is gone, takes the queue whole (queue_drain), gives each ticket to
+ * python/drain.c, and frees the point.
  *
  * A firing takes no GIL, allocates and frees nothing, and follows no owner. Only a Python host
- * function of the user takes the GIL on the driver's thread. Slots lie in chunks that are never
+ * function of the user takes the GIL on the driver's thread. Points lie in chunks that are never
  * freed. So a firing that comes a second time, or long after its waiter has gone, reads valid
- * memory, finds another generation, and is counted as stale.
+ * memory, finds another generation, and is counted and ignored.
  *
- * The life of a slot, all in its `word` = (generation << 8) | flags:
+ * The life of a point, all in its `word` = (generation << 8) | flags:
  *
  *   0 --reserve--> RESERVED --arm--> ARMED
  *
@@ -29,9 +29,9 @@
  *   ARMED|FAILED|QUEUED --fire-----------> +FIRED --drain--> 0
  *   ARMED|FAILED|QUEUED --driver refused-> +DISARMED --drain--> 0
  *
- * Only the thread that sets QUEUED pushes, so a slot is on at most one stack and its `next` has one
- * writer. OWED says that the point ended while another thread may still be pushing it. The consumer
- * then gives back the point's reference to the queue.
+ * Only the thread that sets QUEUED pushes, so a point is on at most one stack and its `next` has
+ * one writer. OWED says that the point ended while another thread may still be pushing it. The
+ * consumer then gives back the point's reference to the queue.
  */
 #include "points.h"
 
@@ -50,22 +50,22 @@ enum {
     DISARMED = 32,
     QUARANTINED = 64,
     OWED = 128,
-    ORPHANED = RESERVED /* of a slot that is armed: what comes is the janitor's */
+    ORPHANED = RESERVED /* of a point that is armed: what comes is the janitor's */
 };
-enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
-_Static_assert(FIRST_TICKET == 1 << SLOT_BITS, "generations begin with 1");
+enum { POINT_BITS = 24, CHUNK_POINTS = 64, MAX_CHUNKS = (1 << POINT_BITS) / CHUNK_POINTS };
+_Static_assert(FIRST_TICKET == 1 << POINT_BITS, "generations begin with 1");
 
-struct slot {
-    /* It is the first field, because a queue knows a slot by it. Its link belongs to the thread
+struct point {
+    /* It is the first field, because a queue knows a point by it. Its link belongs to the thread
      * that set QUEUED until the consumer has taken the stack. On a free list it is under that
      * list's lock. */
     struct queue_entry entry;
     _Atomic uint64_t word; /* any thread, by compare-and-swap as drawn above */
-    /* Written by reserve, constant until the slot is free again. A stale firing may read it at any
-     * time, but uses it only if its transition succeeds. */
+    /* Written by reserve, constant until the point is free again. A firing that comes too
+     * late may read it at any time, but uses it only if its transition succeeds. */
     _Atomic(struct queue *) queue;
     _Atomic(struct context *) context; /* the same as queue */
-    /* These three are written before the slot is armed, and read by its own firing. For
+    /* These three are written before the point is armed, and read by its own firing. For
      * KIND_FOREIGN only. */
     host_function foreign;
     void *foreign_data;
@@ -78,194 +78,185 @@ struct slot {
     _Atomic uint64_t owned; /* relaxed, because who reads it without the lock asks again under it */
     void *owner;
     atomic_flag owner_lock;
-    /* Written before the slot is armed. points_fail may read it at any time, and its transition
+    /* Written before the point is armed. points_fail may read it at any time, and its transition
      * proves that what it read was right. */
     _Atomic uint8_t kind;
 };
 
-/* guards the growth, and the slots that no loop has had; never held across a driver call */
+/* guards the growth; never held across a driver call */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct slot *) chunks[MAX_CHUNKS + 1]; /* up to the first NULL */
+static _Atomic(struct point *) chunks[MAX_CHUNKS + 1]; /* up to the first NULL */
 static uint32_t chunk_count;
-static struct slot *free_slots;
-enum { SLOTS_AT_ONCE = 16 }; /* so many a loop takes of these; they come back to that loop */
 /* set once, before any Python host function is armed */
 static python_dispatcher dispatch_to_python;
 
 void points_set_dispatcher(python_dispatcher dispatcher) { dispatch_to_python = dispatcher; }
 
-/* --- slots --- */
+/* --- points --- */
 
-static struct slot *slot_of(struct queue_entry *entry) { return (struct slot *)entry; }
+static struct point *point_of(struct queue_entry *entry) { return (struct point *)entry; }
 
-static struct slot *slot_at(uint64_t ticket) {
-    uint32_t index = ticket & ((1u << SLOT_BITS) - 1);
-    struct slot *chunk = atomic_load(&chunks[index / CHUNK_SLOTS]);
-    return chunk ? &chunk[index % CHUNK_SLOTS] : NULL;
+static struct point *point_number(uint32_t index) { /* NULL: there are no more */
+    struct point *chunk = atomic_load(&chunks[index / CHUNK_POINTS]);
+    return chunk ? &chunk[index % CHUNK_POINTS] : NULL;
 }
 
-static uint64_t generation_of(uint64_t ticket) { return ticket >> SLOT_BITS; }
-
-/* The slot after one, and with NULL the first. NULL: there are no more. */
-static struct slot *slot_after(const struct slot *slot) {
-    uint32_t index = slot ? slot->index + 1 : 0;
-    struct slot *chunk = atomic_load(&chunks[index / CHUNK_SLOTS]);
-    return chunk ? &chunk[index % CHUNK_SLOTS] : NULL;
+static struct point *point_at(uint64_t ticket) {
+    return point_number(ticket & ((1u << POINT_BITS) - 1));
 }
 
-static bool grow(void) { /* table_lock held */
-    if (chunk_count == MAX_CHUNKS) return false;
-    struct slot *chunk = calloc(CHUNK_SLOTS, sizeof *chunk);
-    if (!chunk) return false;
-    for (int i = CHUNK_SLOTS - 1; i >= 0; i--) {
-        chunk[i].index = chunk_count * CHUNK_SLOTS + i;
-        chunk[i].entry.next = (struct queue_entry *)free_slots;
-        free_slots = &chunk[i];
-    }
-    atomic_fetch_add(&counters[POINT_SLOTS], CHUNK_SLOTS);
-    atomic_store(&chunks[chunk_count++], chunk);
-    return true;
+static uint64_t generation_of(uint64_t ticket) { return ticket >> POINT_BITS; }
+
+static void put(struct spares *spares, struct point *point) { /* their lock held */
+    point->entry.next = spares->entries;
+    spares->entries = &point->entry;
 }
 
-/* While the slot's reference to its queue is held. */
-static void slot_release(struct slot *slot) {
-    /* as many as a ticket can name */
-    uint64_t next_generation = generation_of(((atomic_load(&slot->word) >> 8) + 1) << SLOT_BITS);
-    atomic_store(&slot->word, next_generation << 8);
-    struct spares *spares = queue_spares(slot->queue);
-    pthread_mutex_lock(&spares->lock);
-    slot->entry.next = spares->entries;
-    spares->entries = &slot->entry;
-    pthread_mutex_unlock(&spares->lock);
-}
-
-static void refill(struct spares *spares) { /* its lock held, which comes first */
+/* Makes the next points for a loop, to which they come back. The lock of its spares is held, and
+ * is taken before this one. */
+static void grow(struct spares *spares) {
     pthread_mutex_lock(&table_lock);
-    for (int i = 0; i < SLOTS_AT_ONCE && (free_slots || grow()); i++) {
-        struct slot *slot = free_slots;
-        free_slots = slot_of(slot->entry.next);
-        slot->entry.next = spares->entries;
-        spares->entries = &slot->entry;
+    struct point *chunk = chunk_count < MAX_CHUNKS ? calloc(CHUNK_POINTS, sizeof *chunk) : NULL;
+    for (int i = CHUNK_POINTS - 1; chunk && i >= 0; i--) {
+        chunk[i].index = chunk_count * CHUNK_POINTS + i;
+        put(spares, &chunk[i]);
+    }
+    if (chunk) {
+        atomic_fetch_add(&counters[POINTS_MADE], CHUNK_POINTS);
+        atomic_store(&chunks[chunk_count++], chunk);
     }
     pthread_mutex_unlock(&table_lock);
 }
 
-static struct slot *take(struct queue *queue) {
-    struct spares *spares = queue_spares(queue);
+/* While the point's reference to its queue is held. */
+static void point_give_back(struct point *point) {
+    /* as many as a ticket can name */
+    uint64_t next_generation = generation_of(((atomic_load(&point->word) >> 8) + 1) << POINT_BITS);
+    atomic_store(&point->word, next_generation << 8);
+    struct spares *spares = &point->queue->spares;
     pthread_mutex_lock(&spares->lock);
-    if (!spares->entries) refill(spares);
-    struct slot *slot = slot_of(spares->entries);
-    if (slot) spares->entries = slot->entry.next;
+    put(spares, point);
     pthread_mutex_unlock(&spares->lock);
-    return slot;
+}
+
+static struct point *take(struct queue *queue) {
+    struct spares *spares = &queue->spares;
+    pthread_mutex_lock(&spares->lock);
+    if (!spares->entries) grow(spares);
+    struct point *point = point_of(spares->entries);
+    if (point) spares->entries = point->entry.next;
+    pthread_mutex_unlock(&spares->lock);
+    return point;
 }
 
 uint64_t point_reserve(struct queue *queue, struct context *context, enum point_kind kind) {
-    struct slot *slot = take(queue);
-    if (!slot) return 0;
+    struct point *point = take(queue);
+    if (!point) return 0;
     queue_ref(queue); /* the caller is the owner, so the owner's reference is held */
-    slot->queue = queue;
-    slot->context = context;
-    slot->kind = kind;
-    slot->foreign = NULL;
-    slot->sync_mode = -1;
-    uint64_t generation = atomic_load(&slot->word) >> 8;
+    point->queue = queue;
+    point->context = context;
+    point->kind = kind;
+    point->foreign = NULL;
+    point->sync_mode = -1;
+    uint64_t generation = atomic_load(&point->word) >> 8;
     if (generation == 0) generation = 1; /* so that no ticket is 0 */
-    atomic_store(&slot->word, generation << 8 | RESERVED);
-    return generation << SLOT_BITS | slot->index;
+    atomic_store(&point->word, generation << 8 | RESERVED);
+    return generation << POINT_BITS | point->index;
 }
 
-/* Not a mutex, because it is held for some ns, and there are many slots. */
+/* Not a mutex, because it is held for some ns, and there are many points. */
 void point_lock_owner(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    while (slot && atomic_flag_test_and_set(&slot->owner_lock)) sched_yield();
+    struct point *point = point_at(ticket);
+    while (point && atomic_flag_test_and_set(&point->owner_lock)) sched_yield();
 }
 
 void point_unlock_owner(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    if (slot) atomic_flag_clear(&slot->owner_lock);
+    struct point *point = point_at(ticket);
+    if (point) atomic_flag_clear(&point->owner_lock);
 }
 
-/* The thread that releases a slot need not hold the owners' lock, so an owner may stay in a slot
+/* The thread that releases a point need not hold the owners' lock, so an owner may stay in a point
  * until the next one comes. */
-void *point_own(uint64_t ticket, void *owner) {
-    struct slot *slot = slot_at(ticket);
-    void *former = slot->owner;
-    atomic_store_explicit(&slot->owned, ticket, memory_order_relaxed);
-    slot->owner = owner;
+void *point_set_owner(uint64_t ticket, void *owner) {
+    struct point *point = point_at(ticket);
+    void *former = point->owner;
+    atomic_store_explicit(&point->owned, ticket, memory_order_relaxed);
+    point->owner = owner;
     return former;
 }
 
 void *point_owner(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    return slot && atomic_load_explicit(&slot->owned, memory_order_relaxed) == ticket ? slot->owner
-                                                                                      : NULL;
+    struct point *point = point_at(ticket);
+    return point && atomic_load_explicit(&point->owned, memory_order_relaxed) == ticket
+               ? point->owner
+               : NULL;
 }
 
 void points_visit_owned(void (*visit)(void *argument, uint64_t ticket), void *argument) {
-    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
-        uint64_t ticket = atomic_load_explicit(&slot->owned, memory_order_relaxed);
+    for (struct point *point = point_number(0); point; point = point_number(point->index + 1)) {
+        uint64_t ticket = atomic_load_explicit(&point->owned, memory_order_relaxed);
         if (ticket) visit(argument, ticket);
     }
 }
 
-struct context *point_context(uint64_t ticket) { return slot_at(ticket)->context; }
+struct context *point_context(uint64_t ticket) { return point_at(ticket)->context; }
 
-/* 0 if the slot is another ticket's by now */
+/* 0 if the point is another ticket's by now */
 static int flags_of(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    uint64_t word = slot ? atomic_load(&slot->word) : 0;
+    struct point *point = point_at(ticket);
+    uint64_t word = point ? atomic_load(&point->word) : 0;
     return word >> 8 == generation_of(ticket) ? word & 0xff : 0;
 }
 
 int64_t point_unread_since(uint64_t ticket) {
-    return flags_of(ticket) & QUEUED ? queue_unread_since(slot_at(ticket)->queue) : 0;
+    return flags_of(ticket) & QUEUED ? queue_unread_since(point_at(ticket)->queue) : 0;
 }
 
 void point_set_call(uint64_t ticket, host_function function, void *data, int sync_mode) {
-    struct slot *slot = slot_at(ticket);
-    slot->foreign = function;
-    slot->foreign_data = data;
-    slot->sync_mode = sync_mode;
+    struct point *point = point_at(ticket);
+    point->foreign = function;
+    point->foreign_data = data;
+    point->sync_mode = sync_mode;
 }
 
-static bool in_graph(const struct slot *slot) {
-    return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN;
+static bool in_graph(const struct point *point) {
+    return point->kind == KIND_GRAPH_PYTHON || point->kind == KIND_GRAPH_FOREIGN;
 }
-static bool in_stream(const struct slot *slot) {
-    return !in_graph(slot) && slot->kind != KIND_POLLED;
+static bool in_stream(const struct point *point) {
+    return !in_graph(point) && point->kind != KIND_POLLED;
 }
 
-/* Changes the flags of the slot of `ticket`: it clears `clear` and sets `set`. It fails and returns
- * false if the slot has another generation, if any flag of `unless` is set, or if a flag of `when`
- * is not. *before gets the flags as they were, unless it is NULL. */
-static bool transition(struct slot *slot, uint64_t ticket, int when, int unless, int clear, int set,
-                       int *before) {
-    uint64_t word = atomic_load(&slot->word);
+/* Changes the flags of the point of `ticket`: it clears `clear` and sets `set`. It fails and
+ * returns false if the point has another generation, if any flag of `unless` is set, or if a flag
+ * of `when` is not. *before gets the flags as they were, unless it is NULL. */
+static bool transition(struct point *point, uint64_t ticket, int when, int unless, int clear,
+                       int set, int *before) {
+    uint64_t word = atomic_load(&point->word);
     do {
         int flags = word & 0xff;
         if (word >> 8 != generation_of(ticket) || (flags & when) != when || (flags & unless))
             return false;
         if (before) *before = flags;
-    } while (!atomic_compare_exchange_weak(&slot->word, &word, (word & ~(uint64_t)clear) | set));
+    } while (!atomic_compare_exchange_weak(&point->word, &word, (word & ~(uint64_t)clear) | set));
     return true;
 }
 
 void point_unreserve(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    if (!slot || !transition(slot, ticket, RESERVED, ARMED, RESERVED, 0, NULL)) return;
-    struct queue *queue = slot->queue;
-    slot_release(slot);
+    struct point *point = point_at(ticket);
+    if (!point || !transition(point, ticket, RESERVED, ARMED, RESERVED, 0, NULL)) return;
+    struct queue *queue = point->queue;
+    point_give_back(point);
     queue_unref(queue);
 }
 
 /* --- firing --- */
 
 struct queue *point_orphan(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    struct queue *queue = slot ? slot->queue : NULL; /* of this ticket if the transition succeeds */
+    struct point *point = point_at(ticket);
+    struct queue *queue =
+        point ? point->queue : NULL; /* of this ticket if the transition succeeds */
     bool orphaned =
-        queue && transition(slot, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED, NULL);
+        queue && transition(point, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED, NULL);
     return orphaned ? queue : NULL;
 }
 
@@ -278,28 +269,28 @@ bool point_is_live(uint64_t ticket) { return (flags_of(ticket) & (ARMED | DISARM
 
 /* false: the ticket has fired before, or is not live */
 static bool fire(uint64_t ticket, int64_t status) {
-    struct slot *slot = slot_at(ticket);
+    struct point *point = point_at(ticket);
     int before;
-    /* The watcher and the consumer may move the slot between the two attempts. Then this thread
+    /* The watcher and the consumer may move the point between the two attempts. Then this thread
      * makes both again. */
     while (point_awaits_firing(ticket)) {
-        if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED,
+        if (transition(point, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED,
                        &before)) {
-            /* The watcher has failed the waiter, and the consumer has not looked yet. The consumer
-             * will see both and release the slot. */
+            /* The watcher has failed the waiter, and the consumer has not taken it yet. The
+             * consumer will see both and release the point. */
             atomic_fetch_add(&counters[POINTS_FIRED], 1);
             atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
             return true;
         }
-        if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0,
+        if (transition(point, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0,
                        FIRED | QUEUED, &before)) {
-            /* No other thread touches the slot until it is pushed. */
-            struct queue *queue = slot->queue;
-            atomic_store(&slot->fire_status, status);
+            /* No other thread touches the point until it is pushed. */
+            struct queue *queue = point->queue;
+            atomic_store(&point->fire_status, status);
             atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-            else if (!in_graph(slot)) context_drop_pending(slot->context);
-            queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
+            else if (!in_graph(point)) context_drop_pending(point->context);
+            queue_push(before & ORPHANED ? queue_orphans() : queue, &point->entry);
             queue_unref(queue);
             return true;
         }
@@ -317,10 +308,10 @@ static uint64_t ticket_of(void *data) { return (uint64_t)(uintptr_t)data; }
 
 /* Calls the user's function of the point, if it has one. */
 static void call_user(uint64_t ticket, int status) {
-    struct slot *slot = slot_at(ticket);
-    int kind = slot->kind; /* of this ticket, if it awaits its firing after that */
+    struct point *point = point_at(ticket);
+    int kind = point->kind; /* of this ticket, if it awaits its firing after that */
     if (kind == KIND_HOST_FUNCTION || kind == KIND_CALLBACK || !point_awaits_firing(ticket)) return;
-    if (kind == KIND_FOREIGN) slot->foreign(slot->foreign_data);
+    if (kind == KIND_FOREIGN) point->foreign(point->foreign_data);
     else dispatch_to_python(ticket, status);
 }
 
@@ -345,59 +336,59 @@ static void on_graph_released(void *data) { point_fire(ticket_of(data), CUDA_SUC
 
 /* --- arming --- */
 
-static int enqueue(struct slot *slot, uint64_t ticket, void *stream) {
+static int enqueue(struct point *point, uint64_t ticket, void *stream) {
     void *data = (void *)(uintptr_t)ticket;
-    if (slot->kind == KIND_CALLBACK || slot->kind == KIND_PYTHON_CALLBACK)
+    if (point->kind == KIND_CALLBACK || point->kind == KIND_PYTHON_CALLBACK)
         return driver.stream_add_callback(stream, on_callback, data, 0);
     host_function function = on_host_function;
-    if (slot->kind == KIND_GRAPH_PYTHON) function = on_graph_host_function;
-    if (slot->kind == KIND_GRAPH_FOREIGN) {
-        function = slot->foreign;
-        data = slot->foreign_data;
+    if (point->kind == KIND_GRAPH_PYTHON) function = on_graph_host_function;
+    if (point->kind == KIND_GRAPH_FOREIGN) {
+        function = point->foreign;
+        data = point->foreign_data;
     }
-    if (slot->sync_mode >= 0)
-        return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
+    if (point->sync_mode >= 0)
+        return driver.launch_host_func_v2(stream, function, data, point->sync_mode);
     return driver.launch_host_func(stream, function, data);
 }
 
 /* The driver refused, so nothing will ever fire. The watcher may have failed the point in the
  * meantime. Then the consumer either still has it on its stack and releases it, or has seen it
  * already, and it is released here. */
-static void disarm(struct slot *slot, uint64_t ticket) {
+static void disarm(struct point *point, uint64_t ticket) {
     int before;
-    struct queue *queue = slot->queue;
-    struct context *context = slot->context;
+    struct queue *queue = point->queue;
+    struct context *context = point->context;
     bool queued;
-    for (;;) { /* as in fire(), the slot may be moved between the two attempts */
+    for (;;) { /* as in fire(), the point may be moved between the two attempts */
         queued =
-            transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
-        if (queued || transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) break;
+            transition(point, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
+        if (queued || transition(point, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) break;
         if (!point_awaits_firing(ticket)) return; /* it has fired after all */
     }
     atomic_fetch_sub(&counters[POINTS_ARMED], 1);
     if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
     else context_drop_pending(context);
     if (queued) return;
-    slot_release(slot);
+    point_give_back(point);
     queue_unref(queue);
 }
 
-static void arm(struct slot *slot, uint64_t ticket) {
+static void arm(struct point *point, uint64_t ticket) {
     atomic_fetch_add(&counters[POINTS_ARMED], 1);
-    if (!in_graph(slot)) context_add_pending(slot->context);
-    transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
+    if (!in_graph(point)) context_add_pending(point->context);
+    transition(point, ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
 }
 
-void point_arm_polled(uint64_t ticket) { arm(slot_at(ticket), ticket); }
+void point_arm_polled(uint64_t ticket) { arm(point_at(ticket), ticket); }
 
 /* From now on a firing does nothing, and what the ticket keeps alive is leaked. */
-static int quarantine(struct slot *slot, uint64_t ticket) {
-    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, NULL))
+static int quarantine(struct point *point, uint64_t ticket) {
+    if (!transition(point, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, NULL))
         return CUDA_SUCCESS; /* it has fired already, so it was no node */
     atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
     atomic_fetch_add(&counters[POINTS_LEAKED], 1);
-    if (!in_graph(slot)) context_drop_pending(slot->context);
-    queue_unref(slot->queue); /* a firing that comes is stale, and touches no queue */
+    if (!in_graph(point)) context_drop_pending(point->context);
+    queue_unref(point->queue); /* a firing that comes finds that, and touches no queue */
     return RESULT_QUARANTINED;
 }
 
@@ -420,7 +411,7 @@ static int capture_of(void *stream, struct capture *capture) {
  * object before the node, so that no node is ever without it. From then on the user object's
  * destructor alone ends the point, even if a later step fails. The ticket is then still live, and
  * its consumer drops it. */
-static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
+static int point_capture(struct point *point, uint64_t ticket, void *stream) {
     struct capture capture, after;
     void *object;
     int status = capture_of(stream, &capture);
@@ -435,15 +426,15 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
         point_unreserve(ticket);
         return status;
     }
-    slot->kind = slot->kind == KIND_FOREIGN ? KIND_GRAPH_FOREIGN : KIND_GRAPH_PYTHON;
-    arm(slot, ticket);
+    point->kind = point->kind == KIND_FOREIGN ? KIND_GRAPH_FOREIGN : KIND_GRAPH_PYTHON;
+    arm(point, ticket);
     status = failed_in("cuGraphRetainUserObject",
                        driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE));
     if (status != CUDA_SUCCESS) {
         driver.user_object_release(object, 1);
         return status;
     }
-    status = enqueue(slot, ticket, stream);
+    status = enqueue(point, ticket, stream);
     if (status != CUDA_SUCCESS) {
         driver.graph_release_user_object(capture.graph, object, 1);
         return status;
@@ -454,31 +445,31 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     /* Another thread has ended the capture. What was enqueued may be plain work of the stream,
      * which no graph keeps. So the ticket is never used again, a firing does nothing, and what the
      * ticket keeps alive is leaked. */
-    return quarantine(slot, ticket);
+    return quarantine(point, ticket);
 }
 
 /* Call this without the GIL, under RELAXED. After any answer but 0 and RESULT_QUARANTINED the
  * ticket is gone, or is about to be. */
 int point_arm(uint64_t ticket, void *stream) {
-    struct slot *slot = slot_at(ticket);
+    struct point *point = point_at(ticket);
     int refusal = capture_refusal(stream);
-    bool may_be_captured = slot->kind == KIND_PYTHON_HOST || slot->kind == KIND_FOREIGN;
-    if (refusal == RESULT_CAPTURING && may_be_captured) return point_capture(slot, ticket, stream);
+    bool may_be_captured = point->kind == KIND_PYTHON_HOST || point->kind == KIND_FOREIGN;
+    if (refusal == RESULT_CAPTURING && may_be_captured) return point_capture(point, ticket, stream);
     if (refusal) {
         point_unreserve(ticket);
         return refusal;
     }
-    arm(slot, ticket);
-    int status = enqueue(slot, ticket, stream);
+    arm(point, ticket);
+    int status = enqueue(point, ticket, stream);
     if (status != CUDA_SUCCESS) {
-        disarm(slot, ticket);
+        disarm(point, ticket);
         return status;
     }
     if (capture_refusal(stream) >= 0) return CUDA_SUCCESS;
     /* A capture is on now. The host function may have become a node, which runs once for each
      * launch of the graph, or never. Or it went in just before the capture, and fires once. The
      * driver does not say which, so the ticket is never used again. */
-    return quarantine(slot, ticket);
+    return quarantine(point, ticket);
 }
 
 uint64_t point_reserve_armed(struct queue *queue, struct context *context, enum point_kind kind) {
@@ -489,33 +480,33 @@ uint64_t point_reserve_armed(struct queue *queue, struct context *context, enum 
 
 /* --- the consumer --- */
 
-static void consumer_release(struct slot *slot) {
-    struct queue *queue = slot->queue;
-    bool owed = atomic_load(&slot->word) & OWED;
-    slot_release(slot);
+static void consumer_release(struct point *point) {
+    struct queue *queue = point->queue;
+    bool owed = atomic_load(&point->word) & OWED;
+    point_give_back(point);
     if (owed) queue_unref(queue);
 }
 
-/* What the consumer does with one slot that it has taken off a stack. False: emit refused, and the
- * slot belongs back on a stack. */
-static bool consume(struct slot *slot, emit_function emit, void *argument) {
-    uint64_t word = atomic_load(&slot->word);
-    uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
+/* What the consumer does with one point that it has taken off a stack. False: emit refused, and the
+ * point belongs back on a stack. */
+static bool consume(struct point *point, emit_function emit, void *argument) {
+    uint64_t word = atomic_load(&point->word);
+    uint64_t ticket = (word >> 8) << POINT_BITS | point->index;
     int before = word & 0xff;
     if (before & FIRED) {
-        int64_t status = before & FAILED ? slot->fail_status : slot->fire_status;
+        int64_t status = before & FAILED ? point->fail_status : point->fire_status;
         if (!emit(argument, ticket, status, true)) return false;
-        consumer_release(slot);
+        consumer_release(point);
         return true;
     }
     /* The watcher has failed it. If it fires or is disarmed before this transition, the transition
      * shows that. */
-    if (!(before & DISARMED) && !emit(argument, ticket, slot->fail_status, false)) return false;
-    if (!transition(slot, ticket, QUEUED, FIRED | DISARMED, QUEUED, 0, &before)) {
-        if (!(atomic_load(&slot->word) & DISARMED) &&
-            !emit(argument, ticket, slot->fail_status, true))
+    if (!(before & DISARMED) && !emit(argument, ticket, point->fail_status, false)) return false;
+    if (!transition(point, ticket, QUEUED, FIRED | DISARMED, QUEUED, 0, &before)) {
+        if (!(atomic_load(&point->word) & DISARMED) &&
+            !emit(argument, ticket, point->fail_status, true))
             return false;
-        consumer_release(slot);
+        consumer_release(point);
     }
     return true;
 }
@@ -524,7 +515,7 @@ bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
     struct queue_entry *entry = queue_take(queue);
     while (entry) {
         struct queue_entry *next = entry->next;
-        if (!consume(slot_of(entry), emit, argument)) {
+        if (!consume(point_of(entry), emit, argument)) {
             queue_put_back(queue, entry);
             return false;
         }
@@ -536,9 +527,11 @@ bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
 int points_visit_arrived(struct queue *queue, int (*visit)(void *owner, void *argument),
                          void *argument) {
     int answer = 0;
-    for (struct queue_entry *entry = queue_arrived(queue); entry && !answer; entry = entry->next) {
-        struct slot *slot = slot_of(entry);
-        if (atomic_load(&slot->word) & FIRED && slot->owner) answer = visit(slot->owner, argument);
+    for (struct queue_entry *entry = atomic_load(&queue->head); entry && !answer;
+         entry = entry->next) {
+        struct point *point = point_of(entry);
+        if (atomic_load(&point->word) & FIRED && point->owner)
+            answer = visit(point->owner, argument);
     }
     return answer;
 }
@@ -548,42 +541,42 @@ int points_visit_arrived(struct queue *queue, int (*visit)(void *owner, void *ar
 /* Fails every waiter of a context. The points stay armed, because a stream callback still comes,
  * and a host function might. */
 void points_fail(struct context *context, int status) {
-    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
+    for (struct point *point = point_number(0); point; point = point_number(point->index + 1)) {
         int before;
-        uint64_t word = atomic_load(&slot->word);
-        if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context)
+        uint64_t word = atomic_load(&point->word);
+        if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || point->context != context)
             continue;
-        uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
+        uint64_t ticket = (word >> 8) << POINT_BITS | point->index;
         /* In a graph no task waits for it, and its destructor still comes. Of a polled one the
          * driver has no ticket, so the watcher fires it with the status. */
-        if (!in_stream(slot)) continue;
-        atomic_store(&slot->fail_status, status);
-        if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED,
+        if (!in_stream(point)) continue;
+        atomic_store(&point->fail_status, status);
+        if (!transition(point, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED,
                         &before))
             continue;
         atomic_fetch_add(&counters[POINTS_LEAKED], 1);
         context_drop_pending(context);
         /* After the push, the point's reference belongs to its consumer or to a late firing.
          * So this thread takes one of its own. Without it, the queue could become another
-         * loop's before queue_push has looked at it again, and would lose what arrives for
+         * loop's before queue_push has read it again, and would lose what arrives for
          * that loop. */
-        struct queue *queue = slot->queue;
+        struct queue *queue = point->queue;
         queue_ref(queue);
-        queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
+        queue_push(before & ORPHANED ? queue_orphans() : queue, &point->entry);
         queue_unref(queue);
     }
 }
 
-/* Counted slot by slot and not from the counters, so that the ledger checks one against the
+/* Counted point by point and not from the counters, so that statistics() checks one against the
  * other. */
 struct pending_points points_pending(void) {
     struct pending_points pending = {0};
-    for (struct slot *slot = NULL; (slot = slot_after(slot));) {
-        uint64_t word = atomic_load(&slot->word);
+    for (struct point *point = point_number(0); point; point = point_number(point->index + 1)) {
+        uint64_t word = atomic_load(&point->word);
         if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
         pending.all++;
-        pending.captured += in_graph(slot);
-        pending.in_streams += in_stream(slot);
+        pending.captured += in_graph(point);
+        pending.in_streams += in_stream(point);
     }
     return pending;
 }

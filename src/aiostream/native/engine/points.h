@@ -35,14 +35,14 @@ bool queue_drain(struct queue *, emit_function, void *argument);
  * that arms it has returned. */
 uint64_t point_reserve(struct queue *, struct context *, enum point_kind);
 /* What the ticket stands for. The owners of points call these under Python's GIL, or without one
- * under the lock of the slot. They set the owner before the point is armed, or in the thread that
- * drains its queue. The consumer takes it back once the point was passed. point_own returns what
- * was there: NULL, or an owner whose ticket has ended. */
+ * under the lock of the point. They set the owner before the point is armed, or in the thread that
+ * drains its queue. The consumer takes it back once the point was passed. point_set_owner returns
+ * what was there: NULL, or an owner whose ticket has ended. */
 void point_lock_owner(uint64_t ticket); /* for a few steps without a call of Python */
 void point_unlock_owner(uint64_t ticket);
-void *point_own(uint64_t ticket, void *owner);
+void *point_set_owner(uint64_t ticket, void *owner);
 void *point_owner(uint64_t ticket); /* NULL: it has none, or has ended */
-/* calls it with the ticket of each slot that has an owner */
+/* calls it with the ticket of each point that has an owner */
 void points_visit_owned(void (*visit)(void *argument, uint64_t ticket), void *argument);
 struct context *point_context(uint64_t ticket);
 /* since when its queue waits for the loop; 0: its consumer has it, or that is not known */

@@ -1,6 +1,6 @@
 /* When to poll a wait: a pure policy, in any thread, without a lock, a clock or a driver call.
  *
- * The loop's thread asks it after each look at a wait (task_waits.c), and the watcher in each pass
+ * The loop's thread asks it after each poll of a wait (task_waits.c), and the watcher in each pass
  * (watched_waits.c). It answers with a plan: the task polls, a timer of the loop has the wait, or
  * the watcher, and until when. The lengths of waits that have ended come back into a history, under
  * a lock of the caller's.
@@ -16,7 +16,7 @@
  * history does not starve, some waits are polled closely: those after an end that no window
  * expected, and one in sixteen if no true length was seen otherwise.
  *
- * The bound of promise P16 is in one function, policy_latest_look, which every path respects.
+ * The bound of promise P16 is in one function, policy_latest_poll, which every path respects.
  */
 #include "policy.h"
 
@@ -24,11 +24,11 @@ static const int64_t US = 1000, MS = 1000000;
 
 /* All in ns. The name in brackets is that of the benchmark goal that a constant serves (`python -m
  * benchmarks goals`). */
-/* so long a task polls a wait of which nothing is known ("20 us", "100 us") */
+/* a task polls a wait of which nothing is known until this age ("20 us", "100 us") */
 static const int64_t SPIN_NS = 50000;
-/* a window that opens so soon is polled from the beginning ("100 us") */
+/* a window that opens before this age is polled from the beginning ("100 us") */
 static const int64_t START_SPIN_NS = 75000;
-/* a length so short is worth polling at first ("64 x empty") */
+/* below this length a wait is worth polling at first ("64 x empty") */
 static const int64_t SHORT_NS = 120000;
 /* the shortest interval of the plain schedule ("unpredictable") */
 static const int64_t SHORTEST_INTERVAL_NS = 5000;
@@ -38,48 +38,48 @@ static const int64_t LONGEST_INTERVAL_NS = 120000;
 static const int64_t LONGEST_FRESH_NS = 750000;
 /* the same if many streams wait ("mixed: CPU") */
 static const int64_t SHARED_PER_LIST_NS = 1600, LONGEST_SHARED_NS = 200000;
-/* no guard look comes before this age ("CPU at 100 us") */
+/* no guard poll comes before this age ("CPU at 100 us") */
 static const int64_t GUARD_FLOOR_NS = 150000;
 /* of the 0.25 ms of P16; the rest is for waking the watcher and the loop ("CPU at 5 ms") */
 static const int64_t GUARD_SLACK_NS = 130000;
 static const int64_t GUARD_MOST_NS = 1000000; /* the 1 ms of P16 */
-/* a window closes so long, and a share of its length, after its last length ("CPU at 300 us") */
+/* a window closes at last + last / TAIL_SHARE + this ("CPU at 300 us") */
 static const int64_t WINDOW_TAIL_NS = 60000;
-/* a window so wide, and a share of its length, is narrow ("steady") */
+/* a window is narrow if last - first <= first / NARROW_SHARE + this ("steady") */
 static const int64_t NARROW_NS = 50000;
 static const int64_t LONGEST_STEP_NS = 120000; /* in a wide window ("patterns: within 10 %") */
 static const int64_t SHORTEST_STEP_NS = 30000;
 /* in a narrow window that the watcher polls ("event") */
 static const int64_t SHORTEST_EVENT_STEP_NS = 5000;
-/* an interval so wide, and a share of the length, is a true length */
+/* an interval between two polls gives a true length if it is <= seen / TRUE_SHARE + this */
 static const int64_t TRUE_NS = 40000;
-/* lengths so near, and a share of them, are of one cluster */
+/* two lengths are of one cluster if they differ by < longer / GAP_SHARE + this */
 static const int64_t CLUSTER_GAP_NS = 60000;
-static const int64_t ZONE_STEP_NS = 20000; /* the shortest step in a zone */
-/* the lead of which nothing was learnt yet, and a share of the length */
+static const int64_t ROUGH_STEP_NS = 20000; /* the shortest step in a rough window */
+/* the lead before one was learnt: length / LEAD_SHARE + this */
 static const int64_t FIRST_LEAD_NS = 40000;
 static const int64_t LEAD_LEAST_NS = 5000, LEAD_MOST_NS = 20000000;
 /* per list, between passes ("128 x 5 ms: cores") */
 static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000;
-/* the same for looks of which none is exact, because a pass costs a wake-up ("server: open
+/* the same for polls of which none is exact, because a pass costs a wake-up ("server: open
  * loop") */
 static const int64_t SHARED_GAP_NS = 80000;
 /* all waits of a busy loop go no longer than this without a pass ("server: 128 connections") */
-static const int64_t PASS_LAG_MOST_NS = 500000;
-/* a guard look waits no longer than this for a loop that comes late anyway */
-static const int64_t LAG_WAIT_MOST_NS = 1000000;
-/* so much of one turn of a loop goes to ready waits, all tasks together ("fairness") */
+static const int64_t PASS_LATENESS_MOST_NS = 500000;
+/* a guard poll waits no longer than this for a loop that comes late anyway */
+static const int64_t LATENESS_WAIT_MOST_NS = 1000000;
+/* what ready waits may take of one turn of a loop, all tasks together ("fairness") */
 static const int64_t TURN_BUDGET_NS = 500000;
 static const int64_t UNWANTED_MOST_NS = 45000000;
-/* between the looks that all waits of a crowded loop share, because a wake-up costs some 10 us
+/* between the polls that all waits of a crowded loop share, because a wake-up costs some 10 us
  * ("64 x 5 ms") */
 static const int64_t CROWD_STEP_NS = 200000;
-static const int64_t CROWD_WINDOW_NS = 60000; /* between looks where an end is expected */
-/* where none is expected, before it falls together with others: so much for each wait of the loop,
+static const int64_t CROWD_WINDOW_NS = 60000; /* between polls where an end is expected */
+/* where none is expected, before it falls together with others: this for each wait of the loop,
  * because the more wait, the scarcer is its time ("mixed") */
 static const int64_t CROWD_PER_WAIT_NS = 12000;
 static const int64_t CROWD_SHORTEST_NS = 300000, CROWD_LONGEST_NS = 450000;
-/* a look of a crowded loop that is due so soon may spare a wake-up if it comes now */
+/* a poll of a crowded loop that is due within this may save a wake-up if it comes now */
 static const int64_t CROWD_DUE_SOON_NS = 40000, DUE_SOON_NS = 2000;
 /* the watcher has what is older, so that old waits do not wake their loop ("64 pending") */
 static const int64_t CROWD_AGE_NS = 32000000;
@@ -90,42 +90,43 @@ static const int64_t QUESTION_STEP_NS = 75000, QUESTION_GUARD_NS = 2400000;
  */
 static const int64_t QUESTION_TURNS_NS = 30000;
 enum {
-    INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
+    INTERVALS_PER_AGE = 8, /* the plain schedule polls after each eighth of the age */
     LATE_SHARE = 150,      /* P16 */
     LATE_INTERVALS = 400,  /* or after each 400th, if that is more ("patterns: log-uniform") */
-    DENSE_PER_AGE = 32,    /* a close look: after each 32nd of the age */
+    DENSE_PER_AGE = 32,    /* a close poll: after each 32nd of the age */
     CROWD_PER_AGE = 16,
     TRUE_SHARE = 24,
     TRUE_WITHIN = 16, /* waits in which at least one true length is learnt */
-    MOST_TRIES = 6,   /* so many waits in turn look for ends before the window, each earlier */
+    MOST_TRIES = 6,   /* waits in turn that look for ends before the window, each earlier */
     GAP_SHARE = 16,
     TAIL_SHARE = 64,
     LEAD_SHARE = 64,
     NARROW_SHARE = 32,
-    STEPS = 24,       /* a wide window is polled in so many steps */
-    RECENT = 8,       /* so many members of a cluster decide whether its window is narrow */
+    STEPS = 24,       /* in which a wide window is polled */
+    RECENT = 8,       /* members of a cluster that decide whether its window is narrow */
     MARGIN_SHARE = 8, /* a wide window is wider than its cluster by two eighths */
     WIDEST_SHARE = 3, /* lengths that are spread over more than a third are no cluster */
     /* a task is woken only for a window in which a quarter of the longer waits end */
     LIKELY_SHARE = 4,
-    /* an end within so many turns of the loop is polled by the task ("64 x 0.5 ms") */
+    /* the task polls for an end that comes within these turns of the loop ("64 x 0.5 ms") */
     SPIN_MAX_LOOP_TURNS = 3,
-    /* a task is woken for an end only if the wait is longer than so many turns */
-    WORTH_LOOP_LAGS = 4,
+    /* a task is woken for an end only if the wait is longer than these turns */
+    WORTH_LOOP_TURNS = 4,
     MAX_LISTS_HANDED_BACK = 256, /* with more, common wake-ups cost less */
-    ZONE_STEPS = 12,             /* a zone is polled in so many steps */
-    ZONE_TRIES = 16,             /* and given up after so many waits that passed it */
+    ROUGH_STEPS = 12,            /* in which a rough window is polled */
+    ROUGH_TRIES = 16,            /* waits that pass a rough window before it is given up */
     MAX_UNEXPECTED = 2,          /* of the last 16 waits ("mixed", "patterns: log-uniform") */
     LATEST_FEW = 0xf,            /* and one of the last four ("patterns: within 10 %") */
-    /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
+    /* with no more lists, the loop polls a wide window, because it is awake then ("varying work")
+     */
     LOOP_LISTS = 8,
-    FEW_WAITS = 12, /* with more, their loop looks at all of them ("64 x 5 ms") */
-    /* up to so many lists each is polled just when it is due, if its look is exact */
+    FEW_WAITS = 12, /* with more, their loop polls all of them ("64 x 5 ms") */
+    /* with no more lists, each is polled just when it is due, if its poll is exact */
     EXACT_LISTS = 8,
     FEW_LISTS = 2, /* with more, the others are polled together */
-    /* a busy loop's waits are looked at so often in each of its turns ("server: 128
+    /* polls of a busy loop's wait in each of its turns ("server: 128
      * connections") */
-    LAG_SHARE = 8,
+    LATENESS_SHARE = 8,
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -236,21 +237,22 @@ static bool is_expected(const struct prediction *prediction, int64_t not_before,
     return false;
 }
 
-/* Counts the zones that this wait has passed in vain, and clears the zone in which it has ended. */
-static void leave_zones(struct history *history, int64_t not_before, int64_t seen) {
-    for (int i = 0; i < MAX_ZONES; i++) {
-        struct zone *zone = &history->prediction.zones[i];
-        bool passed = zone->to && not_before > zone->to;
-        bool ended_in = not_before <= zone->to && seen >= zone->from;
-        if (ended_in || (passed && ++zone->tries >= ZONE_TRIES)) zone->to = 0;
+/* Counts the rough windows that this wait has passed in vain, and clears the one in which it has
+ * ended. */
+static void leave_rough(struct history *history, int64_t not_before, int64_t seen) {
+    for (int i = 0; i < MAX_ROUGH; i++) {
+        struct rough *rough = &history->prediction.rough[i];
+        bool passed = rough->to && not_before > rough->to;
+        bool ended_in = not_before <= rough->to && seen >= rough->from;
+        if (ended_in || (passed && ++rough->tries >= ROUGH_TRIES)) rough->to = 0;
     }
 }
 
-static void add_zone(struct history *history, int64_t from, int64_t to) {
-    struct zone *zones = history->prediction.zones, *chosen = &zones[0];
-    for (int i = 1; i < MAX_ZONES; i++)
-        if (chosen->to && (!zones[i].to || zones[i].tries > chosen->tries)) chosen = &zones[i];
-    *chosen = (struct zone){.from = greatest(from, 0), .to = to};
+static void add_rough(struct history *history, int64_t from, int64_t to) {
+    struct rough *rough = history->prediction.rough, *chosen = &rough[0];
+    for (int i = 1; i < MAX_ROUGH; i++)
+        if (chosen->to && (!rough[i].to || rough[i].tries > chosen->tries)) chosen = &rough[i];
+    *chosen = (struct rough){.from = greatest(from, 0), .to = to};
 }
 
 void history_learn(struct history *history, int64_t not_before, int64_t seen) {
@@ -259,7 +261,7 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
     bool is_true = seen - not_before <= TRUE_NS + seen / TRUE_SHARE;
     bool expected = is_expected(&history->prediction, not_before, seen);
     int64_t length = not_before + (seen - not_before) / 2;
-    leave_zones(history, not_before, seen);
+    leave_rough(history, not_before, seen);
     history->unexpected = (uint16_t)(history->unexpected << 1 | !expected);
     /* When the windows fit again, as after a change of the work, a few waits show it. */
     history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED &&
@@ -275,8 +277,8 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
     }
     if (expected || is_expected(&history->prediction, not_before, seen)) return;
     int64_t around = length / GAP_SHARE + CLUSTER_GAP_NS / 2;
-    if (is_true) add_zone(history, length - around, length + around);
-    else add_zone(history, not_before, seen);
+    if (is_true) add_rough(history, length - around, length + around);
+    else add_rough(history, not_before, seen);
 }
 
 void history_learn_lead(struct history *history, int64_t length, bool late, int64_t slack) {
@@ -297,23 +299,23 @@ void history_learn_lead(struct history *history, int64_t length, bool late, int6
 
 /* --- deciding --- */
 
-int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag) {
+int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lateness) {
     if (lists <= FEW_LISTS) return 0;
     int64_t gap = lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0;
     if (!exact) gap = greatest(gap, SHARED_GAP_NS);
     /* the loop sees together what ends within one of its turns */
-    return greatest(gap, least(loop_lag, PASS_LAG_MOST_NS));
+    return greatest(gap, least(loop_lateness, PASS_LATENESS_MOST_NS));
 }
 
-int64_t policy_latest_look(int64_t age, int lists) {
+int64_t policy_latest_poll(int64_t age, int lists) {
     int64_t interval =
         greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
-    /* so much later the look may come */
+    /* the pass may come later by its gap */
     return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false, 0);
 }
 
-int64_t policy_latest_pass(int64_t age, int64_t loop_lag) {
-    return greatest(policy_latest_look(age, 1), age + least(loop_lag, PASS_LAG_MOST_NS));
+int64_t policy_latest_pass(int64_t age, int64_t loop_lateness) {
+    return greatest(policy_latest_poll(age, 1), age + least(loop_lateness, PASS_LATENESS_MOST_NS));
 }
 
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks) {
@@ -345,14 +347,14 @@ static int64_t plain_interval(const struct prediction *prediction, int64_t age,
     return greatest(clamp(age / INTERVALS_PER_AGE, shortest, longest), age / LATE_INTERVALS);
 }
 
-/* The next look that a zone asks for. */
-static int64_t zone_look(const struct prediction *prediction, int64_t age) {
+/* The next poll that a rough window asks for. */
+static int64_t rough_poll(const struct prediction *prediction, int64_t age) {
     int64_t at = NEVER;
-    for (int i = 0; i < MAX_ZONES; i++) {
-        const struct zone *zone = &prediction->zones[i];
-        if (!zone->to || age > zone->to) continue;
-        int64_t step = greatest((zone->to - zone->from) / ZONE_STEPS, ZONE_STEP_NS);
-        at = least(at, age < zone->from ? zone->from : age + step);
+    for (int i = 0; i < MAX_ROUGH; i++) {
+        const struct rough *rough = &prediction->rough[i];
+        if (!rough->to || age > rough->to) continue;
+        int64_t step = greatest((rough->to - rough->from) / ROUGH_STEPS, ROUGH_STEP_NS);
+        at = least(at, age < rough->from ? rough->from : age + step);
     }
     return at;
 }
@@ -360,11 +362,11 @@ static int64_t zone_look(const struct prediction *prediction, int64_t age) {
 int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer,
                      const struct load *load) {
     /* A loop that comes late does not come earlier because the watcher has seen the end. */
-    int64_t next = policy_latest_look(age, load->lists);
+    int64_t next = policy_latest_poll(age, load->lists);
     if (prediction->dense || prediction->irregular)
         next = least(next, age + plain_interval(prediction, age, load));
-    next = least(next, zone_look(prediction, age));
-    next = greatest(next, age + least(load->loop_lag_ns, LAG_WAIT_MOST_NS));
+    next = least(next, rough_poll(prediction, age));
+    next = greatest(next, age + least(load->lateness, LATENESS_WAIT_MOST_NS));
     return next < timer ? next : NEVER;
 }
 
@@ -381,21 +383,21 @@ static bool is_loop_window(const struct prediction *prediction, const struct win
                            const struct load *load) {
     return window && !window->narrow && !prediction->irregular && load->alone &&
            load->timers_allowed && load->lists <= LOOP_LISTS &&
-           window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
+           window->first > WORTH_LOOP_TURNS * load->lateness;
 }
 
 /* When the watcher polls next, before or in the window, or where no end is expected. */
 static inline int64_t watch_at(const struct prediction *prediction, const struct window *window,
                                int64_t age, const struct load *load) {
-    /* Before a window no end is expected, so only the guard looks are due. */
+    /* Before a window no end is expected, so only the guard polls are due. */
     int64_t at = window ? window->first : NEVER;
     if (window && age >= at) at = age + step_of(window);
     else if (!window || prediction->dense || prediction->irregular)
         at = least(at, age + plain_interval(prediction, age, load));
-    at = least(at, zone_look(prediction, age));
-    at = least(at, policy_latest_look(age, load->lists));
+    at = least(at, rough_poll(prediction, age));
+    at = least(at, policy_latest_poll(age, load->lists));
     /* P16 holds for loops that are not busy */
-    return greatest(at, age + load->loop_lag_ns / LAG_SHARE);
+    return greatest(at, age + load->lateness / LATENESS_SHARE);
 }
 
 /* --- a crowd --- */
@@ -404,12 +406,12 @@ int64_t policy_crowd_latest(int64_t age) {
     return age + greatest(least(age / 2, GUARD_MOST_NS), age / LATE_SHARE) + CROWD_STEP_NS;
 }
 
-/* Of a wait whose end is expected, only the ends of the window matter, and a few looks before. Most
- * of these looks cost no wake-up of their own, because all waits of the loop share them. */
+/* Of a wait whose end is expected, only the ends of the window matter, and a few polls before. Most
+ * of these polls cost no wake-up of their own, because all waits of the loop share them. */
 static struct plan crowd_plan(const struct prediction *prediction, const struct window *window,
                               int64_t age, int waits) {
     struct plan plan = {
-        .stage = STAGE_TIMER, .at = policy_crowd_latest(age), .look = true, .common = true};
+        .stage = STAGE_TIMER, .at = policy_crowd_latest(age), .by_loop = true, .common = true};
     if (prediction->dense) {
         plan.exact = true;
         plan.at = age + clamp(age / DENSE_PER_AGE, CROWD_WINDOW_NS, CROWD_STEP_NS);
@@ -426,7 +428,7 @@ static struct plan crowd_plan(const struct prediction *prediction, const struct 
 
 int64_t policy_due_soon(int waits) { return waits > FEW_WAITS ? CROWD_DUE_SOON_NS : DUE_SOON_NS; }
 
-int64_t policy_common_look(int64_t now, int64_t time) {
+int64_t policy_common_poll(int64_t now, int64_t time) {
     int64_t step = CROWD_STEP_NS;
     while (4 * step <= time - now) step *= 2;
     return greatest(time / step * step, now + CROWD_WINDOW_NS);
@@ -443,7 +445,7 @@ static struct question question_at(int64_t time, int waits) {
 
 /* One that need not be exact comes along with others. */
 static struct question question_within(int64_t interval, int64_t now) {
-    int64_t by = policy_common_look(now, now + interval);
+    int64_t by = policy_common_poll(now, now + interval);
     return (struct question){.from = least(now + interval - interval / 3, by), .by = by};
 }
 
@@ -528,10 +530,10 @@ static struct plan plan_auto(const struct prediction *prediction, int64_t age,
     if (load->waits > FEW_WAITS && load->alone && age < CROWD_AGE_NS)
         return load->timers_allowed ? crowd_plan(prediction, window, age, load->waits) : watcher;
     if (is_loop_window(prediction, window, load)) {
-        int64_t look = age < window->first ? window->first
-                                           : age + greatest(step_of(window), 2 * load->loop_lag_ns);
+        int64_t poll_at = age < window->first ? window->first
+                                              : age + greatest(step_of(window), 2 * load->lateness);
         return (struct plan){
-            .stage = STAGE_TIMER, .at = look, .until = window->closes, .look = true};
+            .stage = STAGE_TIMER, .at = poll_at, .until = window->closes, .by_loop = true};
     }
     if (!window || !window->narrow) return watcher;
     struct plan poll = {
@@ -539,10 +541,10 @@ static struct plan plan_auto(const struct prediction *prediction, int64_t age,
     /* By the clock, or by the turns of the loop, because in a busy loop the end will have come by
      * the time the loop comes back. */
     bool soon = window->wakes <= age || (begins && window->first < START_SPIN_NS) ||
-                window->first - age < SPIN_MAX_LOOP_TURNS * load->loop_lag_ns;
+                window->first - age < SPIN_MAX_LOOP_TURNS * load->lateness;
     if (soon && (begins || load->alone)) return poll;
     bool worth_waking = load->alone && load->lists <= MAX_LISTS_HANDED_BACK &&
-                        window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
+                        window->first > WORTH_LOOP_TURNS * load->lateness;
     if (soon || !worth_waking) return watcher;
     if (!load->timers_allowed) {
         watcher.at = least(watcher.at, window->wakes);
@@ -580,7 +582,7 @@ const int strategy_count = sizeof strategies / sizeof *strategies;
 bool policy_poll_on(const struct prediction *prediction, int64_t age, int polls,
                     const struct load *load) {
     if (polls < 2) return true;
-    int64_t turns = SPIN_MAX_LOOP_TURNS * load->loop_lag_ns;
+    int64_t turns = SPIN_MAX_LOOP_TURNS * load->lateness;
     const struct window *window = next_window(prediction, age - turns);
     return window && window->first - age < turns && age - window->last < turns;
 }

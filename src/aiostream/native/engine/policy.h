@@ -12,7 +12,7 @@ enum {
     HISTORY_LENGTHS = 32, /* true lengths that a history remembers */
     /* windows of a prediction; what ends later is left to the plain schedule */
     MAX_WINDOWS = 4,
-    MAX_ZONES = 2,
+    MAX_ROUGH = 2,
 };
 
 /* Where ends have been. The windows of a prediction are in order and do not overlap. */
@@ -23,10 +23,10 @@ struct window {
     bool narrow;         /* so narrow that the task itself polls through it */
 };
 
-/* A range in which an end was seen only roughly. It is polled in steps, so that the next end there
+/* A window in which an end was seen only roughly. It is polled in steps, so that the next end there
  * is a true length. */
-struct zone {
-    int64_t from, to; /* to is 0: there is no zone */
+struct rough {
+    int64_t from, to; /* to is 0: there is none */
     int tries;        /* waits that were polled there in vain */
 };
 
@@ -43,7 +43,7 @@ struct prediction {
     /* no true length was seen for long, so this wait is polled closely all the time */
     bool dense;
     struct window windows[MAX_WINDOWS];
-    struct zone zones[MAX_ZONES];
+    struct rough rough[MAX_ROUGH];
 };
 
 /* The lengths of waits on one stream or on the streams of one pool. Its owner guards it with a
@@ -77,14 +77,14 @@ struct question {
 };
 /* A Python function was asked at `now` whether a wait is over that began at `start`. Its latest no
  * was at `false_at`. If it is over, the history learns, and nothing more is to be asked. Only the
- * loop's thread may ask, so a question costs the loop a wake-up. The loop has so many such
- * `waits`. */
+ * loop's thread may ask, so a question costs the loop a wake-up. `waits`: such waits of the
+ * loop. */
 struct question history_asked(struct history *, int64_t start, int64_t false_at, int64_t now,
                               bool over, int waits);
 
 /* What else a decision depends on. */
 struct load {
-    int64_t loop_lag_ns; /* the lag of the loop */
+    int64_t lateness;    /* of the loop, in ns */
     int lists;           /* wait lists that the watcher has */
     int waits;           /* of the loop */
     bool alone;          /* no other wait is pending on the stream */
@@ -95,7 +95,7 @@ struct load {
 enum stage {
     STAGE_TASK, /* the task polls once in each turn of its loop, until `until` */
     /* a timer of the loop wakes the task at `at`, or polls itself; the watcher makes the guard
-     * looks before */
+     * polls before */
     STAGE_TIMER,
     STAGE_WATCHER, /* the watcher polls at `at` */
 };
@@ -105,11 +105,11 @@ struct plan {
     int64_t at, until;
     int64_t length; /* of the window for which the task polls or is woken; 0: none */
     /* STAGE_TIMER: the loop polls natively at `at`, and does not resume the task for that */
-    bool look;
+    bool by_loop;
     /* an end is expected at `at`, so the watcher or the loop polls exactly then */
     bool exact;
-    /* With `look`: the loop is crowded, so the watcher makes no guard looks. If the look need not
-     * be exact, `policy_common_look` says when it comes. */
+    /* With `by_loop`: the loop is crowded, so the watcher makes no guard polls. If the poll need
+     * not be exact, `policy_common_poll` says when it comes. */
     bool common;
 };
 
@@ -128,27 +128,27 @@ extern const int strategy_count;
 
 /* Whether a task that has polled until its `until` should go on for some turns of its loop. */
 bool policy_poll_on(const struct prediction *, int64_t age, int polls, const struct load *);
-/* The latest next poll that keeps promise P16, if the watcher has so many wait lists. Every path
+/* The latest next poll that keeps promise P16. `lists`: wait lists that the watcher has. Every path
  * takes the earlier of this time and its own. */
-int64_t policy_latest_look(int64_t age, int lists);
-/* The next guard look of a wait that a timer has, or INT64_MAX if the timer comes first. */
+int64_t policy_latest_poll(int64_t age, int lists);
+/* The next guard poll of a wait that a timer has, or NEVER if the timer comes first. */
 int64_t policy_guard(const struct prediction *, int64_t age, int64_t timer, const struct load *);
 /* Whether a task whose waits were over at once may go on without a turn of its loop (P17). `ops`
  * waits took `elapsed` so far. `tasks` shared the last turn. */
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks);
-/* How soon the watcher's next pass may come, for an exact look or for others. `loop_lag` is that of
- * the loop that lags least. */
-int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag);
-/* The latest next look at a wait of a crowded loop, by P16. */
+/* How soon the watcher's next pass may come, for an exact poll or for others. `loop_lateness` is
+ * that of the loop that is least late. */
+int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lateness);
+/* The latest next poll of a wait of a crowded loop, by P16. */
 int64_t policy_crowd_latest(int64_t age);
-/* When a look of a crowded loop comes that was planned for `time` and need not be exact. Such looks
+/* When a poll of a crowded loop comes that was planned for `time` and need not be exact. Such polls
  * fall together, so that one wake-up serves many. Both are times of the clock. */
-int64_t policy_common_look(int64_t now, int64_t time);
-/* What is due so soon is due now, in a loop with so many waits. */
+int64_t policy_common_poll(int64_t now, int64_t time);
+/* What is due within this time is due now, in a loop with these waits. */
 int64_t policy_due_soon(int waits);
 /* By when a pass comes in spite of that, because of P16, which holds for loops that are not
  * busy. */
-int64_t policy_latest_pass(int64_t age, int64_t loop_lag);
+int64_t policy_latest_pass(int64_t age, int64_t loop_lateness);
 /* When to poll again a wait that has no task any more. */
 int64_t policy_unwanted(int64_t age);
 

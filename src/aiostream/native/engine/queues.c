@@ -12,8 +12,8 @@
  * because a host function pushes first and writes to the descriptor afterwards.
  *
  * The queue also carries what else one loop has: its timer, its budget for waits that are ready,
- * how late it comes (its lag), the waits of futures that it polls, and spare slots and waits, so
- * that no two loops share a lock on the way of a wait.
+ * how late it comes (its lateness), the waits of futures that it polls, and spare points and waits,
+ * so that no two loops share a lock on the way of a wait.
  */
 #include "queues.h"
 
@@ -23,46 +23,10 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 enum { MAX_QUEUES = 65536 };
-
-/* `refs` counts the owner and every point that has not fired. At zero no thread can push any more,
- * and the queue may be recycled. A late write to its descriptor then wakes the next owner for
- * nothing, and does no other harm. */
-struct queue {
-    /* any thread pushes; the consumer takes it whole, or a thread that sees `closed` */
-    _Atomic(struct queue_entry *) head;
-    _Atomic int64_t refs;
-    /* set once by the owner, who then drains the stack; a pusher reads it after its push */
-    _Atomic bool closed;
-    /* when the stack stopped being empty; written by the pusher that filled it */
-    _Atomic int64_t pushed;
-    _Atomic int64_t lag; /* a running mean; written by the owner's thread, read by any */
-    /* when `lag` was last noted; written by the owner's thread, read by any */
-    _Atomic int64_t lag_noted;
-    /* The consumer is about to take the stack, so a pusher need not wake it. Written by its thread,
-     * read by any. */
-    _Atomic bool wakeup_suppressed;
-    struct {                   /* used by the owner's thread alone */
-        bool open;             /* a callback of the loop will begin the next turn */
-        const void *task;      /* the task whose waits were ready last; compared, never used */
-        int64_t since;         /* when that task's run began */
-        int ops;               /* its ready waits since then */
-        int tasks, last_tasks; /* tasks with ready waits in this turn, and in the one before */
-        int64_t latest;        /* when the latest wait was ready */
-    } turn;
-    struct polled_waits polled;
-    struct loop_state loop;
-    struct spares spares; /* any thread */
-    _Atomic int waits;    /* any thread */
-    struct timer *timer;  /* these four are constant */
-    int eventfd;
-    int descriptor; /* an epoll of the eventfd and the timer's descriptor */
-    int index;
-    uint64_t identity;       /* another one for each owner; written before it is open */
-    struct queue *next_free; /* under table_lock */
-};
 
 /* guards the free list and the growth; never held across a driver call */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -77,19 +41,20 @@ static bool listen_to(struct queue *queue, int descriptor) {
 
 /* Each step needs the one before it, so errno is that of the first step that failed. */
 static bool open_descriptors(struct queue *queue) {
-    queue->eventfd = queue->descriptor = -1;
-    queue->timer = timer_new();
-    if (queue->timer) queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (queue->eventfd >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
+    queue->timer.descriptor = queue->descriptor = -1;
+    queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (queue->eventfd >= 0)
+        queue->timer.descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (queue->timer.descriptor >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
     return queue->descriptor >= 0 && listen_to(queue, queue->eventfd) &&
-           listen_to(queue, timer_descriptor(queue->timer));
+           listen_to(queue, queue->timer.descriptor);
 }
 
 static void discard(struct queue *queue) {
     int error = errno;
-    if (queue->timer) timer_free(queue->timer);
-    if (queue->eventfd >= 0) close(queue->eventfd);
-    if (queue->descriptor >= 0) close(queue->descriptor);
+    int descriptors[] = {queue->eventfd, queue->timer.descriptor, queue->descriptor};
+    for (int i = 0; i < 3; i++)
+        if (descriptors[i] >= 0) close(descriptors[i]);
     free(queue);
     errno = error;
 }
@@ -107,6 +72,7 @@ static struct queue *queue_allocate(void) { /* table_lock held */
     }
     pthread_mutex_init(&queue->spares.lock, NULL);
     pthread_mutex_init(&queue->polled.lock, NULL);
+    pthread_mutex_init(&queue->timer.lock, NULL);
     queue->index = queue_count;
     queues[queue_count++] = queue;
     return queue;
@@ -124,12 +90,12 @@ struct queue *queue_open(void) {
     descriptor_read(queue->eventfd);
     memset(&queue->turn, 0, sizeof queue->turn);
     queue->polled.first = NULL;
-    queue->lag = 0; /* the former owner's lag says nothing of this one */
+    queue->lateness = 0; /* the former owner's lateness says nothing of this one */
     /* an interrupt may have kept the former owner from the drain that ends this */
     queue->wakeup_suppressed = false;
     queue->refs = 1;
     queue->closed = false;
-    timer_open(queue->timer);
+    timer_open(&queue->timer);
     return queue;
 }
 
@@ -139,11 +105,6 @@ struct queue *queue_orphans(void) {
     return orphans ? orphans : queue_open();
 }
 
-int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
-struct timer *queue_timer(const struct queue *queue) { return queue->timer; }
-void queue_suppress_wakeup(struct queue *queue) { atomic_store(&queue->wakeup_suppressed, true); }
-int queue_index(const struct queue *queue) { return queue->index; }
-uint64_t queue_identity(const struct queue *queue) { return queue->identity; }
 struct queue *queue_at(int index) {
     return index < 0 || index >= MAX_QUEUES ? NULL : queues[index];
 }
@@ -151,20 +112,22 @@ struct queue *queue_at(int index) {
 void queue_wake(struct queue *queue) { descriptor_wake(queue->eventfd); }
 
 /* if a task has blocked the loop for long, that turn says little of the next */
-static const int64_t LAG_MOST_NS = 5000000;
-/* a lag noted long ago says nothing of now, because a busy loop notes it in each turn */
-static const int64_t LAG_LIFE_NS = 20000000;
+static const int64_t LATENESS_MOST_NS = 5000000;
+/* a lateness noted long ago says nothing of now, because a busy loop notes it in each turn */
+static const int64_t LATENESS_LIFE_NS = 20000000;
 
-int64_t queue_lag(const struct queue *constant) {
+int64_t queue_lateness(const struct queue *constant) {
     struct queue *queue = (struct queue *)constant;
-    return now_ns() - atomic_load(&queue->lag_noted) < LAG_LIFE_NS ? atomic_load(&queue->lag) : 0;
+    return now_ns() - atomic_load(&queue->lateness_noted) < LATENESS_LIFE_NS
+               ? atomic_load(&queue->lateness)
+               : 0;
 }
 
-void queue_note_lag(struct queue *queue, int64_t lag) {
-    int64_t mean = queue_lag(queue);
-    if (lag > LAG_MOST_NS) lag = LAG_MOST_NS;
-    atomic_store(&queue->lag, mean + (lag - mean) / 4);
-    atomic_store(&queue->lag_noted, now_ns());
+void queue_note_lateness(struct queue *queue, int64_t lateness) {
+    int64_t mean = queue_lateness(queue);
+    if (lateness > LATENESS_MOST_NS) lateness = LATENESS_MOST_NS;
+    atomic_store(&queue->lateness, mean + (lateness - mean) / 4);
+    atomic_store(&queue->lateness_noted, now_ns());
 }
 
 void queue_unref(struct queue *queue) {
@@ -191,15 +154,13 @@ static void push_to_orphans(struct queue *queue) {
     if (stack_push(queues[0], first, last)) queue_wake(queues[0]);
 }
 
-bool queue_is_closed(const struct queue *queue) { return atomic_load(&queue->closed); }
-
 /* A pusher pushes, then reads `closed`. The closer sets `closed`, then drains. The second of the
  * two sees the first (both are sequentially consistent), so no ticket stays on a queue that no
  * thread reads. */
 void queue_push(struct queue *queue, struct queue_entry *entry) {
-    /* The time is noted before the push, because the consumer may take the slot at once. Two
+    /* The time is noted before the push, because the consumer may take the point at once. Two
      * pushers that find the stack empty note nearly the same time. A push by the consumer itself,
-     * or while it is about to drain, says nothing of the loop's lag. */
+     * or while it is about to drain, says nothing of the loop's lateness. */
     if (!atomic_load(&queue->head))
         atomic_store(&queue->pushed, atomic_load(&queue->wakeup_suppressed) ? 0 : now_ns());
     bool was_empty = stack_push(queue, entry, entry);
@@ -250,13 +211,6 @@ int64_t queue_unread_since(struct queue *queue) {
     return atomic_load(&queue->head) ? atomic_load(&queue->pushed) : 0;
 }
 
-struct loop_state *queue_loop_state(struct queue *queue) { return &queue->loop; }
-struct spares *queue_spares(struct queue *queue) { return &queue->spares; }
-_Atomic int *queue_waits(struct queue *queue) { return &queue->waits; }
-struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }
-
-struct queue_entry *queue_arrived(struct queue *queue) { return atomic_load(&queue->head); }
-
 void queue_ref(struct queue *queue) { atomic_fetch_add(&queue->refs, 1); }
 
 static struct queue_entry *reversed(struct queue_entry *entry) {
@@ -281,9 +235,9 @@ struct queue_entry *queue_take(struct queue *queue) {
     /* Several arrivals together came in a turn of the loop. A single one may have come to a loop
      * that slept, and slow waking says nothing of its turns, except that they are no longer than
      * that. */
-    int64_t lag = now_ns() - pushed, mean = atomic_load(&queue->lag);
-    if (entry->next && entry->next->next) queue_note_lag(queue, lag);
-    else if (lag < mean) atomic_store(&queue->lag, (lag + mean) / 2);
+    int64_t lateness = now_ns() - pushed, mean = atomic_load(&queue->lateness);
+    if (entry->next && entry->next->next) queue_note_lateness(queue, lateness);
+    else if (lateness < mean) atomic_store(&queue->lateness, (lateness + mean) / 2);
     return entry;
 }
 

@@ -9,35 +9,9 @@
 #include "policy.h"
 #include "timer.h"
 
-struct queue;
 struct queue_entry { /* part of what is queued; it stays valid until the consumer has taken it */
     struct queue_entry *next;
 };
-struct queue *queue_open(void); /* NULL: errno says why */
-/* Queue 0, or NULL. The first call makes it. It comes before any other queue is opened. */
-struct queue *queue_orphans(void);
-void queue_close(struct queue *);
-bool queue_is_closed(const struct queue *);
-/* readable when something has arrived, or a timer is due */
-int queue_descriptor(const struct queue *);
-struct timer *queue_timer(const struct queue *);
-/* By the consumer. Until the next drain, a push does not wake it. */
-void queue_suppress_wakeup(struct queue *);
-int queue_index(const struct queue *);
-uint64_t queue_identity(const struct queue *); /* unlike an index, never used again */
-struct queue *queue_at(int index);
-void queue_wake(struct queue *);
-void queue_ref(struct queue *);   /* for a point that may still be pushed */
-void queue_unref(struct queue *); /* after the last one the queue may be recycled */
-void queue_push(struct queue *, struct queue_entry *);
-/* takes all that has arrived, oldest first; by the consumer */
-struct queue_entry *queue_take(struct queue *);
-struct queue_entry *queue_arrived(struct queue *); /* the newest; it stays there */
-/* gives back what the consumer could not take, and wakes it again */
-void queue_put_back(struct queue *, struct queue_entry *oldest);
-/* Its waits that are not over. Those of cancelled futures count until the GPU has passed them, and
- * those of a closed loop for the next loop that uses the queue. */
-_Atomic int *queue_waits(struct queue *);
 /* When Python last saw that the loop runs, or that it does not, and when it was noted that the loop
  * does not come back. Any thread. What is older than a wait says nothing of its loop, so the next
  * loop begins with the old times. */
@@ -47,9 +21,7 @@ struct loop_state {
     /* The loop's thread is leaving a wait to a timer, and still uses it when the timer has it. */
     _Atomic bool leaving;
 };
-struct loop_state *queue_loop_state(struct queue *);
-/* Since when the oldest of what has arrived waits for the loop; 0: that is not known. */
-int64_t queue_unread_since(struct queue *);
+
 struct wait;
 /* What is free for the next waits of this loop. So no two loops take one lock on the way of a wait.
  * It stays when the queue is recycled. */
@@ -60,18 +32,73 @@ struct spares {
     struct queue_entry *entries;
     struct wait *waits[SPARE_WAITS]; /* by the context's number, modulo */
 };
-struct spares *queue_spares(struct queue *);
-/* In the order in which they came. `last` is valid only if there is a `first`. The loop's thread
- * uses them, and the watcher takes them if the loop does not come. */
+
+/* The loop's thread uses them, and the watcher takes them if the loop does not come. See
+ * loop_waits.c. */
 struct polled_waits {
-    pthread_mutex_t lock; /* guards the rest */
+    pthread_mutex_t lock; /* guards the list; its beginning is also read without */
     _Atomic(struct wait *) first;
-    struct wait *last;
 };
-struct polled_waits *queue_polled_waits(struct queue *); /* see loop_waits.c */
+
+/* `refs` counts the owner and every point that has not fired. At zero no thread can push any more,
+ * and the queue may be recycled. A late write to its descriptor then wakes the next owner for
+ * nothing, and does no other harm. */
+struct queue {
+    /* any thread pushes; the consumer takes it whole, or a thread that sees `closed` */
+    _Atomic(struct queue_entry *) head;
+    _Atomic int64_t refs;
+    /* set once by the owner, who then drains the stack; a pusher reads it after its push */
+    _Atomic bool closed;
+    /* when the stack stopped being empty; written by the pusher that filled it */
+    _Atomic int64_t pushed;
+    _Atomic int64_t lateness; /* a running mean; written by the owner's thread, read by any */
+    /* when `lateness` was last noted; written by the owner's thread, read by any */
+    _Atomic int64_t lateness_noted;
+    /* The consumer is about to take the stack, so a pusher need not wake it. Written by its thread,
+     * read by any. */
+    _Atomic bool wakeup_suppressed;
+    struct {                   /* used by the owner's thread alone */
+        bool open;             /* a callback of the loop will begin the next turn */
+        const void *task;      /* the task whose waits were ready last; compared, never used */
+        int64_t since;         /* when that task's run began */
+        int ops;               /* its ready waits since then */
+        int tasks, last_tasks; /* tasks with ready waits in this turn, and in the one before */
+        int64_t latest;        /* when the latest wait was ready */
+    } turn;
+    struct polled_waits polled;
+    struct loop_state loop;
+    struct spares spares; /* any thread */
+    /* Its waits that are not over, any thread. Those of cancelled futures count until the GPU has
+     * passed them, and those of a closed loop for the next loop that uses the queue. */
+    _Atomic int waits;
+    struct timer timer;
+    int eventfd; /* these three are constant */
+    /* readable when something has arrived, or a timer is due: an epoll of the eventfd and the
+     * timer's descriptor */
+    int descriptor;
+    int index;
+    uint64_t identity;       /* unlike an index, never used again; written before it is open */
+    struct queue *next_free; /* under table_lock */
+};
+
+struct queue *queue_open(void); /* NULL: errno says why */
+/* Queue 0, or NULL. The first call makes it, before any other queue is opened. */
+struct queue *queue_orphans(void);
+void queue_close(struct queue *);
+struct queue *queue_at(int index);
+void queue_wake(struct queue *);
+void queue_ref(struct queue *);   /* for a point that may still be pushed */
+void queue_unref(struct queue *); /* after the last one the queue may be recycled */
+void queue_push(struct queue *, struct queue_entry *);
+/* takes all that has arrived, oldest first; by the consumer */
+struct queue_entry *queue_take(struct queue *);
+/* gives back what the consumer could not take, and wakes it again */
+void queue_put_back(struct queue *, struct queue_entry *oldest);
+/* Since when the oldest of what has arrived waits for the loop; 0: that is not known. */
+int64_t queue_unread_since(struct queue *);
 /* How long the loop now takes to come back to what waits for it, in ns. 0: it is not busy. */
-int64_t queue_lag(const struct queue *);
-void queue_note_lag(struct queue *, int64_t lag);
+int64_t queue_lateness(const struct queue *);
+void queue_note_lateness(struct queue *, int64_t lateness);
 
 /* A ready wait does not yield to its loop. So the tasks of a loop share a budget for each of its
  * turns. Used by the loop's thread alone. */

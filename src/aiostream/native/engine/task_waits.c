@@ -2,11 +2,11 @@
  * it, and when the task leaves it to a timer or the watcher.
  *
  * wait_begin records an event behind the work, which never blocks, even on a full stream, and costs
- * the GPU nothing. Then the policy says what comes next, here and after each look (wait_polls_on).
- * The task polls the event once in each turn of its loop (wait_poll). Or it leaves the wait: a
- * timer of the loop has it until shortly before the expected end, while the watcher makes guard
- * looks, or the watcher has it alone. A wait that was left is handed back to its task when its end
- * is near, as often as the policy says.
+ * the GPU nothing. Then the policy says what comes next, here and after each poll
+ * (wait_leave_as_planned). The task polls the event once in each turn of its loop (wait_poll). Or
+ * it leaves the wait: a timer of the loop has it until shortly before the expected end, while the
+ * watcher makes guard polls, or the watcher has it alone. A wait that was left is handed back to
+ * its task when its end is near, as often as the policy says.
  *
  * If the task goes away, wait_drop or wait_orphan gives the wait to the watcher, from any thread,
  * and the GPU goes on. No function here runs Python. All but wait_block return at once.
@@ -20,7 +20,7 @@
 #include "failures.h"
 #include "waker.h"
 
-/* a stream that was busy so many times in a row is queried only once in so many waits */
+/* after this number of waits that found the stream busy, one in the same number queries it */
 enum { QUERY_EACH = 8 };
 
 /* waits of one loop; with more, common wake-ups by the watcher cost less */
@@ -28,13 +28,11 @@ static _Atomic int max_timer_waits = 256;
 
 int waits_limit_timer(int most) { return atomic_exchange(&max_timer_waits, most); }
 
-static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
-
 /* --- leaving --- */
 
-/* Leaves a wait to a timer or the watcher, which looks at it at `due`. Its next holder may end it
+/* Leaves a wait to a timer or the watcher, which polls it at `due`. Its next holder may end it
  * before this returns. */
-static void leave(struct wait *wait, enum holder holder, int64_t due) {
+static void leave_to(struct wait *wait, enum holder holder, int64_t due) {
     int expected = HELD_BY_TASK_LISTED;
     if (atomic_load(&wait->holder) == HELD_BY_TASK_LISTED) {
         /* The watcher still lists it, and has to come by. This is written before the exchange,
@@ -51,41 +49,33 @@ static void leave(struct wait *wait, enum holder holder, int64_t due) {
 }
 
 /* Leaves the wait as planned. False: the plan was a timer, and the timer takes no more. */
-static bool leave_by_plan(struct wait *wait, const struct plan *plan, const struct load *load) {
+static bool leave(struct wait *wait, const struct plan *plan, const struct load *load) {
     int64_t start = atomic_load(&wait->start);
     if (plan->stage == STAGE_WATCHER) {
         atomic_fetch_add(&counters[WAITS_WATCHED], 1);
-        leave(wait, HELD_BY_WATCHER, start + plan->at);
+        leave_to(wait, HELD_BY_WATCHER, start + plan->at);
         return true;
     }
     wait->poll_until = start + plan->until;
     wait->woken_for = plan->length;
-    wait->look_at_due = plan->look;
-    int64_t now = now_ns(), at = start + plan->at, guard = INT64_MAX;
+    wait->by_loop = plan->by_loop;
+    int64_t now = now_ns(), at = start + plan->at, guard = NEVER;
     if (at < now) at = now; /* waits_leave_late must not take it from this thread */
     if (!plan->common)
         guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
-    else if (!plan->exact) at = policy_common_look(now, at);
-    struct timer *timer = queue_timer(wait->queue);
+    else if (!plan->exact) at = policy_common_poll(now, at);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
-    if (!timer_add(timer, &wait->timer_entry, at, atomic_load(&max_timer_waits))) return false;
+    if (!timer_add(&wait->queue->timer, &wait->timer_entry, at, atomic_load(&max_timer_waits)))
+        return false;
     atomic_fetch_add(&counters[WAITS_BY_TIMER], 1);
-    /* Without a guard look before the timer, the watcher need not hear of it. (If it still lists
+    /* Without a guard poll before the timer, the watcher need not hear of it. (If it still lists
      * the wait, it finds that out.) */
-    if (listed || guard != INT64_MAX)
-        leave(wait, HELD_BY_TIMER, guard == INT64_MAX ? guard : start + guard);
+    if (listed || guard != NEVER)
+        leave_to(wait, HELD_BY_TIMER, guard == NEVER ? NEVER : start + guard);
     return true;
 }
 
-static bool leave_as_planned(struct wait *wait, const struct plan *plan, const struct load *load) {
-    struct loop_state *loop = queue_loop_state(wait->queue);
-    atomic_store(&loop->leaving, true);
-    bool left = leave_by_plan(wait, plan, load);
-    atomic_store(&loop->leaving, false);
-    return left;
-}
-
-enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
+uint64_t wait_leave_as_planned(struct wait *wait, int64_t now) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
     atomic_store(&wait->polled, now);
@@ -94,29 +84,28 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
      * goes on polling, which needs none. */
     if (plan.stage != STAGE_TASK && !wait->ticket)
         wait->ticket = point_reserve_armed(wait->queue, wait->context, KIND_POLLED);
-    *ticket = wait->ticket;
-    if (plan.stage == STAGE_TASK || !wait->ticket) {
+    uint64_t ticket = wait->ticket;
+    if (plan.stage == STAGE_TASK || !ticket) {
         wait->poll_until =
-            plan.until == INT64_MAX || plan.stage != STAGE_TASK ? INT64_MAX : start + plan.until;
-        return STAGE_TASK;
+            plan.until == NEVER || plan.stage != STAGE_TASK ? NEVER : start + plan.until;
+        return 0;
     }
-    if (leave_as_planned(wait, &plan, &load)) return plan.stage;
-    load.timers_allowed = false;
-    plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
-    leave_as_planned(wait, &plan, &load);
-    return plan.stage;
+    struct loop_state *loop = &wait->queue->loop; /* the wait may be another's once it was left */
+    atomic_store(&loop->leaving, true);
+    if (!leave(wait, &plan, &load)) {
+        load.timers_allowed = false;
+        plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
+        leave(wait, &plan, &load);
+    }
+    atomic_store(&loop->leaving, false);
+    return ticket;
 }
 
-/* Decides what comes next for a task's wait that was pending at `now`. False: the task polls on. */
-static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
-    uint64_t ticket = 0;
+/* Decides what comes next for a task's wait that was pending at `now`. */
+static void go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     /* A thread that blocks polls the wait itself, and its queue is the janitor's. */
-    if (queue_index(wait->queue) == 0 || wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
-        result->spinning = wait;
-        return false;
-    }
-    result->ticket = ticket;
-    return true;
+    result->ticket = wait->queue->index == 0 ? 0 : wait_leave_as_planned(wait, now);
+    if (!result->ticket) result->spinning = wait;
 }
 
 /* --- beginning --- */
@@ -128,7 +117,7 @@ int wait_ask(struct wait_list *list, void *stream) {
     bool query = busy < QUERY_EACH || busy % QUERY_EACH == 0;
     /* Whether the stream captures is seen after the record, because the record harms no capture,
      * except on the legacy stream. */
-    int refusal = query || is_legacy(stream) ? capture_refusal(stream) : 0;
+    int refusal = query || (uintptr_t)stream <= 1 ? capture_refusal(stream) : 0;
     if (refusal) return refusal;
     int status = CUDA_NOT_READY;
     if (query) {
@@ -156,7 +145,7 @@ int wait_record(struct wait *wait, void *stream) {
 
 void wait_release(struct wait *wait) {
     atomic_fetch_sub(&wait->list->waiting, 1);
-    if (wait->users_event) event_wait_end(wait->users_event);
+    if (wait->users_event) atomic_fetch_sub(&wait->users_event->waits, 1);
     int expected = HELD_BY_TASK_LISTED;
     if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED)) wait_recycle(wait);
 }
@@ -197,7 +186,7 @@ void wait_begin_event(const struct waits *of, struct handle *event, struct queue
     *result = (struct wait_result){0};
     int status = event_is_captured(event)
                      ? CUDA_CAPTURED_EVENT
-                     : failure_noted(driver.event_query(handle_value(event)), "cuEventQuery");
+                     : failure_noted(driver.event_query(event->value), "cuEventQuery");
     if (is_over(status, result)) return;
     /* It has a list of its own, because waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(of->list->context, of->list->history);
@@ -210,46 +199,44 @@ void wait_begin_event(const struct waits *of, struct handle *event, struct queue
 
 /* --- polling --- */
 
-enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
+enum poll_outcome wait_poll_once(struct wait *wait, int *status) {
     int64_t before = now_ns();
     *status = wait_query(wait);
     int64_t now = now_ns();
     bool first = wait->first_poll_due;
     wait->first_poll_due = false;
-    if (!first) queue_note_lag(queue, now - wait->polled);
+    if (!first) queue_note_lateness(wait->queue, now - wait->polled);
     wait->polled = now;
     if (*status != CUDA_NOT_READY) {
-        if (*status == CUDA_SUCCESS) {
-            wait_learn(wait, now, true);
-        }
+        if (*status == CUDA_SUCCESS) wait_learn(wait, now, true);
         wait_note_end(wait, now);
         atomic_fetch_add(&counters[WAITS_SPUN], 1);
-        return LOOK_OVER;
+        return POLL_OVER;
     }
     atomic_store(&wait->pending_at, before);
     if (first) wait->first_poll = now;
-    if (now < wait->poll_until) return LOOK_PENDING;
+    if (now < wait->poll_until) return POLL_PENDING;
     struct load load = wait_load(wait);
     if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls,
                        &load))
-        return LOOK_PENDING;
+        return POLL_PENDING;
     wait->woken_for = 0; /* the end for which the task was woken did not come */
-    return LOOK_EXPIRED;
+    return POLL_EXPIRED;
 }
 
-bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *result) {
+void wait_poll(struct wait *wait, struct wait_result *result) {
+    int status;
     *result = (struct wait_result){0};
-    switch (wait_look(wait, queue, &result->refusal)) {
-    case LOOK_OVER:
+    switch (wait_poll_once(wait, &status)) {
+    case POLL_OVER:
+        result->refusal = status;
         wait_end(wait);
-        return true;
-    case LOOK_EXPIRED:
-        result->refusal = 0;
-        return go_on(wait, result, wait->polled);
+        break;
+    case POLL_EXPIRED:
+        go_on(wait, result, wait->polled);
+        break;
     default:
-        result->refusal = 0;
         result->spinning = wait;
-        return false;
     }
 }
 
@@ -257,8 +244,8 @@ bool wait_block(struct wait *wait, int64_t until, int *status) {
     int slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1UL); /* ns, as in the watcher */
     for (;;) {
-        wait->first_poll_due = true; /* there is no loop whose lag a poll would show */
-        if (wait_look(wait, wait->queue, status) == LOOK_OVER) break;
+        wait->first_poll_due = true; /* there is no loop whose lateness a poll would show */
+        if (wait_poll_once(wait, status) == POLL_OVER) break;
         int64_t now = atomic_load(&wait->polled), start = atomic_load(&wait->start);
         if (now >= until) break;
         struct load load = {.lists = 1, .waits = 1, .alone = true, .task_allowed = true};
@@ -275,7 +262,7 @@ bool wait_block(struct wait *wait, int64_t until, int *status) {
 }
 
 void wait_leave_to_watcher(struct wait *wait) {
-    leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
+    leave_to(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
 }
 
 /* The watcher recycles the wait once the library's event is complete. The user's event need not be
@@ -287,7 +274,8 @@ void wait_drop(struct wait *wait) {
     else wait_leave_to_watcher(wait);
 }
 
-uint64_t wait_reserve_end(struct wait *wait, struct queue *queue) {
+uint64_t wait_reserve_end(struct wait *wait, bool in_loop) {
+    struct queue *queue = in_loop ? wait->queue : queue_orphans();
     wait->ticket = point_reserve_armed(queue, wait->context, KIND_POLLED);
     atomic_store_explicit(&wait->future, true, memory_order_relaxed); /* never handed back */
     return wait->ticket;

@@ -3,45 +3,9 @@
  * wake, and wake the loop. */
 #include "timer.h"
 
-#include <pthread.h>
-#include <stdlib.h>
 #include <sys/timerfd.h>
-#include <unistd.h>
 
-static const int64_t DUE_SOON_NS = 2000; /* ns: what is due so soon is due now */
-
-struct timer {
-    int descriptor; /* the timer's; constant */
-    /* guards the rest: the loop's thread sets and takes, and the watcher, or the thread that closes
-     * the queue, takes what is left */
-    pthread_mutex_t lock;
-    struct timer_entry *first, *last; /* by their time */
-    int count;
-    bool closed;
-    /* Written under the lock. The loop's thread also reads it without. 0: the timer is not
-     * running. */
-    _Atomic int64_t set_for;
-};
-
-struct timer *timer_new(void) {
-    struct timer *timer = calloc(1, sizeof *timer);
-    if (!timer) return NULL;
-    timer->descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    if (timer->descriptor < 0) {
-        free(timer);
-        return NULL;
-    }
-    pthread_mutex_init(&timer->lock, NULL);
-    return timer;
-}
-
-void timer_free(struct timer *timer) {
-    close(timer->descriptor);
-    pthread_mutex_destroy(&timer->lock);
-    free(timer);
-}
-
-int timer_descriptor(const struct timer *timer) { return timer->descriptor; }
+static const int64_t DUE_SOON_NS = 2000; /* what is due within this is due now */
 
 /* It also makes the descriptor unreadable. */
 static void set(struct timer *timer, int64_t time) { /* lock held */

@@ -55,12 +55,12 @@ struct wait_list {
     struct wait *first, *last; /* in the order of their records */
     struct wait_list *next;    /* among the lists with waits */
     bool active;
-    int64_t next_poll, looked; /* the next look and the last */
-    bool exact;                /* an end is expected then */
-    /* The latest time for that look by the bound, whatever the gap between passes has become
+    int64_t next_poll, polled_at; /* the next poll and the last */
+    bool exact;                   /* an end is expected then */
+    /* The latest time for that poll by the bound, whatever the gap between passes has become
      * since. */
     int64_t latest;
-    int64_t loop_lag; /* the lag of the loop of its oldest wait */
+    int64_t loop_lateness; /* the lateness of the loop of its oldest wait */
 };
 
 /* Who may touch a wait. "Listed" means that the watcher has it in a wait list, or will find it
@@ -73,7 +73,7 @@ struct wait_list {
  *   TIMER          --due---------> TASK_LISTED       (by the loop's thread)
  *   TIMER          --cancelled---> WATCHER           (by the thread that takes it out of its timer)
  *   TIMER          --unlisted----> TASK              (by the watcher: the timer comes before the
- *                                                     next guard look)
+ *                                                     next guard poll)
  *   TIMER, WATCHER --over--------> the spares        (by the watcher, which fires the ticket)
  *   WATCHER        --handed back-> TASK              (by the watcher)
  *   OVER_LISTED    --unlisted----> the spares        (by the watcher)
@@ -113,15 +113,14 @@ struct wait {
     _Atomic int64_t began;
     const struct strategy *strategy;
     /* used by the loop's thread (the watcher may still list it, by `next`) */
-    struct wait *next_polled, *previous_polled;
-    _Atomic bool polled_by_loop; /* written by the loop's thread */
+    _Atomic(struct wait *) next_polled;
     _Atomic bool future; /* its ticket is for all its life, and its loop polls it natively */
     /* Written last by wait_start, and cleared under the lock of the queue's spares. While it is
      * there, a thread that has that lock may read the fields above. */
     _Atomic(struct forecast *) forecast;
     /* Used by its holder: */
     _Atomic int64_t start;       /* when its work began, as far as is known */
-    _Atomic int64_t start_slack; /* the work may have begun so much earlier */
+    _Atomic int64_t start_slack; /* the work may have begun earlier by this */
     _Atomic int64_t pending_at;  /* the last time at which a poll saw it pending; 0: never */
     /* 0: no task waits for it now. The watcher reads it of all that it lists. */
     _Atomic uint64_t ticket;
@@ -129,10 +128,10 @@ struct wait {
      * have heard of it. */
     _Atomic uint64_t handed_back;
     int64_t poll_until;     /* used by the task while it polls, ns */
-    _Atomic int64_t polled; /* the last look at it, or the plan that followed */
+    _Atomic int64_t polled; /* the last poll of it, or the plan that followed */
     int polls;
     /* the loop polls it when its timer is due, and does not resume the task for that */
-    bool look_at_due;
+    bool by_loop;
     bool first_poll_due; /* it was handed back, and not yet polled */
     int64_t woken_for;   /* the length for which the task was woken; 0: for none */
     /* the time of the task's first poll after that; 0: the wait was over by then */
@@ -157,13 +156,13 @@ void wait_note_end(struct wait *, int64_t seen);
 /* Learns that its end was first seen then, and by its task also how early that was woken. */
 void wait_learn(struct wait *, int64_t seen, bool lead);
 struct load wait_load(const struct wait *);
-/* What a task or a loop does next with a wait that was pending at `now`: it polls on, or it has
- * left the wait to a timer or the watcher. */
-enum stage wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
-enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
+/* Decides what a task or a loop does next with a wait that was pending at `now`. The ticket with
+ * which it has left the wait to a timer or the watcher; 0: it polls on. */
+uint64_t wait_leave_as_planned(struct wait *, int64_t now);
+enum poll_outcome { POLL_PENDING, POLL_EXPIRED, POLL_OVER };
 /* Polls a wait that its task or loop holds. Pending; pending, and the time for polling is over; or
  * over, with *status. */
-enum wait_look wait_look(struct wait *, struct queue *, int *status);
+enum poll_outcome wait_poll_once(struct wait *, int *status);
 /* Its holder needs it no more. Its list, and a user's event, hear that. */
 void wait_release(struct wait *);
 void wait_end(struct wait *);              /* the same, and it is no longer pending */

@@ -32,14 +32,7 @@ _Atomic int active_count;
 
 void waits_predict(bool enabled) { atomic_store(&predicting, enabled); }
 
-int64_t waits_pending(void) {
-    int64_t pending = 0;
-    struct queue *queue;
-    for (int i = 0; (queue = queue_at(i)); i++) pending += atomic_load(queue_waits(queue));
-    return pending;
-}
-
-void wait_not_pending(const struct wait *wait) { atomic_fetch_sub(queue_waits(wait->queue), 1); }
+void wait_not_pending(const struct wait *wait) { atomic_fetch_sub(&wait->queue->waits, 1); }
 
 /* --- histories --- */
 
@@ -118,9 +111,9 @@ void wait_note_end(struct wait *wait, int64_t seen) {
 
 struct load wait_load(const struct wait *wait) {
     return (struct load){
-        .loop_lag_ns = queue_lag(wait->queue),
+        .lateness = queue_lateness(wait->queue),
         .lists = atomic_load(&active_count),
-        .waits = atomic_load(queue_waits(wait->queue)),
+        .waits = atomic_load(&wait->queue->waits),
         .alone = atomic_load(&wait->list->waiting) == 1,
         .timers_allowed = true,
         .task_allowed = true,
@@ -153,8 +146,7 @@ void wait_list_unref(struct wait_list *list) {
 
 static int make(struct queue *queue, struct context *context, struct wait **made) {
     void *event;
-    int mode = relaxed_enter(),
-        status = event_make(context_handle(context), EVENT_DISABLE_TIMING, &event);
+    int mode = relaxed_enter(), status = event_make(context->handle, EVENT_DISABLE_TIMING, &event);
     relaxed_leave(mode);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = calloc(1, sizeof *wait);
@@ -175,12 +167,12 @@ static int make(struct queue *queue, struct context *context, struct wait **made
 }
 
 static struct wait **spares_for(struct spares *spares, const struct context *context) {
-    return &spares->waits[context_index(context) % SPARE_WAITS];
+    return &spares->waits[context->index % SPARE_WAITS];
 }
 
 /* A wait refers to its list until it is used again, so that one that is over still has a name. */
 static int take(struct queue *queue, struct context *context, struct wait **taken) {
-    struct spares *spares = queue_spares(queue);
+    struct spares *spares = &queue->spares;
     pthread_mutex_lock(&spares->lock);
     struct wait **place = spares_for(spares, context);
     while (*place && (*place)->context != context) place = &(*place)->next;
@@ -193,7 +185,7 @@ static int take(struct queue *queue, struct context *context, struct wait **take
 }
 
 static void put(struct wait *wait) {
-    struct spares *spares = queue_spares(wait->queue);
+    struct spares *spares = &wait->queue->spares;
     pthread_mutex_lock(&spares->lock);
     wait->forecast = NULL;
     struct wait **place = spares_for(spares, wait->context);
@@ -216,10 +208,14 @@ int wait_start(const struct waits *waits, struct queue *queue, const struct stra
     int status = take(queue, list->context, started);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *started;
-    if (users_event) event_wait_begin(users_event);
+    if (users_event) { /* the caller has pinned it; it may have been closed since */
+        atomic_fetch_add(&users_event->word, 1);
+        atomic_fetch_add(&users_event->refs, 1);
+        atomic_fetch_add(&users_event->waits, 1);
+    }
     wait_list_ref(list);
     atomic_fetch_add(&list->waiting, 1);
-    atomic_fetch_add(queue_waits(queue), 1);
+    atomic_fetch_add(&queue->waits, 1);
     atomic_store_explicit(&wait->list, list, memory_order_relaxed);
     atomic_store_explicit(&wait->limit, limit, memory_order_relaxed);
     wait->users_event = users_event;
@@ -257,8 +253,8 @@ void wait_list_label(struct wait_list *list, const char *name) {
     pthread_mutex_unlock(&pool_lock);
 }
 
-/* Whether `wait`, under the lock of its spares, is one that waits_pending counts. If its holder
- * changes meanwhile, it counts or not. */
+/* Whether `wait`, under the lock of its spares, has a task. If its holder changes meanwhile, it
+ * counts or not. */
 static bool is_pending(const struct wait *wait) {
     int holder = atomic_load(&wait->holder);
     /* the watcher has those that were dropped, without a ticket */
@@ -273,13 +269,13 @@ static void describe(const struct wait *wait, struct waiting *waiting) {
     uint64_t ticket = atomic_load(&wait->ticket);
     *waiting = (struct waiting){
         .ticket = ticket ? ticket : atomic_load(&wait->handed_back),
-        .queue = queue_index(wait->queue),
+        .queue = wait->queue->index,
         .began = wait->began,
         .expected = count ? prediction->windows[count - 1].last : 0,
     };
     memcpy(waiting->name, wait->list->name, sizeof waiting->name);
     if (wait->users_event)
-        snprintf(waiting->name, sizeof waiting->name, "event %p", handle_value(wait->users_event));
+        snprintf(waiting->name, sizeof waiting->name, "event %p", wait->users_event->value);
 }
 
 bool waits_next(struct wait **latest, struct waiting *waiting) {
@@ -287,10 +283,10 @@ bool waits_next(struct wait **latest, struct waiting *waiting) {
     pthread_mutex_lock(&pool_lock);
     struct wait *wait = *latest ? (*latest)->next_made : all_waits;
     for (; wait; wait = wait->next_made) {
-        pthread_mutex_lock(&queue_spares(wait->queue)->lock);
+        pthread_mutex_lock(&wait->queue->spares.lock);
         found = is_pending(wait);
         if (found) describe(wait, waiting);
-        pthread_mutex_unlock(&queue_spares(wait->queue)->lock);
+        pthread_mutex_unlock(&wait->queue->spares.lock);
         if (found) break;
     }
     pthread_mutex_unlock(&pool_lock);
@@ -338,7 +334,7 @@ void call_end(struct wait *wait) {
 }
 
 void waits_note_loop(struct queue *queue, bool runs, bool again) {
-    struct loop_state *loop = queue_loop_state(queue);
+    struct loop_state *loop = &queue->loop;
     int64_t now = now_ns();
     if (runs && atomic_load(&loop->first_ran) <= atomic_load(&loop->idle))
         atomic_store(&loop->first_ran, now);
@@ -370,10 +366,10 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
     static _Atomic int64_t call_noted; /* when a call was said to be stalled */
     struct wait_list *list = wait->list;
     int64_t limit = list ? atomic_load(&wait->limit) : 0;
-    if (!limit || queue_is_closed(wait->queue)) return false;
+    if (!limit || atomic_load(&wait->queue->closed)) return false;
     int holder = atomic_load(&wait->holder);
     int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now;
-    struct loop_state *loop = queue_index(wait->queue) ? queue_loop_state(wait->queue) : NULL;
+    struct loop_state *loop = wait->queue->index ? &wait->queue->loop : NULL;
     bool by_loop = false, asks = false;
     _Atomic int64_t *noted = &list->noted;
     const char *form = "%s is stalled: its loop or thread has not come back for %.3g s",
@@ -392,8 +388,8 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
         since = began;
         form = "%s is stalled: a call on it has not returned for %.3g s";
     } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) {
-        /* Its loop or thread looks at it often, unless it is blocked. A future whose work is not
-         * enqueued yet has no look. */
+        /* Its loop or thread polls it often, unless it is blocked. A future whose work is not
+         * enqueued yet is not polled. */
         since = later(polled, began);
         by_loop =
             holder != HELD_BY_WATCHER && (is_blocked(loop, now, limit, &since, &asks) || asks);
@@ -414,7 +410,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
     if (news) atomic_store(noted, until);
     *stall = (struct stall){.since = now - (until - since),
                             .limit = limit,
-                            .loop = asks ? queue_index(wait->queue) : 0,
+                            .loop = asks ? wait->queue->index : 0,
                             .form = form};
     snprintf(stall->name, sizeof stall->name, "%s", name);
     stall_say(stall, now);
@@ -427,9 +423,9 @@ bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *st
     int64_t now = now_ns();
     pthread_mutex_lock(&pool_lock);
     for (struct wait *wait = all_waits; wait && !found; wait = wait->next_made) {
-        pthread_mutex_lock(&queue_spares(wait->queue)->lock);
+        pthread_mutex_lock(&wait->queue->spares.lock);
         found = wait_is_stalled(wait, now, news, thread, held, stall);
-        pthread_mutex_unlock(&queue_spares(wait->queue)->lock);
+        pthread_mutex_unlock(&wait->queue->spares.lock);
     }
     pthread_mutex_unlock(&pool_lock);
     return found;
@@ -452,12 +448,12 @@ int wait_query(const struct wait *wait) {
     int status =
         context_was_ended(wait->context)
             ? CUDA_CONTEXT_IS_DESTROYED
-            : driver.event_query(wait->users_event ? handle_value(wait->users_event) : wait->event);
+            : driver.event_query(wait->users_event ? wait->users_event->value : wait->event);
     /* The library's event is valid. So another thread's capture took its record, and that capture
      * had ended when wait_record looked for one. */
     if (status == CUDA_INVALID_VALUE && !wait->users_event) status = CUDA_CAPTURED_EVENT;
-    return failed_in("cuEventQuery",
-                     failure_noted(context_answer(wait->context, status), "cuEventQuery"));
+    if (says_gone(status) && context_was_ended(wait->context)) status = CUDA_CONTEXT_IS_DESTROYED;
+    return failed_in("cuEventQuery", failure_noted(status, "cuEventQuery"));
 }
 
 void wait_push_new(struct wait *wait) {

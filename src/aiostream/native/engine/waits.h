@@ -91,16 +91,15 @@ bool wait_drop_future(struct wait *, uint64_t ticket);
 /* In the loop's thread, under RELAXED, before each drain: polls the futures whose end is near. If
  * some are left, the loop's timer is due at once. */
 void waits_poll_futures(struct queue *);
-/* false: the caller goes on polling */
-bool wait_poll(struct wait *, struct queue *, struct wait_result *);
+void wait_poll(struct wait *, struct wait_result *);
 /* Blocks the thread until the wait is over (true, with its status), or until that time. It polls as
  * the policy says, and sleeps in between. Call it without the GIL, under RELAXED. Such a wait
  * begins with the orphans' queue, and no other thread polls it. */
 bool wait_block(struct wait *, int64_t until, int *status);
 void wait_drop(struct wait *); /* its task no longer waits */
-/* Its task no longer waits, and its end goes to a queue: the ticket, or 0 without memory. Then the
- * caller leaves it to the watcher. Not for a user's event. */
-uint64_t wait_reserve_end(struct wait *, struct queue *);
+/* Its task no longer waits, and its end goes to its loop or to the janitor: the ticket, or 0
+ * without memory. Then the caller leaves it to the watcher. Not for a user's event. */
+uint64_t wait_reserve_end(struct wait *, bool in_loop);
 void wait_leave_to_watcher(struct wait *);
 /* The same for one that a timer or the watcher has. The watcher has it then, and its end goes to
  * the janitor, because its loop may not run for long. Any thread. */
@@ -110,7 +109,7 @@ void waits_run_due(struct queue *);
 bool waits_are_due(struct queue *); /* whether there may be any, or futures to poll */
 /* before the queue is closed: the watcher takes those that the loop's timer has */
 void waits_leave_loop(struct queue *);
-/* The watcher takes what the loops should have looked at long ago. By the watcher. */
+/* The watcher takes what the loops should have polled long ago. By the watcher. */
 void waits_leave_late(int64_t now);
 /* sets how many waits a loop's timer takes; returns the old number */
 int waits_limit_timer(int most);
@@ -118,9 +117,8 @@ bool waits_are_new(void);
 int64_t waits_poll(int64_t now); /* one pass of the watcher; returns the time of the next */
 void waits_fail(struct context *, int status);
 void waits_predict(bool enabled);
-int64_t waits_pending(void); /* waits with a task, including those that the task polls */
 
-/* One of those. */
+/* A wait with a task, which may be one that the task polls. */
 struct waiting {
     uint64_t ticket;         /* 0: the task polls it */
     int queue;               /* of its loop */

@@ -16,7 +16,7 @@
 
 #include "waker.h"
 
-static const int64_t TOGETHER_NS = 3000; /* what is due so soon is polled in this pass */
+static const int64_t TOGETHER_NS = 3000; /* what is due within this is polled in this pass */
 
 static struct wait_list *active; /* the lists with waits; used by the watcher alone */
 
@@ -59,7 +59,7 @@ static struct wait_list **following(struct wait_list **link) {
 
 /* The watcher no longer lists a wait, whose link is out of the list already. The wait belongs to
  * its task, unless the task has left it again. Then it is new once more, even if a timer has it,
- * because the guard looks before that timer are still to be planned. */
+ * because the guard polls before that timer are still to be planned. */
 static void unlist(struct wait *wait) {
     int holder = HELD_BY_TASK_LISTED;
     if (atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) return;
@@ -80,7 +80,7 @@ static bool is_timers(struct timer_entry *entry, uint64_t wait) {
  * it has changed the holder. */
 static bool claim(struct wait *wait, int holder) {
     return holder == HELD_BY_WATCHER ||
-           timer_remove(queue_timer(wait->queue), is_timers, (uintptr_t)wait);
+           timer_remove(&wait->queue->timer, is_timers, (uintptr_t)wait);
 }
 
 static void note_start(struct wait *wait) {
@@ -110,7 +110,7 @@ static int poll_list(struct wait_list *list, int64_t now, int failure) {
         if (wait->opened > fence) break;
         int64_t before = polls ? now_ns() : now;
         int status = failure ? failure : CUDA_NOT_READY;
-        int64_t *pending_in = wait->users_event ? event_pending_in(wait->users_event) : NULL;
+        int64_t *pending_in = wait->users_event ? &wait->users_event->pending_in : NULL;
         if (!failure && (!pending_in || *pending_in != now)) {
             status = wait_query(wait);
             polls++;
@@ -159,20 +159,22 @@ static void take_first_off(struct wait_list *list) {
 }
 
 /* A wait that began just now may be over as soon as an old one before it. So the bound holds for
- * the youngest wait with a task too, from the last look at it or at an older one. */
+ * the youngest wait with a task too, from the last poll of it or of an older one. */
 static int64_t bound_by_latest(const struct wait_list *list, int64_t time) {
     const struct wait *latest = latest_wanted(list);
     if (!latest) return time;
-    int64_t own = atomic_load(&latest->polled), looked = own > list->looked ? own : list->looked,
-            age = looked > latest->began ? looked - latest->began : 0,
-            bound = latest->began + policy_latest_look(age, active_count);
+    int64_t last = atomic_load(&latest->polled),
+            polled_at = last > list->polled_at ? last : list->polled_at,
+            age = polled_at > latest->began ? polled_at - latest->began : 0,
+            bound = latest->began + policy_latest_poll(age, active_count);
     return bound < time ? bound : time;
 }
 
-/* When to poll a list whose oldest wait was pending at `looked`, or, for 0, at its own last poll.
- * It may hand that wait back, and then the list may be without one. If the age were that of now,
- * and not that of the last look, the watcher would pass over a look for which it has just woken. */
-static int64_t schedule(struct wait_list *list, int64_t looked) {
+/* When to poll a list whose oldest wait was pending at `polled_at`, or, for 0, at its own last
+ * poll. It may hand that wait back, and then the list may be without one. If the age were that of
+ * now, and not that of the last poll, the watcher would pass over a poll for which it has just
+ * woken. */
+static int64_t schedule(struct wait_list *list, int64_t polled_at) {
     struct wait *wait;
     list->exact = false;
     list->latest = NEVER;
@@ -185,17 +187,17 @@ static int64_t schedule(struct wait_list *list, int64_t looked) {
         }
         note_start(wait);
         int64_t start = atomic_load(&wait->start),
-                seen = looked ? looked : atomic_load(&wait->polled),
+                seen = polled_at ? polled_at : atomic_load(&wait->polled),
                 age = seen > start ? seen - start : 0;
         struct load load = wait_load(wait);
-        list->loop_lag = load.loop_lag_ns;
+        list->loop_lateness = load.lateness;
         if (!latest_wanted(list)) return start + policy_unwanted(age);
-        list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
+        list->latest = start + policy_latest_pass(age, load.lateness);
         if (holder == HELD_BY_TIMER) {
             int64_t guard = policy_guard(&wait->forecast->prediction, age,
                                          wait->timer_entry.time - start, &load);
             if (guard != NEVER) return bound_by_latest(list, start + guard);
-            /* The timer comes before the next guard look, so the watcher need not list it. */
+            /* The timer comes before the next guard poll, so the watcher need not list it. */
             take_first_off(list);
             if (!atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) unlist(wait);
             continue;
@@ -209,7 +211,7 @@ static int64_t schedule(struct wait_list *list, int64_t looked) {
             return bound_by_latest(list, start + plan.at);
         }
         if (plan.stage == STAGE_TIMER) {
-            /* As a timer would: guard looks before, and awake when the task is to be woken. */
+            /* As a timer would: guard polls before, and awake when the task is to be woken. */
             int64_t wake = plan.at - waker_oversleep(plan.at - age),
                     guard = policy_guard(&wait->forecast->prediction, age, wake, &load);
             if (wake > age) {
@@ -226,7 +228,7 @@ static int64_t schedule(struct wait_list *list, int64_t looked) {
     return NEVER;
 }
 
-/* A wait has come to the list. The next look comes no later for that. */
+/* A wait has come to the list. The next poll comes no later for that. */
 static void schedule_new(struct wait_list *list) {
     int64_t time = schedule(list, 0);
     if (time < list->next_poll) list->next_poll = time;
@@ -256,7 +258,7 @@ static int poll_due(struct wait_list *list, int64_t now) {
     if (atomic_exchange(&list->revisit, false)) schedule_new(list);
     if (list->next_poll > now + TOGETHER_NS) return 0;
     int polls = poll_list(list, now, CUDA_SUCCESS);
-    list->looked = now;
+    list->polled_at = now;
     list->next_poll = schedule(list, now);
     return polls;
 }
@@ -264,25 +266,25 @@ static int poll_due(struct wait_list *list, int64_t now) {
 int64_t waits_poll(int64_t now) {
     atomic_store(&some_revisit, false);
     if (atomic_load(&new_waits)) take_new_waits();
-    /* the next pass for looks that are exact, and for the others; by the bound */
+    /* the next pass for polls that are exact, and for the others; by the bound */
     int64_t next[2] = {NEVER, NEVER}, latest = NEVER;
-    int64_t loop_lag = NEVER;
+    int64_t loop_lateness = NEVER;
     int polls = 0;
     for (struct wait_list **link = &active; *link; link = following(link)) {
         struct wait_list *list = *link;
         polls += poll_due(list, now);
         if (!list->first) continue;
         if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
-        /* A pass before the list's own look would find nothing to do, and the next would come at
+        /* A pass before the list's own poll would find nothing to do, and the next would come at
          * once. */
         int64_t bound = list->latest > list->next_poll ? list->latest : list->next_poll;
         if (bound < latest) latest = bound;
-        if (list->loop_lag < loop_lag) loop_lag = list->loop_lag;
+        if (list->loop_lateness < loop_lateness) loop_lateness = list->loop_lateness;
     }
     if (polls) atomic_fetch_add(&counters[EVENT_POLLS], polls);
     if (active) atomic_fetch_add(&counters[EVENT_PASSES], 1);
     for (int i = 0; i < 2; i++) {
-        int64_t earliest = now + policy_pass_gap(active_count, i == 0, loop_lag);
+        int64_t earliest = now + policy_pass_gap(active_count, i == 0, loop_lateness);
         if (next[i] < earliest) next[i] = earliest;
     }
     int64_t first = next[0] < next[1] ? next[0] : next[1];

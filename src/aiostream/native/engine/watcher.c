@@ -57,7 +57,7 @@ static void sleep_until(int64_t time, bool (*must_leave)(void)) {
 static void read_health(bool all) {
     struct context *context;
     for (int i = 0; (context = context_at(i)); i++) {
-        if (!all && !context_has_pending(context)) continue;
+        if (!all && atomic_load(&context->pending) <= 0) continue;
         int status = context_health(context);
         if (status == CUDA_SUCCESS || atomic_load(&stopping)) continue;
         waits_fail(context, status);
@@ -67,8 +67,8 @@ static void read_health(bool all) {
 }
 
 static void look_for_stalls(int64_t now) {
-    static int64_t looked;
-    /* If the last look is long ago, the process was stopped, and the loops come first. */
+    static int64_t looked; /* when */
+    /* If the last time is long ago, the process was stopped, and the loops come first. */
     bool went_on = now - looked < 3 * HEALTH_PERIOD_NS;
     looked = now;
     if (went_on) waits_note_stall("", 0);

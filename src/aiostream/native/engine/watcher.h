@@ -6,7 +6,7 @@
 #include "base.h"
 
 int watcher_start(void); /* once; 0, or an errno, after which it can be tried again */
-/* Whether it ran. A driver call that blocks holds this up for so many seconds at most, and then the
+/* Whether it ran. A driver call that blocks holds this up for that patience at most, and then the
  * watcher still runs. In a forked child it does nothing. */
 bool watcher_stop(int patience_s);
 enum { EXIT_PATIENCE_S = 1, ANY_PATIENCE_S = 1 << 30 };

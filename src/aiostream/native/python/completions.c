@@ -2,18 +2,18 @@
  * live until the GPU has passed it.
  *
  * The step that enqueues the work makes the completion, in the thread of the loop
- * (enqueue.c). From then on the slot of the point owns it (`point_own`), so it lives on when
+ * (enqueue.c). From then on the point of the point owns it (`point_set_owner`), so it lives on when
  * the task, the future, the loop and the stream are gone. The drain of the loop's queue ends it
  * (drain.c). If the GPU has passed the point, completion_complete settles the future and
  * drops the objects, those of earlier work on the stream first. If the context has failed,
- * completion_abandon fails the future and keeps the objects.
+ * it fails the future and keeps the objects.
  *
  * A cancelled future ends only the wait (completion_give_up). The watcher goes on polling its
  * event, the janitor drains its ticket, and release() has the releaser's thread drop the objects,
  * because a destructor may block. The same happens if the loop is gone. None of this runs on the
  * driver's threads or in the watcher.
  *
- * A slot may own other things too. A Wait is left to a timer or the watcher while its task sleeps
+ * A point may own other things too. A Wait is left to a timer or the watcher while its task sleeps
  * on a future, which gets the answer. Of any other object, the method `complete` is called.
  *
  * A KeyboardInterrupt may come in what a step here calls: the function of `enqueue`, a future's
@@ -49,10 +49,8 @@ int settle_future(PyObject *future, PyObject *error, PyObject *result) {
     bool own = is_own_future(future);
     PyObject *for_error = own ? names.own_set_exception : names.set_exception;
     PyObject *for_result = own ? names.own_set_result : names.set_result;
-    PyObject *answer = PyObject_CallMethodObjArgs(future, error ? for_error : for_result,
-                                                  error ? error : result, NULL);
-    Py_XDECREF(answer);
-    return answer ? 0 : -1;
+    return done_with(PyObject_CallMethodObjArgs(future, error ? for_error : for_result,
+                                                error ? error : result, NULL));
 }
 
 /* --- the order of a stream --- */
@@ -82,8 +80,8 @@ static void leave_order(CompletionObject *self) {
     Py_DECREF(list);
 }
 
-/* A reference to one, or NULL. It is not dying: the slot of its point refers to it until its loop's
- * thread, which is this one, has drained it. */
+/* A reference to one, or NULL. It is not dying: the point of its point refers to it until its
+ * loop's thread, which is this one, has drained it. */
 static CompletionObject *earlier_of(const CompletionObject *self) {
     CompletionObject *each;
     Py_BEGIN_CRITICAL_SECTION(self->order);
@@ -128,10 +126,7 @@ void completion_end(CompletionObject *self, enum state outcome) {
 
 int observe(PyObject *future) {
     PyObject *function = atomic_load(&observer);
-    PyObject *answer = function ? PyObject_CallFunctionObjArgs(function, future, NULL) : NULL;
-    int failed = function && !answer;
-    Py_XDECREF(answer);
-    return failed ? -1 : 0;
+    return function ? done_with(PyObject_CallFunctionObjArgs(function, future, NULL)) : 0;
 }
 
 /* Settles the future. error: with which it fails, or NULL. */
@@ -153,11 +148,9 @@ static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
          * no task would ever read a result. asyncio's own future is left alone, because to settle
          * it would raise: its loop is closed. */
         outcome = DROPPED;
-        if (!done && is_own_future(future)) {
-            PyObject *answer = PyObject_CallMethod(future, "_drop", NULL);
-            Py_XDECREF(answer);
-            if (!answer) goto end;
-        }
+        if (!done && is_own_future(future) &&
+            done_with(PyObject_CallMethod(future, "_drop", NULL)) < 0)
+            goto end;
     } else if (!done && settle_future(future, error, self->result ? self->result : Py_None) < 0) {
         goto end;
     }
@@ -204,11 +197,10 @@ static int release(CompletionObject *self) {
     }
     Py_XDECREF(keepalive);
     Py_CLEAR(self->result);
-    PyObject *answer = PyObject_CallFunctionObjArgs(release_objects, held, NULL);
-    Py_XDECREF(answer);
-    if (answer) Py_DECREF(held);
-    else self->keepalive = held;
-    return answer ? 0 : -1;
+    failed = done_with(PyObject_CallFunctionObjArgs(release_objects, held, NULL));
+    if (failed) self->keepalive = held;
+    else Py_DECREF(held);
+    return failed;
 }
 
 /* Settles the future and releases everything, because the GPU has passed the point. After a failed
@@ -244,16 +236,10 @@ static int finish_earlier(CompletionObject *self, bool orphaned) {
     return 0;
 }
 
-int completion_complete(CompletionObject *self, int code, bool orphaned) {
+int completion_complete(CompletionObject *self, int code, bool orphaned, bool passed) {
     /* After a failure nothing is known of the earlier ones. The watcher fails each of them. */
     if (code == 0 && finish_earlier(self, orphaned) < 0) return -1;
-    if (finish(self, code, orphaned) < 0) return -1;
-    leave_order(self);
-    return 0;
-}
-
-int completion_abandon(CompletionObject *self, int code, bool orphaned) {
-    if (settle(self, code, orphaned) < 0) return -1;
+    if ((passed ? finish : settle)(self, code, orphaned) < 0) return -1;
     leave_order(self);
     return 0;
 }
@@ -335,7 +321,7 @@ static PyObject *Completion_begin(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *Completion_complete(PyObject *object, PyObject *args) {
     int code, orphaned;
     if (!PyArg_ParseTuple(args, "ip", &code, &orphaned) ||
-        completion_complete((CompletionObject *)object, code, orphaned) < 0)
+        completion_complete((CompletionObject *)object, code, orphaned, true) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -384,19 +370,11 @@ static PyObject *is_in_state(PyObject *self, void *state) {
     return PyBool_FromLong(((CompletionObject *)self)->state == (enum state)(uintptr_t)state);
 }
 
-static PyObject *is_recorded(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(((CompletionObject *)self)->recorded);
-}
-
 static PyObject *get_seconds(PyObject *object, void *Py_UNUSED(unused)) {
     CompletionObject *self = (CompletionObject *)object;
     int64_t began = atomic_load(&self->began);
     if (!began) Py_RETURN_NONE;
     return PyFloat_FromDouble((double)(now_ns() - began) / 1e9);
-}
-
-static PyObject *is_ordered(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyBool_FromLong(((CompletionObject *)self)->order != NULL);
 }
 
 static PyMethodDef completion_methods[] = {
@@ -426,20 +404,28 @@ static PyMethodDef completion_methods[] = {
 static PyGetSetDef completion_properties[] = {
     {"future", get_object, NULL, "None once it has ended.", FIELD(future)},
     {"keepalive", get_object, NULL, "What stays alive.", FIELD(keepalive)},
-    {"stream", get_object, NULL, "The stream's name, in errors.", FIELD(name)},
     {"is_pending", is_in_state, NULL, "Whether it is counted and has not ended.", (void *)PENDING},
     {"is_cancelled", is_in_state, NULL, "Whether it was cancelled.", (void *)CANCELLED},
-    {"is_recorded", is_recorded, NULL, "Whether its point will arrive.", NULL},
     {"seconds", get_seconds, NULL, "Since it began. None: its wait knows.", NULL},
-    {"is_ordered", is_ordered, NULL, "Whether others settle after it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+static PyMemberDef completion_members[] = {
+    {"stream", T_OBJECT, offsetof(CompletionObject, name), READONLY, "Its name, in errors."},
+    {"is_recorded", T_BOOL, offsetof(CompletionObject, recorded), READONLY, "It will arrive."},
+    {"order", T_OBJECT, offsetof(CompletionObject, order), READONLY, "In which others wait."},
+    {NULL, 0, 0, 0, NULL},
 };
 /* A point for which a task waits: its future, and what is kept alive. */
 static PyType_Slot completion_slots[] = {
-    {Py_tp_new, PyType_GenericNew},        {Py_tp_init, Completion_init},
-    {Py_tp_dealloc, Completion_dealloc},   {Py_tp_traverse, Completion_traverse},
-    {Py_tp_clear, Completion_clear},       {Py_tp_methods, completion_methods},
-    {Py_tp_getset, completion_properties}, {0, NULL},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, Completion_init},
+    {Py_tp_dealloc, Completion_dealloc},
+    {Py_tp_traverse, Completion_traverse},
+    {Py_tp_clear, Completion_clear},
+    {Py_tp_methods, completion_methods},
+    {Py_tp_getset, completion_properties},
+    {Py_tp_members, completion_members},
+    {0, NULL},
 };
 
 /* The completions of one stream, in the order of their points. */

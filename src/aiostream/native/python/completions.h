@@ -47,17 +47,16 @@ void completion_fill(CompletionObject *, PyObject *future, PyObject *name, PyObj
 /* its point will arrive there */
 static inline void completion_expect(CompletionObject *self, struct queue *queue) {
     self->queue = queue;
-    self->queue_identity = queue_identity(queue);
+    self->queue_identity = queue->identity;
 }
 /* counts the future as pending, if it is new */
 void completion_begin(CompletionObject *);
 /* counts its end, if it is pending */
 void completion_end(CompletionObject *, enum state outcome);
 void completion_enter(CompletionObject *, PyObject *order);
-/* The GPU has passed its point. -1: it has raised, and may be called again. */
-int completion_complete(CompletionObject *, int code, bool orphaned);
-/* The context has failed, so the GPU may still use the objects. They stay. */
-int completion_abandon(CompletionObject *, int code, bool orphaned);
+/* The GPU has passed its point. Or it has not, because the context has failed: then the GPU may
+ * still use the objects, and they stay. -1: it has raised, and may be called again. */
+int completion_complete(CompletionObject *, int code, bool orphaned, bool passed);
 /* Nothing proves that the GPU has passed the work: what it may use is never released. */
 static inline void count_leak(void) {
     atomic_fetch_add(&counters[POINTS_ARMED], 1);
@@ -68,13 +67,20 @@ void completion_leak(CompletionObject *);
  * may not run for long. In the loop's thread. */
 void completion_give_up(CompletionObject *);
 void completion_unreserve(CompletionObject *);
+/* Makes the context of a pinned stream current for a call of Python: 0, or why not. If it asks,
+ * also because a wait behind the call would be refused. *call is for call_leave. Without the GIL,
+ * because a driver may hold a lock while a host function runs. If that is a Python function, it
+ * waits for the GIL, and the two threads would wait for each other. */
+int call_enter(struct handle *, const struct waits *, bool asks, struct wait **call);
+void call_leave(
+    struct wait *call); /* with the GIL; in a child that the call has forked it returns */
 PyObject *Completion_enqueue(PyObject *, PyObject *args);
 PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);
 PyObject *Completion_fire(PyObject *, PyObject *args);
 
-/* Only these follow the owner of a slot. Another thread may take it out at any time, so a reference
- * is taken under the lock, and given back behind it. */
+/* Only these follow the owner of a point. Another thread may take it out at any time, so a
+ * reference is taken under the lock, and given back behind it. */
 #ifdef Py_GIL_DISABLED
 #define lock_owner(ticket) point_lock_owner(ticket)
 #define unlock_owner(ticket) point_unlock_owner(ticket)
@@ -83,27 +89,20 @@ PyObject *Completion_fire(PyObject *, PyObject *args);
 #define unlock_owner(ticket)
 #endif
 
-static inline void own(uint64_t ticket, PyObject *object) {
+static inline void set_owner(uint64_t ticket, PyObject *object) {
     Py_INCREF(object);
     lock_owner(ticket);
-    PyObject *former = point_own(ticket, object);
+    PyObject *former = point_set_owner(ticket, object);
     unlock_owner(ticket);
     Py_XDECREF(former);
 }
 
-static inline void disown(uint64_t ticket) {
-    lock_owner(ticket);
-    PyObject *former = point_owner(ticket); /* NULL: another point may have the slot */
-    if (former) point_own(ticket, NULL);
-    unlock_owner(ticket);
-    Py_XDECREF(former);
-}
-
-/* Puts another owner, or NULL, in the place of one. False: that is not the owner any more. */
+/* Puts another owner, or NULL, in the place of one. False: that is not the owner any more, and
+ * another point may have the point. */
 static inline bool replace_owner(uint64_t ticket, PyObject *former, PyObject *owner) {
     lock_owner(ticket);
     bool is_owner = point_owner(ticket) == former;
-    if (is_owner) point_own(ticket, Py_XNewRef(owner));
+    if (is_owner) point_set_owner(ticket, Py_XNewRef(owner));
     unlock_owner(ticket);
     if (is_owner) Py_DECREF(former);
     return is_owner;

@@ -18,7 +18,7 @@
 /* --- other owners --- */
 
 static int do_arm(struct handle *stream, void *argument) {
-    return point_arm(*(uint64_t *)argument, handle_value(stream));
+    return point_arm(*(uint64_t *)argument, stream->value);
 }
 
 /* arm(handle, context, kind, owner, sync_mode, function, data): enqueues a host function or
@@ -37,22 +37,21 @@ static PyObject *native_arm(PyObject *Py_UNUSED(module), PyObject *args) {
      * and this thread need not have a loop at all. */
     uint64_t ticket = point_reserve(queue_orphans(), context, kind);
     if (!ticket) return PyErr_NoMemory();
-    /* All of this comes before the ticket is armed, because the driver's thread reads it without a
-     * lock as soon as the GPU is there. The arming orders the two. */
+    /* The driver's thread reads these without a lock once the ticket is armed. */
     host_function called = (host_function)(uintptr_t)function;
     point_set_call(ticket, called, (void *)(uintptr_t)data, sync_mode);
-    own(ticket, owner);
+    set_owner(ticket, owner);
     int result;
     Py_BEGIN_ALLOW_THREADS
     result = operate(stream, 0, do_arm, &ticket);
     point_unreserve(ticket); /* it never came to arming */
     Py_END_ALLOW_THREADS
-    if (result && !point_is_live(ticket)) disown(ticket);
+    if (result && !point_is_live(ticket)) replace_owner(ticket, owner, NULL);
     return PyLong_FromLong(result);
 }
 
 static int do_watch(struct handle *stream, void *wait) {
-    return wait_record_future(wait, handle_value(stream));
+    return wait_record_future(wait, stream->value);
 }
 
 /* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
@@ -74,18 +73,18 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
     uint64_t ticket = wait_ticket(wait);
-    own(ticket, owner);
+    set_owner(ticket, owner);
     Py_BEGIN_ALLOW_THREADS
     status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
     Py_END_ALLOW_THREADS
-    if (status != CUDA_SUCCESS) disown(ticket);
+    if (status != CUDA_SUCCESS) replace_owner(ticket, owner, NULL);
     return PyBool_FromLong(status == CUDA_SUCCESS);
 }
 
 static void append_owner(void *list, uint64_t ticket) { append_new(list, owner_of(ticket)); }
 
-/* owners(): of all points, for the ledger and for tests. */
+/* owners(): of all points, for statistics() and for tests. */
 static PyObject *native_owners(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
     if (list) points_visit_owned(append_owner, list);
@@ -141,8 +140,8 @@ static PyObject *Queue_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
         return NULL;
     }
     self->is_open = true;
-    self->number = queue_index(queue);
-    self->descriptor = queue_descriptor(queue);
+    self->number = queue->index;
+    self->descriptor = queue->descriptor;
     return (PyObject *)self;
 }
 
@@ -161,22 +160,11 @@ static PyObject *Queue_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
     Py_RETURN_NONE;
 }
 
-struct visiting {
-    visitproc visit;
-    void *argument;
-};
-
-static int visit_owner(void *owner, void *argument) {
-    struct visiting *visiting = argument;
-    return visiting->visit(owner, visiting->argument);
-}
-
 /* The thread is attached to Python, so none takes what has arrived, and none closes the queue. */
 static int Queue_traverse(PyObject *self, visitproc visit, void *arg) {
     struct queue *queue = ((QueueObject *)self)->queue;
-    struct visiting visiting = {visit, arg};
     Py_VISIT(Py_TYPE(self));
-    return queue ? points_visit_arrived(queue, visit_owner, &visiting) : 0;
+    return queue ? points_visit_arrived(queue, (int (*)(void *, void *))visit, arg) : 0;
 }
 
 static int append_arrived(void *owner, void *list) { return PyList_Append(list, owner); }
@@ -305,17 +293,14 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
         int code = wait ? -1 : code_of(draining, ticket, status);
         if (Py_IS_TYPE(object, completion_type)) {
             CompletionObject *completion = (CompletionObject *)object;
-            failed = passed ? completion_complete(completion, code, draining->orphaned)
-                            : completion_abandon(completion, code, draining->orphaned);
+            failed = completion_complete(completion, code, draining->orphaned, passed);
         } else if (passed) {
             PyObject *orphaned = draining->orphaned ? Py_True : Py_False;
-            PyObject *answer = PyObject_CallMethod(object, "complete", "iO", code, orphaned);
-            Py_XDECREF(answer);
-            failed = answer ? 0 : -1;
+            failed = done_with(PyObject_CallMethod(object, "complete", "iO", code, orphaned));
         }
     }
     /* If the point was not passed, the driver may still come to it, and the owner stays. */
-    if (!failed && passed) disown(ticket);
+    if (!failed && passed) replace_owner(ticket, object, NULL);
     Py_DECREF(object);
     return !failed;
 }
@@ -346,9 +331,8 @@ static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
 void run_host_function(uint64_t ticket, int status) {
     PyObject *object = owner_of(ticket);
     if (!object) return;
-    PyObject *answer = PyObject_CallMethod(object, "run", "i", status);
-    if (answer) Py_DECREF(answer);
-    else PyErr_WriteUnraisable(object);
+    if (done_with(PyObject_CallMethod(object, "run", "i", status)) < 0)
+        PyErr_WriteUnraisable(object);
     Py_DECREF(object);
 }
 

@@ -3,7 +3,7 @@
  * `enqueue` runs in the thread of the loop. It reserves the wait, its event and the ticket first,
  * so that all that can be refused is refused before the user's function runs. It then calls the
  * function in the stream's context, counts the future as pending, and records the event behind the
- * work, or enqueues a host function. The completion belongs to the slot of its point before that,
+ * work, or enqueues a host function. The completion belongs to the point of its point before that,
  * because the point may fire at once.
  *
  * If the driver refuses after the function has run, the objects are leaked and counted, because
@@ -12,93 +12,84 @@
  */
 #include "completions.h"
 
-struct reserving {
+struct enqueuing {
     CompletionObject *completion;
     const struct waits *waits;
     struct wait *under_way; /* see call_begin */
     struct context *context;
     const struct strategy *strategy;
     enum point_kind kind;
-    bool asks; /* whether the context is healthy, and whether the stream captures */
-    bool enters;
+    bool asks;    /* whether the context is healthy, and whether the stream captures */
+    bool enters;  /* the context of the stream, in which there is a call to make */
+    bool at_once; /* the work may be done when it is enqueued; then, that it is */
+    int refusal;  /* of the point behind the work */
 };
 
 /* Without the GIL, under RELAXED, with the stream pinned. */
 static int do_reserve(struct handle *stream, void *argument) {
-    const struct reserving *reserving = argument;
-    CompletionObject *completion = reserving->completion;
-    int refusal = reserving->asks ? capture_refusal(handle_value(stream)) : 0;
+    const struct enqueuing *with = argument;
+    CompletionObject *completion = with->completion;
+    int refusal = with->asks ? capture_refusal(stream->value) : 0;
     if (refusal) return refusal;
-    if (reserving->waits) {
-        refusal = wait_reserve(reserving->waits, completion->queue, reserving->strategy,
-                               &completion->wait);
+    if (with->waits) {
+        refusal = wait_reserve(with->waits, completion->queue, with->strategy, &completion->wait);
         if (refusal) return refusal;
         completion->ticket = wait_ticket(completion->wait);
         atomic_store(&completion->began, 0);
         return CUDA_SUCCESS;
     }
-    completion->ticket = point_reserve(completion->queue, reserving->context, reserving->kind);
+    completion->ticket = point_reserve(completion->queue, with->context, with->kind);
     return completion->ticket ? CUDA_SUCCESS : RESULT_NO_MEMORY;
 }
 
 /* Everything that can be refused before the work is enqueued. The GIL is given up once, because
  * each time may cost 5 ms while another thread computes in Python. */
-static int reserve(struct reserving *reserving, struct handle *stream) {
+static int reserve(struct enqueuing *with, struct handle *stream) {
     int status;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
-    if (reserving->waits) reserving->under_way = call_begin(reserving->waits);
-    status = !reserving->asks   ? CUDA_SUCCESS
-             : reserving->waits ? wait_list_health(reserving->waits->list)
-                                : context_recent_health(reserving->context);
+    if (with->waits) with->under_way = call_begin(with->waits);
+    status = !with->asks   ? CUDA_SUCCESS
+             : with->waits ? wait_list_health(with->waits->list)
+                           : context_recent_health(with->context);
     if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
-    else status = operate(stream, PINNED, do_reserve, reserving);
-    if (status == CUDA_SUCCESS && reserving->enters) status = context_push(handle_context(stream));
+    else status = operate(stream, PINNED, do_reserve, with);
+    if (status == CUDA_SUCCESS && with->enters) status = context_push(stream->context);
     Py_END_ALLOW_THREADS
     return status;
 }
-
-struct recording {
-    struct wait *wait;
-    uint64_t ticket;
-    bool at_once; /* it may be over at once; then, that it is */
-};
 
 static int do_record(struct handle *stream, void *argument) {
-    struct recording *recording = argument;
-    if (!recording->wait) return point_arm(recording->ticket, handle_value(stream));
-    if (recording->at_once &&
-        (recording->at_once = wait_is_over_at_once(recording->wait, handle_value(stream))))
+    struct enqueuing *with = argument;
+    struct wait *wait = with->completion->wait;
+    if (!wait) return point_arm(with->completion->ticket, stream->value);
+    if (with->at_once && (with->at_once = wait_is_over_at_once(wait, stream->value)))
         return CUDA_SUCCESS;
-    return wait_record_future(recording->wait, handle_value(stream));
+    return wait_record_future(wait, stream->value);
 }
 
-/* Enqueues the point behind the work, unless *at_once says that the work may be done already, and
- * it is: then *at_once stays true. 0, or a refusal, after which only a quarantined one still has
- * its owner. It also leaves the context that was pushed. */
-static int record(CompletionObject *self, struct handle *stream, bool leaves, bool *at_once) {
-    struct recording recording = {self->wait, self->ticket, *at_once};
-    int status;
-    own(self->ticket, (PyObject *)self);
+/* Enqueues the point behind the work, unless the work may be done already, and is. Sets the
+ * refusal, after which only a quarantined point still has its owner. It also leaves the context
+ * that was pushed. */
+static void record(struct enqueuing *with, struct handle *stream) {
+    CompletionObject *self = with->completion;
+    int status, how = self->wait ? PINNED | AS_IS : PINNED;
+    set_owner(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
-    if (leaves) context_pop();
-    status = operate(stream, recording.wait ? PINNED | AS_IS : PINNED, do_record, &recording);
+    if (with->enters) context_pop();
+    status = operate(stream, how, do_record, with);
     Py_END_ALLOW_THREADS
-    *at_once = recording.at_once;
-    self->recorded = !*at_once && (status == CUDA_SUCCESS || status == RESULT_QUARANTINED);
-    if (!self->recorded) disown(self->ticket);
-    return status;
+    self->recorded = !with->at_once && (status == CUDA_SUCCESS || status == RESULT_QUARANTINED);
+    if (!self->recorded) replace_owner(self->ticket, (PyObject *)self, NULL);
+    with->refusal = status;
 }
 
 /* Calls `call`, if there is one, and enqueues the point behind what it has enqueued. The context
  * was pushed if there is a call. -1: `call` has raised. The point is enqueued then too, if objects
- * are to be kept alive until the GPU has passed what it has enqueued. *refusal says whether that
- * went well. *at_once is that of `record`.
- */
-static int carry_out(CompletionObject *self, struct handle *stream, PyObject *call, int *refusal,
-                     bool *at_once) {
+ * are to be kept alive until the GPU has passed what it has enqueued. */
+static int carry_out(struct enqueuing *with, struct handle *stream, PyObject *call) {
+    CompletionObject *self = with->completion;
     PyObject *result = call ? plain_result(PyObject_CallNoArgs(call)) : Py_NewRef(Py_None);
-    *refusal = 0;
     if (is_child()) { /* `call` has forked, and the driver is the parent's */
         if (result) refuse_in_child();
         Py_XDECREF(result);
@@ -107,14 +98,14 @@ static int carry_out(CompletionObject *self, struct handle *stream, PyObject *ca
     PyObject *raised = result ? NULL : raised_take();
     /* `call` may hold what it has got before it raised. */
     self->result = result ? result : Py_NewRef(call);
-    /* This comes before the record. Otherwise the event could be complete and counted while this
-     * thread waits for the GIL, and `drain` in another thread would miss the future. */
+    /* The event may be complete and counted while this thread waits for the GIL after the record,
+     * and `drain` in another thread must not miss the future. */
     if (result && self->state == NEW && self->future) completion_begin(self);
     if (result || self->keepalive) {
-        *at_once = *at_once && result;
-        *refusal = record(self, stream, call != NULL, at_once);
+        with->at_once &= result != NULL;
+        record(with, stream);
     } else {
-        pop_from_python();
+        call_leave(NULL);
         Py_CLEAR(self->result);
     }
     raise_again(raised);
@@ -162,6 +153,25 @@ static PyObject *native_call_with(PyObject *Py_UNUSED(module), PyObject *args) {
     return call_inside(currents, 0, call, held);
 }
 
+int call_enter(struct handle *stream, const struct waits *waits, bool asks, struct wait **call) {
+    *call = call_begin(waits);
+    failed_forget();
+    int status = asks ? failed_in("cuStreamQuery", wait_list_health(waits->list)) : CUDA_SUCCESS;
+    if (asks && !status) status = operate(stream, AS_IS, do_capture_refusal, NULL);
+    if (!asks && handle_is_gone(stream)) status = CUDA_CONTEXT_IS_DESTROYED;
+    if (!status) status = context_push(stream->context);
+    if (status) call_end(*call);
+    return status;
+}
+
+void call_leave(struct wait *call) {
+    if (is_child()) return;
+    Py_BEGIN_ALLOW_THREADS
+    context_pop();
+    Py_END_ALLOW_THREADS
+    call_end(call);
+}
+
 /* call_in_context(handle, wait_list, call, asks): makes another call in the context of a stream
  * that is pinned, of which nothing is kept. 0, or why it was not made. If it asks, also because a
  * wait behind the call would be refused. */
@@ -169,27 +179,17 @@ static PyObject *native_call_in_context(PyObject *Py_UNUSED(module), PyObject *a
     struct handle *handle;
     const struct waits *waits;
     PyObject *call;
+    struct wait *under_way;
     int asks, status;
     if (!PyArg_ParseTuple(args, "O&O&Op", to_handle, &handle, to_waits, &waits, &call, &asks))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    failed_forget();
-    status = asks ? failed_in("cuStreamQuery", wait_list_health(waits->list)) : CUDA_SUCCESS;
-    if (asks && !status) status = operate(handle, AS_IS, do_capture_refusal, NULL);
+    status = call_enter(handle, waits, asks, &under_way);
     Py_END_ALLOW_THREADS
-    if (status == CUDA_SUCCESS) status = push_from_python(handle);
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
-    struct wait *under_way = NULL;
-    if (atomic_load(&waits->limit)) {
-        Py_BEGIN_ALLOW_THREADS
-        under_way = call_begin(waits);
-        Py_END_ALLOW_THREADS
-    }
     PyObject *answer = PyObject_CallNoArgs(call);
-    pop_from_python();
-    if (!is_child()) call_end(under_way);
-    Py_XDECREF(answer);
-    return answer ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
+    call_leave(under_way);
+    return done_with(answer) < 0 ? NULL : PyLong_FromLong(CUDA_SUCCESS);
 }
 
 /* leak(keepalive): nothing will prove that the GPU does not use it. */
@@ -201,39 +201,39 @@ static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
 
 /* Enqueues what `call` does, or nothing if it is NULL, and the completion behind it, on a stream.
  * 0, RESULT_AT_ONCE, or a refusal: see module.h. NULL: `call` has raised. */
-static PyObject *enqueue(struct reserving *reserving, struct handle *stream, PyObject *call,
-                         PyObject *order, bool at_once) {
-    CompletionObject *self = reserving->completion;
-    reserving->enters = call != NULL;
+static PyObject *enqueue(struct enqueuing *with, struct handle *stream, PyObject *call,
+                         PyObject *order) {
+    CompletionObject *self = with->completion;
+    with->enters = call != NULL;
     /* The record would harm a capture only on the legacy stream. */
-    reserving->asks = call || (uintptr_t)handle_value(stream) <= 1;
+    with->asks = call || (uintptr_t)stream->value <= 1;
     /* Until the point is behind the work, because `call` or another thread may close the stream,
      * and the work would then have no completion. */
     if (!handle_pin(stream)) return PyLong_FromLong(RESULT_CLOSED);
     PyObject *answer = NULL;
-    int refusal = reserve(reserving, stream);
+    int refusal = reserve(with, stream);
     if (refusal) {
         answer = PyLong_FromLong(refusal);
         goto unpin;
     }
-    int raised = carry_out(self, stream, call, &refusal, &at_once);
-    if (refusal) { /* the driver would refuse again */
+    int raised = carry_out(with, stream, call);
+    if (with->refusal) { /* the driver would refuse again */
         if (self->state == PENDING) completion_end(self, CANCELLED);
-        if (refusal != RESULT_QUARANTINED) completion_leak(self);
+        if (with->refusal != RESULT_QUARANTINED) completion_leak(self);
     }
     if (raised) {
         completion_give_up(self);
-    } else if (refusal) {
-        answer = PyLong_FromLong(RESULT_AFTERWARDS + refusal);
-    } else if (completion_enter(self, order), !at_once) {
+    } else if (with->refusal) {
+        answer = PyLong_FromLong(RESULT_AFTERWARDS + with->refusal);
+    } else if (completion_enter(self, order), !with->at_once) {
         answer = PyLong_FromLong(CUDA_SUCCESS);
-    } else if (completion_complete(self, CUDA_SUCCESS, false) == 0) {
+    } else if (completion_complete(self, CUDA_SUCCESS, false, true) == 0) {
         answer = PyLong_FromLong(RESULT_AT_ONCE);
     } else { /* the caller gets no future, and the GPU has passed the work */
         completion_give_up(self), completion_end(self, CANCELLED);
     }
 unpin:
-    if (!is_child()) call_end(reserving->under_way);
+    if (!is_child()) call_end(with->under_way);
     unpin_from_python(stream);
     return answer;
 }
@@ -246,19 +246,17 @@ PyObject *WaitList_enqueue(PyObject *object, PyObject *const *args, Py_ssize_t c
     if (count != 8) return PyErr_Format(PyExc_TypeError, "eight arguments are needed");
     struct handle *stream;
     struct queue *queue;
-    struct reserving reserving = {0};
-    if (!to_waits(object, &reserving.waits) || !to_handle(args[0], &stream) ||
-        !to_queue(args[1], &queue) || !to_strategy(args[2], &reserving.strategy))
+    struct enqueuing with = {.at_once = args[7] == Py_True};
+    if (!to_waits(object, &with.waits) || !to_handle(args[0], &stream) ||
+        !to_queue(args[1], &queue) || !to_strategy(args[2], &with.strategy))
         return NULL;
     PyObject *made = PyType_GenericAlloc(completion_type, 0), *future = args[3];
     if (!made) return NULL;
-    reserving.completion = (CompletionObject *)made;
-    completion_fill(reserving.completion, future, args[6], args[5]);
-    completion_expect(reserving.completion, queue);
-    PyObject *order = wait_list_order(object),
-             *answer = enqueue(&reserving, stream, args[4], order, args[7] == Py_True);
-    if (reserving.completion->order && PyObject_SetAttr(future, names.point, made) < 0)
-        Py_CLEAR(answer);
+    with.completion = (CompletionObject *)made;
+    completion_fill(with.completion, future, args[6], args[5]);
+    completion_expect(with.completion, queue);
+    PyObject *answer = enqueue(&with, stream, args[4], wait_list_order(object));
+    if (with.completion->order && PyObject_SetAttr(future, names.point, made) < 0) Py_CLEAR(answer);
     Py_DECREF(made);
     return answer;
 }
@@ -269,17 +267,17 @@ PyObject *Completion_enqueue(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
     struct queue *queue;
-    struct reserving reserving = {.completion = self};
+    struct enqueuing with = {.completion = self};
     PyObject *call, *order;
     int kind;
-    if (!PyArg_ParseTuple(args, "O&O&O&iOO!", to_handle, &stream, to_context, &reserving.context,
+    if (!PyArg_ParseTuple(args, "O&O&O&iOO!", to_handle, &stream, to_context, &with.context,
                           to_queue, &queue, &kind, &call, order_type, &order))
         return NULL;
     if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was enqueued or expected before");
-    reserving.kind = (enum point_kind)kind;
+    with.kind = (enum point_kind)kind;
     self->call = kind == KIND_CALLBACK ? "cuStreamAddCallback" : "cuLaunchHostFunc";
     completion_expect(self, queue);
-    return enqueue(&reserving, stream, call == Py_None ? NULL : call, order, false);
+    return enqueue(&with, stream, call == Py_None ? NULL : call, order);
 }
 
 /* The steps of an enqueue that another thread carries out. */
@@ -303,21 +301,20 @@ PyObject *Completion_expect(PyObject *object, PyObject *args) {
 PyObject *Completion_run(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
-    struct reserving reserving = {.completion = self, .asks = true, .enters = true};
+    struct enqueuing with = {.completion = self, .asks = true, .enters = true};
     PyObject *call;
-    if (!PyArg_ParseTuple(args, "O&O&O&O", to_waits, &reserving.waits, to_strategy,
-                          &reserving.strategy, to_handle, &stream, &call))
+    if (!PyArg_ParseTuple(args, "O&O&O&O", to_waits, &with.waits, to_strategy, &with.strategy,
+                          to_handle, &stream, &call))
         return NULL;
     if (!self->ticket || self->wait)
         return PyErr_Format(PyExc_ValueError, "it was not expected, or was run before");
     uint64_t expected = self->ticket;
-    int refusal = reserve(&reserving, stream);
-    call_end(reserving.under_way); /* the function of a thread may take long */
+    int refusal = reserve(&with, stream);
+    call_end(with.under_way); /* the function of a thread may take long */
     if (self->ticket != expected) point_unreserve(expected);
     if (refusal) return PyLong_FromLong(refusal);
-    bool at_once = false; /* another thread settles the future */
-    if (carry_out(self, stream, call, &refusal, &at_once) < 0) return NULL;
-    return PyLong_FromLong(refusal ? RESULT_AFTERWARDS + refusal : CUDA_SUCCESS);
+    if (carry_out(&with, stream, call) < 0) return NULL;
+    return PyLong_FromLong(with.refusal ? RESULT_AFTERWARDS + with.refusal : CUDA_SUCCESS);
 }
 
 /* fire(status): ends it if there is nothing to record. Any thread. */
@@ -328,7 +325,7 @@ PyObject *Completion_fire(PyObject *object, PyObject *args) {
     if (!self->ticket || self->recorded)
         return PyErr_Format(PyExc_ValueError, "it was not expected, or was recorded before");
     self->recorded = true;
-    own(self->ticket, object);
+    set_owner(self->ticket, object);
     if (self->wait) wait_fire_unrecorded(self->wait, status);
     else point_arm_polled(self->ticket), point_fire(self->ticket, status);
     Py_RETURN_NONE;

@@ -96,9 +96,7 @@ static PyObject *native_context_is_gone(PyObject *Py_UNUSED(self), PyObject *arg
 }
 
 static PyObject *native_failed_call(PyObject *Py_UNUSED(self), PyObject *status) {
-    long code = PyLong_AsLong(status);
-    if (code == -1 && PyErr_Occurred()) return NULL;
-    const char *call = failed_call((int)code);
+    const char *call = failed_call((int)PyLong_AsLong(status));
     if (call) return PyUnicode_FromString(call);
     Py_RETURN_NONE;
 }
@@ -144,7 +142,7 @@ static PyObject *native_loop_seen(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* look_for_stalls(thread, seconds): that thread has been in a call of the driver for so long. */
+/* look_for_stalls(thread, seconds): that thread has been in a call of the driver for that time. */
 static PyObject *native_look_for_stalls(PyObject *Py_UNUSED(self), PyObject *args) {
     const char *thread;
     double seconds;
@@ -168,7 +166,7 @@ PyMethodDef failure_functions[] = {
     METHOD(native, failures_forget, NOARGS),
     /* (code, call) of a destruction that the driver refused, or None. */
     METHOD(native, refusal_take, NOARGS),
-    /* So many more want to know of failures while nothing is pending. */
+    /* Adds to those that want to know of failures while nothing is pending. */
     METHOD(native, failures_expect, O),
     /* The process ends at the first fatal code, or now if there was one. */
     METHOD(native, exit_arm, VARARGS),

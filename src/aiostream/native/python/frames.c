@@ -16,11 +16,11 @@ static int is_python_thread(void) { return PyGILState_GetThisThreadState() != NU
 
 /* The state of the thread that holds the GIL. It is in no header of the limited API, and has
  * another name from Python 3.13 on. */
-static PyThreadState *(*holder_of_the_gil)(void);
+static PyThreadState *(*gil_thread)(void);
 
 static int holds_gil(void) {
     PyThreadState *mine = PyGILState_GetThisThreadState();
-    return mine && holder_of_the_gil && holder_of_the_gil() == mine;
+    return mine && gil_thread && gil_thread() == mine;
 }
 
 /* Adds (code, line, None) of each frame of this thread, from the innermost one. A frame itself
@@ -94,7 +94,7 @@ PyMethodDef frame_functions[] = {
 int add_frame_addresses(PyObject *module) {
     void *found = dlsym(RTLD_DEFAULT, "PyThreadState_GetUnchecked");
     if (!found) found = dlsym(RTLD_DEFAULT, "_PyThreadState_UncheckedGet");
-    *(void **)&holder_of_the_gil = found;
+    *(void **)&gil_thread = found;
     if (PyModule_AddIntConstant(module, "IS_PYTHON_THREAD", (long)is_python_thread) < 0) return -1;
     return PyModule_AddIntConstant(module, "FRAMES_HERE", (long)frames_here);
 }

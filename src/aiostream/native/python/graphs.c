@@ -17,34 +17,28 @@ struct use {
 static int do_use(struct handle *stream, void *argument) {
     struct use *use = argument;
     /* otherwise the driver would end the capture */
-    int refusal = capture_refusal(handle_value(stream));
+    int refusal = capture_refusal(stream->value);
     if (refusal) return refusal;
     if (!handle_pin(use->executable)) return RESULT_CLOSED;
     int status = handle_is_gone(use->executable)
                      ? CUDA_CONTEXT_IS_DESTROYED /* as of operate, for the second handle */
-                     : context_push(handle_context(stream));
+                     : context_push(stream->context);
     if (status == CUDA_SUCCESS) {
-        status = use->call(handle_value(use->executable), handle_value(stream));
+        status = use->call(use->executable->value, stream->value);
         context_pop();
     }
     handle_unpin(use->executable);
     return status;
 }
 
-static PyObject *use_from_python(PyObject *args, int (*call)(void *, void *)) {
+static PyObject *native_graph_use(PyObject *Py_UNUSED(self), PyObject *args) {
     struct handle *stream;
-    struct use use = {.call = call};
-    if (!PyArg_ParseTuple(args, "O&O&", to_handle, &use.executable, to_handle, &stream))
+    struct use use;
+    int launches;
+    if (!PyArg_ParseTuple(args, "O&O&p", to_handle, &use.executable, to_handle, &stream, &launches))
         return NULL;
+    use.call = launches ? driver.graph_launch : driver.graph_upload;
     return PyLong_FromLong(operate_from_python(stream, do_use, &use));
-}
-
-static PyObject *native_graph_launch(PyObject *Py_UNUSED(self), PyObject *args) {
-    return use_from_python(args, driver.graph_launch);
-}
-
-static PyObject *native_graph_upload(PyObject *Py_UNUSED(self), PyObject *args) {
-    return use_from_python(args, driver.graph_upload);
 }
 
 struct update {
@@ -59,8 +53,7 @@ struct update {
 static int do_update(struct handle *executable, void *argument) {
     struct update *update = argument;
     if (!handle_pin(update->graph)) return RESULT_CLOSED;
-    int status =
-        driver.graph_update(handle_value(executable), handle_value(update->graph), &update->said);
+    int status = driver.graph_update(executable->value, update->graph->value, &update->said);
     handle_unpin(update->graph);
     return status;
 }
@@ -77,10 +70,8 @@ static PyObject *native_graph_update(PyObject *Py_UNUSED(self), PyObject *args) 
 }
 
 PyMethodDef graph_functions[] = {
-    /* cuGraphLaunch of an executable graph's handle on a stream's. */
-    METHOD(native, graph_launch, VARARGS),
-    /* The same for cuGraphUpload. */
-    METHOD(native, graph_upload, VARARGS),
+    /* cuGraphLaunch of an executable graph's handle on a stream's, or cuGraphUpload. */
+    METHOD(native, graph_use, VARARGS),
     /* cuGraphExecUpdate: (code, result, node, node it comes from). */
     METHOD(native, graph_update, VARARGS),
     {NULL, NULL, 0, NULL},

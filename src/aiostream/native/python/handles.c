@@ -62,7 +62,7 @@ static PyObject *Handle_borrow(PyObject *object, PyObject *Py_UNUSED(unused)) {
 static void Handle_dealloc(PyObject *object) {
     HandleObject *self = (HandleObject *)object;
     struct handle *handle = self->handle;
-    if (handle && handle_is_owned(handle) && handle_is_open(handle) && !is_child()) {
+    if (handle && handle->owned && handle_is_open(handle) && !is_child()) {
         if (self->made_here) {
             handle_abandon(handle);
             handle = NULL;
@@ -135,7 +135,7 @@ static PyObject *Handle_release(PyObject *self, PyObject *Py_UNUSED(unused)) {
 }
 
 static PyObject *Handle_value(PyObject *self, void *Py_UNUSED(unused)) {
-    return PyLong_FromUnsignedLongLong((uintptr_t)handle_value(((HandleObject *)self)->handle));
+    return PyLong_FromUnsignedLongLong((uintptr_t)((HandleObject *)self)->handle->value);
 }
 
 /* The answer of a function of handles.h, which is the closure. */
@@ -201,13 +201,17 @@ int to_handle(PyObject *object, void *handle) {
 /* --- driver calls on a handle --- */
 
 static int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
-    int refusal = capture_refusal(handle_value(handle));
-    return refusal ? refusal : driver.stream_query(handle_value(handle));
+    int refusal = capture_refusal(handle->value);
+    return refusal ? refusal : driver.stream_query(handle->value);
 }
 
 static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
-    return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
-                                     : driver.event_query(handle_value(handle));
+    return event_is_captured(handle) ? CUDA_CAPTURED_EVENT : driver.event_query(handle->value);
+}
+
+/* `operate` has asked. */
+static int do_gone_refusal(struct handle *Py_UNUSED(handle), void *Py_UNUSED(unused)) {
+    return CUDA_SUCCESS;
 }
 
 /* The functions of Python that make one call on one handle, and answer its code. */
@@ -219,16 +223,7 @@ static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
 OPERATION(stream_query)
 OPERATION(capture_refusal)
 OPERATION(event_query)
-
-static PyObject *native_gone_refusal(PyObject *Py_UNUSED(self), PyObject *object) {
-    struct handle *handle = as_handle(object);
-    if (!handle) return NULL;
-    int result;
-    Py_BEGIN_ALLOW_THREADS
-    result = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(result);
-}
+OPERATION(gone_refusal)
 
 struct recording {
     struct handle *event, *fresh;
@@ -239,8 +234,7 @@ struct recording {
  * streams to a capture that way, so it is allowed. */
 static int do_event_record(struct handle *stream, void *argument) {
     struct recording *recording = argument;
-    return event_record(recording->event, handle_value(stream), recording->flags,
-                        &recording->fresh);
+    return event_record(recording->event, stream->value, recording->flags, &recording->fresh);
 }
 
 /* Gives an Operand the handle of a fresh event. Its old Handle goes with the last thread that

@@ -1,5 +1,5 @@
 /* The Python face of the native part: `aiostream._native`, of which this file has the module
- * itself, the queues, the contexts, the counts of the ledger, and what its companions share.
+ * itself, the queues, the contexts, the counters, and what its companions share.
  *
  * Python's threads come in here and in the other files of python/, and nowhere else. Each function
  * parses its arguments, gives up the GIL around each call of the driver, and answers with a number
@@ -54,23 +54,6 @@ int operate_from_python(struct handle *handle, handle_operation operation, void 
     return result;
 }
 
-int push_from_python(struct handle *stream) {
-    int status;
-    Py_BEGIN_ALLOW_THREADS /* see Work.begin */
-    failed_forget();
-    status =
-        handle_is_gone(stream) ? CUDA_CONTEXT_IS_DESTROYED : context_push(handle_context(stream));
-    Py_END_ALLOW_THREADS
-    return status;
-}
-
-void pop_from_python(void) {
-    if (is_child()) return;
-    Py_BEGIN_ALLOW_THREADS
-    context_pop();
-    Py_END_ALLOW_THREADS
-}
-
 PyObject *as_text(const char *text) {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
@@ -96,10 +79,14 @@ void raise_again(PyObject *raised) {
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(raised)), raised, PyException_GetTraceback(raised));
 }
 
+int done_with(PyObject *answer) {
+    Py_XDECREF(answer);
+    return answer ? 0 : -1;
+}
+
 bool append_new(PyObject *list, PyObject *object) {
-    if (!object) return false;
-    int failed = PyList_Append(list, object);
-    Py_DECREF(object);
+    int failed = object ? PyList_Append(list, object) : -1;
+    Py_XDECREF(object);
     return failed == 0;
 }
 
@@ -170,10 +157,10 @@ static PyObject *native_context_register(PyObject *Py_UNUSED(self), PyObject *ar
                             MAX_CONTEXTS);
     /* One step, because an interrupt must not make Python destroy a stream that is in use. */
     if (is_taken && PyList_SetSlice(made, 0, PyList_Size(made), NULL) < 0) return NULL;
-    return PyLong_FromLong(context_index(context));
+    return PyLong_FromLong(context->index);
 }
 
-/* --- the ledger --- */
+/* --- counters --- */
 
 static PyObject *native_counters(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
@@ -188,9 +175,9 @@ static PyObject *native_pending(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(u
                          (long long)pending.in_streams);
 }
 
-/* Opens or shuts a gate: a stream waits for the word. The store is a release, because the work
- * behind the gate must see what this thread has written before. A plain store of Python's may
- * overtake earlier ones on aarch64. */
+/* Opens or shuts a gate of testing.Gate: a stream waits for the word. The store is a release,
+ * because the work behind the gate must see what this thread has written before. A plain store of
+ * Python's may overtake earlier ones on aarch64. */
 static PyObject *native_store_word(PyObject *Py_UNUSED(self), PyObject *args) {
     unsigned long long address;
     unsigned value;
@@ -304,7 +291,6 @@ static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
     .m_doc = "The compiled part of aiostream: see native/engine/base.h.",
-    .m_methods = functions,
     .m_slots = module_slots,
 };
 

@@ -11,7 +11,7 @@
 /* A free-threaded Python has no GIL, so several threads run these files at once. Then these exclude
  * each other:
  *
- * - The owner of a point is read and written under the lock of its slot (completions.h).
+ * - The owner of a point is read and written under the lock of its point (completions.h).
  * - The fields of a Completion that several threads use, and the list of an Order, are read and
  *   written in a critical section. With the GIL it is nothing, and the limited API has none.
  * - Handles, queues, points and waits have their own atomics and locks, because the driver's
@@ -42,7 +42,7 @@ enum {
 
 bool is_child(void);        /* of a fork, in which the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
-bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
+bool refuse_at_exit(void);  /* callbacks have ended; with an exception set */
 struct handle *as_handle(PyObject *);
 /* What an argument stands for: converters, as "O&" of PyArg_ParseTuple wants them. Each fills in a
  * pointer to a struct of that name. 0: an exception is set. */
@@ -56,6 +56,8 @@ int is_found(const void *, const char *what, PyObject *number);
 /* The exception that was raised, which is no longer set, or NULL; and sets one again. */
 PyObject *raised_take(void);
 void raise_again(PyObject *);
+/* Releases what a call of Python has answered. -1: it has raised. */
+int done_with(PyObject *answer);
 /* appends the object and releases it; false: with an exception set, or NULL was passed */
 bool append_new(PyObject *list, PyObject *object);
 
@@ -64,9 +66,6 @@ int operate_from_python(struct handle *, handle_operation, void *argument);
 
 /* keeps the GIL, unless this destroys the driver's object */
 void unpin_from_python(struct handle *);
-/* Makes a stream's context current for a call of Python: 0, or a driver code. */
-int push_from_python(struct handle *);
-void pop_from_python(void);
 /* --- of one file each --- */
 
 struct wait;
@@ -79,8 +78,7 @@ typedef struct {
     PyObject_HEAD
     struct wait *wait;         /* NULL: it is over, or it was left */
     unsigned long long ticket; /* with which it was left; 0: it was not */
-    struct queue *queue;       /* of the loop whose task waits */
-    PyObject *future; /* on which the task sleeps; the slot of the ticket owns this object */
+    PyObject *future; /* on which the task sleeps; the point of the ticket owns this object */
     bool yielded;     /* the loop has had its turn, so the next step is a poll */
 } WaitObject;
 extern PyTypeObject *wait_type;
@@ -88,9 +86,9 @@ PyObject *new_order(void);
 PyObject *wait_list_order(PyObject *wait_list); /* borrowed */
 PyObject *WaitList_enqueue(PyObject *, PyObject *const *args, Py_ssize_t count);
 bool is_work(PyObject *);
-/* A Work owns a wait that its task has polled, and the watcher has it. Its end goes to the queue.
- * False: it is no Work, or there is no memory. */
-bool work_takes(PyObject *, struct wait *, struct queue *);
+/* A Work owns a wait that its task has polled, and the watcher has it. Its end goes to its loop or
+ * to the janitor. False: it is no Work, or there is no memory. */
+bool work_takes(PyObject *, struct wait *, bool in_loop);
 /* on a driver's thread, with the GIL */
 void run_host_function(uint64_t ticket, int status);
 

@@ -1,77 +1,59 @@
-/* What the process has once, as Python sees it: the driver's addresses, the watcher, the exit gate,
- * and the mark of a forked child.
+/* What the process has once, as Python sees it: the driver's addresses, the watcher, and the end
+ * of callbacks.
  *
  * `_runtime/process.py` calls these at the first use, at the end and after a fork. Each may be
  * called again, because an interrupt may cut the start short. python_dispatch is the one place
- * where a driver's thread comes to Python: it passes the exit gate, takes the GIL, and runs the
- * user's host function.
+ * where a driver's thread comes to Python: it takes the GIL, and runs the user's host function.
  */
 #include "module.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "../engine/watcher.h"
 
-/* --- the exit gate ---
+/* --- the end of callbacks ---
  *
  * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes.
- * So it passes this gate first. At exit the gate is closed, and the exit waits, without the GIL,
- * for those inside. */
+ * So it counts itself in first. The exit ends callbacks, and waits, without the GIL, for those that
+ * run. */
 
-static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
-static bool gate_closed; /* under gate_lock */
-static int gate_inside;  /* under gate_lock */
+static _Atomic int callbacks; /* those that run, and CALLBACKS_ENDED; any thread */
+enum { CALLBACKS_ENDED = 1 << 30 };
 
 bool refuse_at_exit(void) {
-    pthread_mutex_lock(&gate_lock);
-    bool closed = gate_closed;
-    pthread_mutex_unlock(&gate_lock);
-    if (closed)
+    bool ended = atomic_load(&callbacks) & CALLBACKS_ENDED;
+    if (ended)
         PyErr_SetString(
             PyExc_RuntimeError,
             "Python is ending, and the driver's threads may not call Python functions any more. "
             "Enqueue host functions and callbacks before the interpreter runs its atexit "
             "handlers.");
-    return closed;
-}
-
-static bool gate_enter(void) {
-    pthread_mutex_lock(&gate_lock);
-    bool open = !gate_closed;
-    if (open) gate_inside++;
-    pthread_mutex_unlock(&gate_lock);
-    if (!open) atomic_fetch_add(&counters[HOST_FUNCTIONS_LATE], 1);
-    return open;
-}
-
-static void gate_leave(void) {
-    pthread_mutex_lock(&gate_lock);
-    if (--gate_inside == 0) pthread_cond_broadcast(&gate_empty);
-    pthread_mutex_unlock(&gate_lock);
+    return ended;
 }
 
 static void python_dispatch(uint64_t ticket, int status) {
-    if (!gate_enter()) return;
-    PyGILState_STATE state = PyGILState_Ensure();
-    run_host_function(ticket, status);
-    PyGILState_Release(state);
-    gate_leave();
+    /* from here on the exit waits */
+    if (atomic_fetch_add(&callbacks, 1) & CALLBACKS_ENDED) {
+        atomic_fetch_add(&counters[HOST_FUNCTIONS_LATE], 1);
+    } else {
+        PyGILState_STATE state = PyGILState_Ensure();
+        run_host_function(ticket, status);
+        PyGILState_Release(state);
+    }
+    atomic_fetch_sub(&callbacks, 1);
 }
 
-static PyObject *native_gate_close(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    for (bool empty = false; !empty;) {
+static PyObject *native_end_callbacks(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    atomic_fetch_or(&callbacks, CALLBACKS_ENDED);
+    while (atomic_load(&callbacks) != CALLBACKS_ENDED) {
+        struct timespec pause = {.tv_nsec = 1000000};
         Py_BEGIN_ALLOW_THREADS
-        pthread_mutex_lock(&gate_lock);
-        gate_closed = true;
-        if (gate_inside > 0) wait_briefly(&gate_empty, &gate_lock);
-        empty = gate_inside == 0;
-        pthread_mutex_unlock(&gate_lock);
+        nanosleep(&pause, NULL);
         Py_END_ALLOW_THREADS
-        if (!empty && PyErr_CheckSignals() < 0)
-            return NULL; /* so a host function that never ends can be interrupted */
+        /* so a host function that never ends can be interrupted */
+        if (PyErr_CheckSignals() < 0) return NULL;
     }
     Py_RETURN_NONE;
 }
@@ -148,7 +130,7 @@ static PyObject *native_watcher_held(PyObject *Py_UNUSED(self), PyObject *Py_UNU
 static PyObject *native_open_orphans(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     if (refuse_in_child()) return NULL;
     struct queue *queue = queue_orphans();
-    return queue ? PyLong_FromLong(queue_descriptor(queue)) : PyErr_SetFromErrno(PyExc_OSError);
+    return queue ? PyLong_FromLong(queue->descriptor) : PyErr_SetFromErrno(PyExc_OSError);
 }
 
 /* sys.unraisablehook takes an object that Python code cannot make. */
@@ -165,8 +147,8 @@ PyMethodDef process_functions[] = {
     METHOD(native, bind, O),
     /* The descriptor of the orphans' queue, which is made once. */
     METHOD(native, open_orphans, NOARGS),
-    /* Closes the exit gate and waits for those inside. */
-    METHOD(native, gate_close, NOARGS),
+    /* Ends callbacks: waits for those that run. */
+    METHOD(native, end_callbacks, NOARGS),
     /* Starts the watcher thread, once. */
     METHOD(native, watcher_start, NOARGS),
     /* Stops and joins it. With True, fails what is pending. Whether it ran. */

@@ -35,7 +35,7 @@ static PyObject *poll(PyObject *object) {
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
     int mode = relaxed_enter();
-    wait_poll(self->wait, self->queue, &result);
+    wait_poll(self->wait, &result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
     Py_INCREF(object);
@@ -79,25 +79,25 @@ static PyObject *Wait_drop(PyObject *object, PyObject *args) {
     if (ticket && !is_child()) {
         given = is_work(work) && replace_owner(ticket, object, work);
         if (given && in_loop) Py_RETURN_TRUE;
-        /* This comes first, because from then on the janitor may deliver it. */
+        /* the janitor may deliver it once it is orphaned */
         replace_owner(ticket, object, NULL);
         wait_orphan(ticket);
     } else if (self->wait && !is_child()) {
-        given = work_takes(work, self->wait, in_loop ? self->queue : queue_orphans());
+        given = work_takes(work, self->wait, in_loop);
         if (given) self->wait = NULL;
     }
     drop(self);
     return PyBool_FromLong(given);
 }
 
-/* own(future): it gets the answer of a wait that was left, and is returned. In the loop's thread,
- * which would deliver the ticket. */
-static PyObject *Wait_own(PyObject *object, PyObject *future) {
+/* leave_to(future): it gets the answer of a wait that was left, and is returned. In the loop's
+ * thread, which would deliver the ticket. */
+static PyObject *Wait_leave_to(PyObject *object, PyObject *future) {
     WaitObject *self = (WaitObject *)object;
     if (!self->ticket || self->future)
         return PyErr_Format(PyExc_ValueError, "the wait was not left, or has a future");
     self->future = Py_NewRef(future);
-    own(self->ticket, object);
+    set_owner(self->ticket, object);
     return Py_NewRef(future);
 }
 
@@ -131,7 +131,7 @@ static PyMethodDef wait_methods[] = {
     /* Queries it: itself if it is not over, else None or an error. */
     METHOD(Wait, poll, NOARGS),
     /* The future that gets the answer. */
-    METHOD(Wait, own, O),
+    METHOD(Wait, leave_to, O),
     /* No task waits any more. May be called again, and when it is over. */
     METHOD(Wait, drop, VARARGS),
     {NULL, NULL, 0, NULL},
@@ -269,9 +269,9 @@ struct beginning {
 
 static int do_begin(struct handle *handle, void *argument) {
     struct beginning *with = argument;
-    if (handle_is_event(handle))
+    if (handle->kind == HANDLE_EVENT)
         wait_begin_event(with->waits, handle, with->queue, with->strategy, &with->result);
-    else wait_begin(with->waits, handle_value(handle), with->queue, with->strategy, &with->result);
+    else wait_begin(with->waits, handle->value, with->queue, with->strategy, &with->result);
     return 0;
 }
 
@@ -279,7 +279,7 @@ static int do_begin(struct handle *handle, void *argument) {
  * it in the result. Without the GIL. */
 static void begin(struct handle *handle, struct beginning *with) {
     struct wait *call = call_begin(with->waits);
-    int refusal = operate(handle, handle_is_event(handle) ? 0 : AS_IS, do_begin, with);
+    int refusal = operate(handle, handle->kind == HANDLE_EVENT ? 0 : AS_IS, do_begin, with);
     if (refusal) with->result.refusal = refusal;
     call_end(call);
 }
@@ -305,7 +305,6 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
         if (result->ticket) wait_orphan(result->ticket);
         return NULL;
     }
-    wait->queue = beginning.queue;
     return as_answer(wait, result);
 }
 
@@ -370,7 +369,7 @@ static PyObject *WaitList_block(PyObject *object, PyObject *args) {
     int over;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
-    over = atomic_load(&blockers[handle_is_event(with.handle)])(handle_value(with.handle), &with);
+    over = atomic_load(&blockers[with.handle->kind == HANDLE_EVENT])(with.handle->value, &with);
     Py_END_ALLOW_THREADS
     if (over < 0) return NULL;
     if (!over) Py_RETURN_NONE;
@@ -423,7 +422,7 @@ static PyObject *native_wake_by(PyObject *Py_UNUSED(self), PyObject *args) {
     struct queue *queue;
     long long time;
     if (!PyArg_ParseTuple(args, "O&L", to_queue, &queue, &time)) return NULL;
-    timer_wake_by(queue_timer(queue), time);
+    timer_wake_by(&queue->timer, time);
     Py_RETURN_NONE;
 }
 
@@ -438,11 +437,11 @@ static PyObject *native_limit_timer(PyObject *Py_UNUSED(self), PyObject *most) {
 
 static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct waiting each;
-    int64_t pending = waits_pending(), now = now_ns(), oldest = now;
-    /* The list has all that ever were pending at once. */
-    for (struct wait *wait = NULL; pending && waits_next(&wait, &each);)
+    int64_t now = now_ns(), oldest = now;
+    int pending = 0;
+    for (struct wait *wait = NULL; waits_next(&wait, &each); pending++)
         if (each.began < oldest) oldest = each.began;
-    return Py_BuildValue("Ld", (long long)pending, (double)(now - oldest) / 1e9);
+    return Py_BuildValue("id", pending, (double)(now - oldest) / 1e9);
 }
 
 PyMethodDef wait_functions[] = {

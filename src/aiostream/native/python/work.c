@@ -68,9 +68,8 @@ static void give_away(WorkObject *self) {
         Py_INCREF(heir->keeper);
         self->operand = self->mode = self->call = self->result = self->handle = self->left_by =
             NULL;
-        PyObject *answer = PyObject_CallFunctionObjArgs(self->keeper, object, NULL);
-        if (!answer) PyErr_WriteUnraisable(self->keeper);
-        Py_XDECREF(answer);
+        if (done_with(PyObject_CallFunctionObjArgs(self->keeper, object, NULL)) < 0)
+            PyErr_WriteUnraisable(self->keeper);
         Py_DECREF(object);
     } else { /* no memory, or no janitor any more */
         PyErr_Clear();
@@ -102,18 +101,6 @@ static void Work_dealloc(PyObject *object) {
     free_object(object);
 }
 
-/* Pins the stream and makes its context current, if it is healthy. 0, or why not. */
-static int enter(struct handle *handle, const struct wait_list *list) {
-    failed_forget();
-    int status = failed_in("cuStreamQuery", wait_list_health(list));
-    if (status) return status;
-    if (!handle_pin(handle)) return RESULT_CLOSED;
-    status = operate(handle, PINNED | AS_IS, do_capture_refusal, NULL);
-    if (!status) status = context_push(handle_context(handle));
-    if (status) handle_unpin(handle);
-    return status;
-}
-
 PyObject *plain_result(PyObject *result) {
     if (!result || (PyObject *)Py_TYPE(result) != coroutine_type) return result;
     Py_XDECREF(PyObject_CallMethod(result, "close", NULL));
@@ -137,22 +124,19 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     if (count != 2 || self->handle)
         return PyErr_Format(PyExc_TypeError, "begin(handle, wait_list), once");
     if (!to_handle(args[0], &handle) || !to_waits(args[1], &waits)) return NULL;
+    if (!handle_pin(handle)) return PyLong_FromLong(RESULT_CLOSED);
     int status;
-    /* The GIL is given up, because a driver may hold a lock while a host function runs. If that is
-     * a Python function, it waits for the GIL, and the two threads would wait for each other. */
     struct wait *under_way;
     Py_BEGIN_ALLOW_THREADS
-    under_way = call_begin(waits);
-    status = enter(handle, waits->list);
-    if (status) call_end(under_way);
+    status = call_enter(handle, waits, true, &under_way);
+    if (status != CUDA_SUCCESS) handle_unpin(handle);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     self->handle = Py_NewRef(args[0]);
     self->thread = PyThread_get_thread_ident();
     self->pinned = true;
     self->result = plain_result(PyObject_CallNoArgs(self->call));
-    pop_from_python();
-    if (!is_child()) call_end(under_way);
+    call_leave(under_way);
     if (self->result && (PyObject *)Py_TYPE(self->result) == generator_type)
         return Py_NewRef(self->result);
     return self->result ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
@@ -180,10 +164,10 @@ static PyObject *Work_complete(PyObject *object, PyObject *args) {
 
 bool is_work(PyObject *object) { return Py_IS_TYPE(object, work_type); }
 
-bool work_takes(PyObject *object, struct wait *wait, struct queue *queue) {
-    uint64_t ticket = is_work(object) ? wait_reserve_end(wait, queue) : 0;
+bool work_takes(PyObject *object, struct wait *wait, bool in_loop) {
+    uint64_t ticket = is_work(object) ? wait_reserve_end(wait, in_loop) : 0;
     if (!ticket) return false;
-    own(ticket, object);
+    set_owner(ticket, object);
     wait_leave_to_watcher(wait);
     return true;
 }
