@@ -4,7 +4,7 @@
     python -m benchmarks release --for 570       # the rest
     python -m benchmarks release --write         # the tables of the pages, and the pictures
 
-All of it takes some 18 minutes of one GPU. It has parts, and the parts have settings. The file is
+All of it takes some 16 minutes of one GPU. It has parts, and the parts have settings. The file is
 written after each setting, and what it has is not measured again. In each setting the ways take
 turns in several rounds. A row has the median of each figure, and each round's own.
 """
@@ -117,30 +117,30 @@ def _of_job(part: str, job: Measure, quick: bool) -> Setting:
 
 
 def _waits(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
-    job = Patterns(loops, WAITS, words=PATTERNS, waits=70, rounds=5)
+    job = Patterns(loops, WAITS, words=PATTERNS, waits=70, rounds=4)
     yield _of_job("waits", job, quick)
 
 
 def _peers(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
-    job = Patterns(loops, PEERS, words=PEER_PATTERNS, waits=70, rounds=5)
+    job = Patterns(loops, PEERS, words=PEER_PATTERNS, waits=70, rounds=4)
     yield _of_job("peers", job, quick)
 
 
 def _streams(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
     for streams in (16,) if quick else (16, 64, 128):
-        yield _of_job("streams", Mixed(loops, STREAMS, streams=streams, rounds=5), quick)
+        yield _of_job("streams", Mixed(loops, STREAMS, streams=streams, rounds=4), quick)
 
 
 def _server(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
     for load in (BUSY,) if quick else (BUSY, Load(128), OPEN):
-        yield _of_job("server", Server(loops, SERVER, load=load, rounds=5), quick)
+        yield _of_job("server", Server(loops, SERVER, load=load, rounds=4), quick)
 
 
 def _torch(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
     for load in (EAGER, CAPTURED):
         # A captured launch takes microseconds, and no thread for it.
         ways = tuple(way for way in TORCH_WAYS if load is EAGER or way != "batches in threads")
-        yield _of_job("torch", TorchServer(loops, ways, load=load, rounds=6), quick)
+        yield _of_job("torch", TorchServer(loops, ways, load=load, rounds=5), quick)
 
 
 def _launches(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
@@ -162,7 +162,7 @@ def _launches(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
 
 
 def _engines(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
-    ways, options = list(ENGINES), argparse.Namespace(rounds=4, seconds=1.2, clients=(1, 32, 256))
+    ways, options = list(ENGINES), argparse.Namespace(rounds=3, seconds=1.2, clients=(1, 32, 256))
     if quick:
         ways, options = ways[:2], argparse.Namespace(rounds=1, seconds=0.2, clients=(1, 4))
 
