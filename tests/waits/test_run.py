@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -599,6 +600,9 @@ async def test_a_coroutine_of_what_belongs_to_a_stream_is_refused() -> None:
         StreamPool(1, each=lambda _: answer())
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="from 3.12 on, asyncio keeps it so: by the frames' callers"
+)
 @pytest.mark.parametrize("make", [Stream.synchronize_async, lambda stream: stream.run(int)])
 def test_an_exception_of_a_wait_does_not_keep_its_loop(make: Any, cuda_gate: Gate) -> None:
     """A program may keep the error of a request that was cancelled, as a log does."""
@@ -619,6 +623,6 @@ def test_an_exception_of_a_wait_does_not_keep_its_loop(make: Any, cuda_gate: Gat
         return weakref.ref(asyncio.get_running_loop())
 
     loop = asyncio.run(main())
-    # The watcher may still have the wait that was cancelled.
-    assert settle(lambda: gc.collect() >= 0 and loop() is None)
+    gc.collect()
+    assert loop() is None
     assert kept
