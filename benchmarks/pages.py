@@ -181,7 +181,7 @@ def table(found: Row, part: str) -> str:
     if not rows:
         return ""
     if part == "older":
-        return "\n".join(_in_turn(rows, settings))
+        return "\n".join(_in_turn(rows, settings, found["older"]))
     lines = [HEADS[part]] if part in HEADS else []
     lines += [line(["", *(column.heading for column in layout.columns)])]
     lines.append(line(["---"] * (1 + len(layout.columns))))
@@ -196,11 +196,11 @@ def table(found: Row, part: str) -> str:
     return "\n".join([*lines, "", caption(rows), *machine, *sorted(missed)])
 
 
-def _in_turn(rows: list[Row], settings: list[str]) -> Iterator[str]:
+def _in_turn(rows: list[Row], settings: list[str], older: str) -> Iterator[str]:
     """Two versions, next to each other."""
     (column,) = LAYOUTS["older"].columns
     yield HEADS["older"]
-    yield line(["", "older", "this version"])
+    yield line(["", older, "this version"])
     yield line(["---"] * 3)
     for each in settings:
         known = {row["peer"]: cell(row, column) for row in rows if setting(row) == each}

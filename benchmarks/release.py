@@ -261,6 +261,8 @@ class Release:
         asked = {"for": options.limit, "quick": options.quick, "load": os.getloadavg()}
         self._found = results.describe(runner, asked, earlier)
         self._found["commit"] = options.commit or _commit()
+        named = options.called or (self.older and self.older.name)
+        self._found["older"] = named or (earlier or {}).get("older")
         self._found |= {key: (earlier or NEW)[key].copy() for key in NEW}
         if earlier:
             self._require_same(earlier)
@@ -358,6 +360,7 @@ def main(arguments: list[str]) -> int:
     add("--again", action="store_true", help="measure what the file has already, too")
     add("--quick", action="store_true", help="as little as shows that it works")
     add("--older", type=Path, help="another version: a wheel, or a folder that has it built")
+    add("--called", help="what the pages call it (default: the name of its file)")
     add("--commit", help="which commit this is (default: as git says)")
     add("--json", type=Path, metavar="FILE", help=f"default: {FOLDER.name}/<card>-<date>-release")
     add("--show", action="store_true", help="print the tables of the file, and measure nothing")

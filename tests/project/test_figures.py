@@ -105,7 +105,7 @@ def site(tmp_path: Path) -> Path:
     found = {"format": 1, "simulator": False, "date": "2026-11-28T00:00:00", "goals": []}
     found |= {"environment": {"gpu": "NVIDIA H7", "numba": "0.7", **known}, "commit": "0123456789"}
     entry = {"set": "peers", "setting": "peers", "peer": "numba", "reason": "it fails", "loop": ""}
-    found |= {"done": {}, "not_run": [entry]}
+    found |= {"done": {}, "not_run": [entry], "older": "v1"}
     found["rows"] = [row for part in pages.LAYOUTS for row in rows_of(part, pages.LAYOUTS[part])]
     (tmp_path / "h7.json").write_text(json.dumps(found))
     return tmp_path
