@@ -45,6 +45,7 @@ SIZES = (1, 2, 4, 8, 16, 32)  # of batches; each has a graph on each stream
 STREAMS = 3  # batches on the GPU at once: one computes while the next is copied and launched
 WAITING = 256  # requests that may wait for a batch; one more gets 503
 TIMEOUT = 5.0  # seconds for one request
+STALLED = 30.0  # seconds after which a batch counts as hung, and the process ends
 WARM = 3  # forwards before a capture, as torch's manual asks
 CLOSE = 0.1  # how near two scores must be: bfloat16, and kernels that depend on the batch's size
 
@@ -128,7 +129,7 @@ def application(*, eager: bool = False) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        stop_watching = aiostream.exit_on_context_failed()
+        stop_watching = aiostream.exit_on_context_failed(stalled=True)
         model = Model()
         with torch.inference_mode():
             rows = model.features.to("cuda")
@@ -136,7 +137,9 @@ def application(*, eager: bool = False) -> FastAPI:
         streams = [torch.cuda.Stream() for _ in range(STREAMS)]
         each = functools.partial(Replica, model, eager)
         async with (
-            aiostream.StreamPool.borrow(streams, each=each, name="model") as pool,
+            aiostream.StreamPool.borrow(
+                streams, each=each, name="model", stalled_after=STALLED
+            ) as pool,
             serving.Batches(
                 pool, Replica.score, most=SIZES[-1], max_waiting=WAITING, in_thread=eager
             ) as app.state.score,
