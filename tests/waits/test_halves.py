@@ -642,3 +642,26 @@ async def test_what_is_open_over_a_yield_in_a_thread(
         with pytest.raises(RuntimeError, match=f"changed the .*{name}.*decorate"):
             await stream.run_in_thread(launch)
         assert await stream.run_in_thread(settings.all) == before
+
+
+@pytest.mark.parametrize("loop_kind", ["trio"])
+async def test_a_function_that_ends_before_its_yield_is_a_checkpoint_on_trio() -> None:
+    import trio
+    import trio.testing
+
+    def ends_early(number: int) -> Halves:
+        if number:
+            return number
+        yield
+
+    def makes_it(number: int) -> Halves:
+        return ends_early(number)
+
+    async with Stream() as stream:
+        for function in ends_early, makes_it:
+            with trio.testing.assert_checkpoints():
+                assert await stream.run(function, 1) == 1
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await stream.run(function, 1)
+            assert scope.cancelled_caught

@@ -171,18 +171,19 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches) -> Any:
     """
     waits, is_idle = wait_list_of(halves.operand), _native.stream_query
     error: Exception | None = None
-    has_begun = halves.generator is not None
+    has_begun, has_waited = halves.generator is not None, False
     if not has_begun:
         halves.adopt(work.result)
     work.result = halves
     try:
         while True:
             if has_begun:
-                # The last half seldom enqueues more.
-                if halves.ended and error is None and is_idle(halves.operand.handle) == 0:
+                # The last half seldom enqueues more. One wait is made, as a checkpoint.
+                is_last = halves.ended and error is None and has_waited
+                if is_last and is_idle(halves.operand.handle) == 0:
                     work.end()
                     return halves.value
-                work.in_halves = not halves.ended
+                work.in_halves, has_waited = not halves.ended, True
                 try:
                     await waiting.synchronize_async(work)
                 except (CudaError, StreamClosedError) as problem:
