@@ -12,7 +12,7 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 import anyio
@@ -579,6 +579,31 @@ async def test_call_of_the_only_request_does_not_return(
             "await": stream.synchronize_async,
         }[way]()
         ends.join()
+        assert listener.errors[0].stream == NAME
+        assert "has not returned" in str(listener.errors[0])
+
+
+@on_asyncio
+async def test_call_behind_the_last_half_does_not_return(
+    listener: Listener, faults: Faults
+) -> None:
+    """The library asks whether that half has enqueued something."""
+
+    def ends() -> None:
+        settle(lambda: bool(listener.errors))
+        simulator.clear_faults()
+
+    def halves() -> Generator[None, None, None]:
+        stream.launch_host_func(str)
+        yield
+        faults.hang("cuStreamQuery")
+        threads.append(threading.Thread(target=ends))
+        threads[0].start()
+
+    threads: list[threading.Thread] = []
+    async with Stream(name="model", stalled_after=LIMIT) as stream:
+        await stream.run(halves)
+        threads[0].join()
         assert listener.errors[0].stream == NAME
         assert "has not returned" in str(listener.errors[0])
 

@@ -62,6 +62,7 @@ class Halves:
         self.context: Any = context  # in which it is closed
         self.generator: Any = None
         self.ended = False
+        self.is_idle = False  # the stream, when it had ended
         self.value: Any = None
         self.taken: list[object] = []
         # What lies in `shared.held`. Not this object, which may refer to a loop: the loop of a task
@@ -169,7 +170,7 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches) -> Any:
     If this raises, or no wait is possible after an error that the generator has caught, the work
     has not ended, and the caller leaves it.
     """
-    waits, is_idle = wait_list_of(halves.operand), _native.stream_query
+    waits = wait_list_of(halves.operand)
     error: Exception | None = None
     has_begun, has_waited = halves.generator is not None, False
     if not has_begun:
@@ -178,9 +179,7 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches) -> Any:
     try:
         while True:
             if has_begun:
-                # The last half seldom enqueues more. One wait is made, as a checkpoint.
-                is_last = halves.ended and error is None and has_waited
-                if is_last and is_idle(halves.operand.handle) == 0:
+                if halves.is_idle and has_waited:  # one wait is made, as a checkpoint
                     work.end()
                     return halves.value
                 work.in_halves, has_waited = not halves.ended, True
@@ -208,12 +207,18 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches) -> Any:
         error = None  # its traceback refers to this frame
 
 
+def _step(halves: Halves) -> None:
+    halves.step()
+    # The last half seldom enqueues more. In here a driver that does not answer is noticed.
+    halves.is_idle = halves.ended and _native.stream_query(halves.operand.handle) == 0
+
+
 def _advance(halves: Halves, waits: _native.WaitList, error: Exception | None) -> Exception | None:
     """Runs the next half with the stream current. Returns the error that was thrown in, if any."""
     operand = halves.operand
     try:
         if error is None:
-            call = in_libraries(operand, halves.step)
+            call = in_libraries(operand, partial(_step, halves))
             refusal = _native.call_in_context(operand.handle, waits, call, True)
             try:
                 if refusal:
