@@ -104,17 +104,22 @@ def _ours(wait: str) -> Callable[[Kit], Wait]:
     return lambda kit: _on(kit.free_list(wait=wait), lambda lane: lane.stream.synchronize_async())
 
 
-def _enqueue_async(kit: Kit) -> Wait:
-    free = kit.free_list()
+def _on_a_lane(call: Callable[[Lane, int], Awaitable[Any]]) -> Callable[[Kit], Wait]:
+    """The call launches and waits in one."""
 
-    async def way(length: int) -> None:
-        lane = free.pop()
-        try:
-            await lane.stream.enqueue_async(lambda stream: lane.spin(length))
-        finally:
-            free.append(lane)
+    def new_way(kit: Kit) -> Wait:
+        free = kit.free_list()
 
-    return way
+        async def way(length: int) -> None:
+            lane = free.pop()
+            try:
+                await call(lane, length)
+            finally:
+                free.append(lane)
+
+        return way
+
+    return new_way
 
 
 def _pool(kit: Kit) -> Wait:
@@ -141,32 +146,6 @@ def _pool_enqueue_async(kit: Kit) -> Wait:
     async def way(length: int) -> None:
         async with pool.stream() as stream:
             await stream.enqueue_async(launch, length)
-
-    return way
-
-
-def _run(kit: Kit) -> Wait:
-    free = kit.free_list()
-
-    async def way(length: int) -> None:
-        lane = free.pop()
-        try:
-            await lane.stream.run(lane.spin, length)
-        finally:
-            free.append(lane)
-
-    return way
-
-
-def _run_in_thread(kit: Kit) -> Wait:
-    free = kit.free_list()
-
-    async def way(length: int) -> None:
-        lane = free.pop()
-        try:
-            await lane.stream.run_in_thread(lane.spin, length)
-        finally:
-            free.append(lane)
 
     return way
 
@@ -267,9 +246,18 @@ def _blocking(kit: Kit) -> Wait:
 
 WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
     "aiostream auto": ("synchronize_async of raw streams", _ours("auto")),
-    "run": ("run of raw streams", _run),
-    "run_in_thread": ("run_in_thread of raw streams", _run_in_thread),
-    "enqueue_async": ("enqueue_async of raw streams", _enqueue_async),
+    "run": (
+        "run of raw streams",
+        _on_a_lane(lambda lane, length: lane.stream.run(lane.spin, length)),
+    ),
+    "run_in_thread": (
+        "run_in_thread of raw streams",
+        _on_a_lane(lambda lane, length: lane.stream.run_in_thread(lane.spin, length)),
+    ),
+    "enqueue_async": (
+        "enqueue_async of raw streams",
+        _on_a_lane(lambda lane, length: lane.stream.enqueue_async(lambda _: lane.spin(length))),
+    ),
     "pool": ("StreamPool and synchronize_async", _pool),
     "pool enqueue_async": ("StreamPool and enqueue_async", _pool_enqueue_async),
     "pool run": ("StreamPool(each=...) and its run", _pool_run),

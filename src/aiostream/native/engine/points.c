@@ -128,7 +128,7 @@ static void grow(struct spares *spares) {
     pthread_mutex_unlock(&table_lock);
 }
 
-/* While the point's reference to its queue is held. */
+/* Queues are never freed, so the point's reference to its own may be gone. */
 static void point_give_back(struct point *point) {
     /* as many as a ticket can name */
     uint64_t next_generation = generation_of(((atomic_load(&point->word) >> 8) + 1) << POINT_BITS);
