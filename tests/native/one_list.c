@@ -20,7 +20,6 @@
 static const int64_t US = 1000, MS = 1000000, SECOND = 1000000000;
 /* how late the watcher and a loop wake at most, and a loop's turn: less than the 0.12 ms of P16 */
 static const int64_t WATCHER_LATE_NS = 20000, LOOP_LATE_NS = 30000, TURN_NS = 12000;
-static const int64_t HEALTH_PERIOD_NS = 15000000; /* the watcher wakes at least as often */
 enum { LOOPS = 2, WAITS = 12, STEPS_MOST = 400000 };
 
 static int64_t clock_ns = 1000000000000, began_at;

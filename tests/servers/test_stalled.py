@@ -395,29 +395,51 @@ def test_process_ends_if_it_was_asked_to(driver_kind: str, blocked: str) -> None
     assert ("\n  File " in ended.stderr) is (blocked != "the lock of Python")
 
 
-def test_process_that_was_stopped_has_no_stall(driver_kind: str) -> None:
-    """Its loop could not run, and its work may be over."""
+@pytest.mark.parametrize(
+    ("seconds", "hears"), [(0.6, True), (2.8, False)], ids=["listener", "exit"]
+)
+def test_process_that_was_stopped_has_no_stall(
+    driver_kind: str, seconds: float, hears: bool
+) -> None:
+    """Its loop could not run, and does not come back to its waits at once."""
     printed = succeed(
         driver_kind,
         """
-            import asyncio, os, subprocess, aiostream, internals
+            import asyncio, os, signal, subprocess, time, aiostream, internals
             from support import EVENT_STRATEGIES
 
-            heard = []
-            aiostream.on_stalled(heard.append)
+            seconds, hears, heard = os.environ["SECONDS"], os.environ["HEARS"] == "True", []
+            if hears:
+                aiostream.on_stalled(heard.append)
+            else:
+                aiostream.exit_on_context_failed(71, stalled=True)
+
+            def burn(seconds):
+                end = time.thread_time() + seconds
+                while time.thread_time() < end:
+                    pass
 
             async def main():
                 for wait in EVENT_STRATEGIES:
-                    async with aiostream.Stream(wait=wait, stalled_after=0.3) as stream:
+                    async with aiostream.Stream(wait=wait, stalled_after=0.5) as stream:
                         await stream.run(internals.spin, stream, 0)  # loads the kernels
-                        stops = f"kill -STOP {os.getpid()}; sleep 0.5; kill -CONT {os.getpid()}"
-                        stopping = subprocess.Popen(["sh", "-c", stops])
-                        while stopping.poll() is None:
-                            await stream.run(internals.spin, stream, 0.01)
+                        continues = ["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"]
+                        continuing = subprocess.Popen(continues)
+                        waiting = asyncio.ensure_future(stream.run(internals.spin, stream, 0.01))
+                        await asyncio.sleep(0.005)
+                        burn(0.15)
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                        burn(0.1)
+                        await waiting
+                        continuing.wait()
+                    if not hears:
+                        break  # three seconds are enough
             asyncio.run(main())
             print(heard)
         """,
         forked=USUAL,
+        SECONDS=str(seconds),
+        HEARS=str(hears),
     )
     assert printed == "[]\n"
 

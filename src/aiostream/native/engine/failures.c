@@ -189,6 +189,32 @@ enum { MAX_NEWS = 16 };
 static struct stall news[MAX_NEWS]; /* these two are under failure_lock */
 static int news_count;
 
+/* The latest times in which the watcher did not look, which is all that writes them. */
+enum { LATE_NS = 3 * HEALTH_PERIOD_NS, MAX_LOST = 32 };
+static struct { _Atomic int64_t begin, end; } lost[MAX_LOST];
+static _Atomic int64_t looked; /* when */
+
+bool stall_lasts(int64_t ns, int64_t since, int64_t until) {
+    if (until - since <= ns) return false;
+    int64_t begin = atomic_load(&looked), end = now_ns() - begin > LATE_NS ? until : begin;
+    for (int i = 0; i <= MAX_LOST; i++) { /* the first of these is not over */
+        int64_t both = (end < until ? end : until) - (begin > since ? begin : since);
+        if (both > 0) ns += both;
+        if (i < MAX_LOST) begin = atomic_load(&lost[i].begin), end = atomic_load(&lost[i].end);
+    }
+    return until - since > ns;
+}
+
+static void note_lost(int64_t now) {
+    static int next;
+    if (now - looked > LATE_NS) {
+        atomic_store(&lost[next].begin, looked);
+        atomic_store(&lost[next].end, now);
+        next = (next + 1) % MAX_LOST;
+    }
+    atomic_store(&looked, now); /* the last, so that no reader misses that time */
+}
+
 void stall_say(struct stall *stall, int64_t now) {
     stall->ns = now - stall->since;
     snprintf(stall->text, sizeof stall->text, stall->form, stall->name, (double)stall->ns / 1e9);
@@ -205,8 +231,7 @@ void stall_note(const struct stall *stall) {
     pthread_mutex_lock(&failure_lock);
     if (news_count < MAX_NEWS) {
         news[news_count] = *stall;
-        int64_t stalled_at = stall->loop ? stall->since + stall->limit : now_ns();
-        news[news_count++].act_at = stalled_at + TAKEN_WITHIN_NS;
+        news[news_count++].sure_since = stall->loop ? stall->since + stall->limit : now_ns();
     }
     pthread_mutex_unlock(&failure_lock);
     failures_call_listener();
@@ -218,7 +243,7 @@ bool stall_take(struct stall *stall, bool *ends, bool *soon) {
     *stall = news[0];
     *ends = ending.process == getpid() && ending.stalled && !has_begun_to_end;
     if (stall->loop) stall_say(stall, now_ns());
-    *soon = stall->ns <= stall->limit;
+    *soon = !stall_lasts(stall->limit, stall->since, now_ns());
     if (is_new && (!*ends || stall->loop))
         memmove(news, news + 1, (size_t)--news_count * sizeof *news);
     pthread_mutex_unlock(&failure_lock);
@@ -233,9 +258,10 @@ void stall_end(const char *text, const char *stacks) {
 
 void stall_act(int64_t now) {
     char text[400] = "";
+    note_lost(now);
     pthread_mutex_lock(&failure_lock);
-    if (news_count > 0 && now >= news[0].act_at) {
-        news[0].act_at = NEVER;
+    if (news_count > 0 && stall_lasts(TAKEN_WITHIN_NS, news[0].sure_since, now)) {
+        news[0].sure_since = NEVER;
         if (news[0].loop) stall_say(&news[0], now);
         snprintf(text, sizeof text,
                  "%s. Python has not taken this for 2 s: a call keeps the GIL, or blocks the "

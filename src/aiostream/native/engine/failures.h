@@ -10,12 +10,15 @@
 struct stall {
     int64_t since, limit, ns; /* ns: for how long */
     int loop;                 /* the queue of a loop that is blocked if it runs; 0: it is sure */
-    int64_t act_at;           /* when native code acts on it, if Python has not taken it */
+    int64_t sure_since;       /* until Python takes it */
     const char *form;         /* of the text: with the name, and with seconds */
     char name[STREAM_NAME];   /* of the stream, or of the thread that calls */
     char text[256];
 };
 void stall_say(struct stall *, int64_t now); /* fills in `ns` and `text` */
+/* Whether more than that of the time between the two counts: all in which the watcher came to look.
+ * In the rest the process was stopped or got no CPU, so nothing in it is to blame. */
+bool stall_lasts(int64_t ns, int64_t since, int64_t until);
 /* It is news for Python, and there is room for it. Any thread, as for the others. */
 void stall_note(const struct stall *);
 bool stall_has_room(void);
@@ -25,8 +28,10 @@ bool stall_has_room(void);
 bool stall_take(struct stall *, bool *ends, bool *soon);
 /* Ends the process, with these stacks of its threads behind the line on stderr. */
 void stall_end(const char *text, const char *stacks);
-/* The watcher calls this now and then. If Python has not taken the news for seconds, it ends the
- * process, if the program has asked for that, or stderr gets the news. */
+/* The watcher calls this every HEALTH_PERIOD_NS while there is a limit. If Python has not taken the
+ * news for seconds, it ends the process, if the program has asked for that, or stderr gets the
+ * news. */
+enum { HEALTH_PERIOD_NS = 15000000 };
 void stall_act(int64_t now);
 
 enum { MAX_FATAL_CODES = 32 };

@@ -350,14 +350,14 @@ static int64_t later(int64_t one, int64_t other) { return one > other ? one : ot
  * saw first that it ran again. */
 static bool is_blocked(const struct loop_state *loop, int64_t now, int64_t limit, int64_t *since,
                        bool *asks) {
-    if (!loop) return now - *since > limit; /* a thread that blocks, without a loop */
+    if (!loop) return stall_lasts(limit, *since, now); /* a thread that blocks, without a loop */
     int64_t idle = atomic_load(&loop->idle), first = atomic_load(&loop->first_ran),
             known = later(*since, idle);
     bool knows = atomic_load(&loop->ran) > known;
-    *asks = !knows && now - known > limit / 4;
+    *asks = !knows && stall_lasts(limit / 4, known, now);
     if (knows && idle > *since) *since = first;
     else if (!knows) *since = known;
-    return now - *since > limit;
+    return stall_lasts(limit, *since, now);
 }
 
 /* Under pool_lock and the lock of its spares. */
@@ -395,7 +395,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
             holder != HELD_BY_WATCHER && (is_blocked(loop, now, limit, &since, &asks) || asks);
         int64_t ended = later(atomic_load(&list->free_since), began),
                 pending_at = atomic_load(&wait->pending_at);
-        if (!by_loop || (asks && pending_at - ended > limit)) {
+        if (!by_loop || (asks && stall_lasts(limit, ended, pending_at))) {
             by_loop = asks = false;
             since = ended;
             until = pending_at;
@@ -405,7 +405,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
     if (news) atomic_store(&some_limit, true);
     if (by_loop && loop) noted = &loop->noted;
     /* A question stands for what follows, if Python does not answer by then. */
-    if (!since || (!asks && until - since <= limit)) return false;
+    if (!since || (!asks && held <= limit && !stall_lasts(limit, since, until))) return false;
     if (news ? atomic_load(noted) >= since : asks) return false;
     if (news) atomic_store(noted, until);
     *stall = (struct stall){.since = now - (until - since),

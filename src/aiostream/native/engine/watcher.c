@@ -26,7 +26,6 @@
 #include "waker.h"
 
 enum { IDLE_PASSES_BEFORE_PARKING = 4 };
-static const int64_t HEALTH_PERIOD_NS = 15000000;
 /* of contexts with nothing pending, if a listener wants to know; P19 promises a second */
 static const int64_t IDLE_HEALTH_PERIOD_NS = 900000000;
 
@@ -66,15 +65,6 @@ static void read_health(bool all) {
     atomic_fetch_add(&counters[WATCHER_PASSES], 1);
 }
 
-static void look_for_stalls(int64_t now) {
-    static int64_t looked; /* when */
-    /* If the last time is long ago, the process was stopped, and the loops come first. */
-    bool went_on = now - looked < 3 * HEALTH_PERIOD_NS;
-    looked = now;
-    if (went_on) waits_note_stall("", 0);
-    stall_act(now);
-}
-
 static void *watch(void *unused) {
     (void)unused;
     bool relaxed = false;
@@ -94,7 +84,7 @@ static void *watch(void *unused) {
         if (all || (busy && now >= next_health)) {
             read_health(all);
             waits_leave_late(now);
-            if (limited) look_for_stalls(now);
+            if (limited) stall_act(now), waits_note_stall("", 0);
             next_health = now + HEALTH_PERIOD_NS;
             if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
         }
