@@ -37,6 +37,7 @@ class SharedByBorrowers:
     chosen: dict[str, Any] = field(default_factory=dict)  # see `order_of` and `wait_list_of`
     stalled_after: float = 0  # seconds; 0: no limit
     longer: list[float] = field(default_factory=list)  # the same in each open `may_take`
+    left: float | None = None  # the same of a `may_take` that has left work on a stream of a pool
     # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
     # the library has not made the stream, or its attributes were changed, or it waits in that list.
     make: list[tuple[int, int]] = field(default_factory=list)

@@ -162,6 +162,9 @@ class RunMethods:
         try:
             self._operand.limit_waits()
             yield
+        except BaseException:
+            self._operand.shared.left = limit
+            raise
         finally:
             longer.remove(limit)
             self._operand.limit_waits()

@@ -18,7 +18,7 @@ from functools import partial
 
 from aiostream import _native, device
 from aiostream._base import checks, driver
-from aiostream._runtime import process, statistics
+from aiostream._runtime import process, statistics, stuck
 from aiostream.errors import ContextFailedError, StalledError
 
 __all__ = ["exit_on_context_failed", "health", "on_context_failed", "on_stalled"]
@@ -223,6 +223,8 @@ def on_stalled(listener: Callable[[StalledError], object], /) -> Callable[[], No
     process.start()
     own = object()  # also if a function is registered twice
     process.stall_listeners[own] = listener
+    if (stall := _native.stall()) is not None:  # said before there was this listener
+        process.call_in_order(partial(listener, StalledError(*stall)))
 
     def end() -> None:
         process.stall_listeners.pop(own, None)  # perhaps ended before
@@ -292,6 +294,7 @@ def exit_on_context_failed(
     process.start()
     if process.savers:  # a trace of this process is to be written first, which needs Python
         grace = max(grace, 1)
-    return partial(
-        _native.exit_disarm, _native.exit_arm(code, math.ceil(grace * 1e9), signal or 0, stalled)
-    )
+    number = _native.exit_arm(code, math.ceil(grace * 1e9), signal or 0, stalled)
+    if stalled and (stall := _native.stall()) is not None:  # it may have been said before
+        _native.stall_end(stall[0], stuck.stacks())
+    return partial(_native.exit_disarm, number)

@@ -349,7 +349,9 @@ class PoolCore:
         # before this thread is back there. The watcher polls it, because the loop may not run.
         stream._number += 1
         handle, entry = stream._handle, _Return(self, stream, -stream._number)
-        waits = self._waits[handle.value]
+        waits, shared = self._waits[handle.value], stream._operand.shared
+        waits.label(stream._operand.name, shared.limit() if shared.left is None else shared.left)
+        shared.left = None
         if not _native.watch(handle, waits, bridge.queue, waiting.BY_WATCHER, entry):
             return False
         stream._use[entry.number] = entry

@@ -15,11 +15,15 @@
 #define _GNU_SOURCE /* dprintf */
 #include "failures.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 const struct fatal_code fatal_codes[] = {
@@ -189,29 +193,73 @@ enum { MAX_NEWS = 16 };
 static struct stall news[MAX_NEWS]; /* these two are under failure_lock */
 static int news_count;
 
-/* The latest times in which the watcher did not look, which is all that writes them. */
+/* The latest times in which the process was stopped, and in which its threads got no CPU. */
 enum { LATE_NS = 3 * HEALTH_PERIOD_NS, MAX_LOST = 32 };
-static struct { _Atomic int64_t begin, end; } lost[MAX_LOST];
+struct lost { _Atomic int64_t begin, end; };
+static struct losses {
+    struct lost times[MAX_LOST];
+    int latest; /* used by the watcher, which writes all of it */
+} stops, starving;
 static _Atomic int64_t looked; /* when */
+static _Atomic bool may_stall; /* something has lasted for half of its limit */
 
-bool stall_lasts(int64_t ns, int64_t since, int64_t until) {
-    if (until - since <= ns) return false;
-    int64_t begin = atomic_load(&looked), end = now_ns() - begin > LATE_NS ? until : begin;
-    for (int i = 0; i <= MAX_LOST; i++) { /* the first of these is not over */
+static int64_t lost_in(struct losses *losses, int64_t since, int64_t until, int64_t least) {
+    int64_t all = 0;
+    for (struct lost *each = losses->times; each < losses->times + MAX_LOST; each++) {
+        int64_t begin = each->begin, end = each->end;
         int64_t both = (end < until ? end : until) - (begin > since ? begin : since);
-        if (both > 0) ns += both;
-        if (i < MAX_LOST) begin = atomic_load(&lost[i].begin), end = atomic_load(&lost[i].end);
+        if (both > 0 && end - begin > least) all += both;
     }
-    return until - since > ns;
+    return all;
+}
+
+bool stall_lasts(int64_t ns, int64_t since, int64_t until, bool on_gpu) {
+    if (until - since > ns / 2) atomic_store(&may_stall, true);
+    if (until - since <= ns) return false;
+    int64_t begin = looked; /* a stop that is not over */
+    if (now_ns() - begin > LATE_NS && until > begin) until = since > begin ? since : begin;
+    int64_t lost = lost_in(&stops, since, until, on_gpu ? ns / 4 : 0);
+    /* the GPU needs no CPU */
+    return until - since - lost - (on_gpu ? 0 : lost_in(&starving, since, until, 0)) > ns;
+}
+
+/* Whether a thread runs, or waits for a CPU. This one does not count. */
+static bool wants_cpu(void) {
+    DIR *threads = opendir("/proc/self/task");
+    bool wants = false;
+    for (struct dirent *entry; threads && !wants && (entry = readdir(threads));) {
+        char path[64], text[64] = "", *state;
+        if (atoi(entry->d_name) == gettid()) continue;
+        snprintf(path, sizeof path, "/proc/self/task/%.20s/stat", entry->d_name);
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        if (file >= 0 && read(file, text, sizeof text - 1) > 0)
+            wants = (state = strrchr(text, ')')) && strncmp(state, ") R", 3) == 0;
+        if (file >= 0) close(file);
+    }
+    if (threads) closedir(threads);
+    return wants;
 }
 
 static void note_lost(int64_t now) {
-    static int next;
-    if (now - looked > LATE_NS) {
-        atomic_store(&lost[next].begin, looked);
-        atomic_store(&lost[next].end, now);
-        next = (next + 1) % MAX_LOST;
+    static int64_t used; /* CPU, by this process */
+    struct timespec cpu;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+    int64_t begin = looked, ns = now - begin, idle = ns + used;
+    used = cpu.tv_sec * 1000000000 + cpu.tv_nsec;
+    idle -= used;
+    bool asks = atomic_exchange(&may_stall, false);
+    struct losses *losses = ns > LATE_NS ? &stops : &starving;
+    /* Not all of it, so that a process to which this happens all the time notices a stall late. */
+    if (losses == &stops) ns -= HEALTH_PERIOD_NS;
+    else ns = idle > 0 && asks && wants_cpu() ? idle / 4 * 3 : 0;
+    struct lost *latest = &losses->times[losses->latest];
+    if (ns && begin - latest->end > LATE_NS) {
+        losses->latest = (losses->latest + 1) % MAX_LOST;
+        latest = &losses->times[losses->latest];
+        atomic_store(&latest->begin, begin);
+        atomic_store(&latest->end, begin);
     }
+    atomic_store(&latest->end, latest->end + ns);
     atomic_store(&looked, now); /* the last, so that no reader misses that time */
 }
 
@@ -243,7 +291,7 @@ bool stall_take(struct stall *stall, bool *ends, bool *soon) {
     *stall = news[0];
     *ends = ending.process == getpid() && ending.stalled && !has_begun_to_end;
     if (stall->loop) stall_say(stall, now_ns());
-    *soon = !stall_lasts(stall->limit, stall->since, now_ns());
+    *soon = !stall_lasts(stall->limit, stall->since, now_ns(), false);
     if (is_new && (!*ends || stall->loop))
         memmove(news, news + 1, (size_t)--news_count * sizeof *news);
     pthread_mutex_unlock(&failure_lock);
@@ -260,7 +308,7 @@ void stall_act(int64_t now) {
     char text[400] = "";
     note_lost(now);
     pthread_mutex_lock(&failure_lock);
-    if (news_count > 0 && stall_lasts(TAKEN_WITHIN_NS, news[0].sure_since, now)) {
+    if (news_count > 0 && stall_lasts(TAKEN_WITHIN_NS, news[0].sure_since, now, false)) {
         news[0].sure_since = NEVER;
         if (news[0].loop) stall_say(&news[0], now);
         snprintf(text, sizeof text,

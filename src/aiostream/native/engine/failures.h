@@ -16,9 +16,10 @@ struct stall {
     char text[256];
 };
 void stall_say(struct stall *, int64_t now); /* fills in `ns` and `text` */
-/* Whether more than that of the time between the two counts: all in which the watcher came to look.
- * In the rest the process was stopped or got no CPU, so nothing in it is to blame. */
-bool stall_lasts(int64_t ns, int64_t since, int64_t until);
+/* Whether more than that of the time between the two counts: not the time in which the process was
+ * stopped, so that the watcher did not look, or in which its threads got no CPU. What the GPU does
+ * needs no CPU, so only long stops are left out of that. */
+bool stall_lasts(int64_t ns, int64_t since, int64_t until, bool on_gpu);
 /* It is news for Python, and there is room for it. Any thread, as for the others. */
 void stall_note(const struct stall *);
 bool stall_has_room(void);

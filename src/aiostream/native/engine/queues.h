@@ -77,8 +77,8 @@ struct queue {
      * timer's descriptor */
     int descriptor;
     int index;
-    uint64_t identity;       /* unlike an index, never used again; written before it is open */
-    struct queue *next_free; /* under table_lock */
+    _Atomic uint64_t identity; /* unlike an index, never used again; written before it is open */
+    struct queue *next_free;   /* under table_lock */
 };
 
 struct queue *queue_open(void); /* NULL: errno says why */

@@ -49,6 +49,8 @@ struct wait_list {
     /* The latest end lay between these two, and the work of the next wait began then. Written by
      * the thread that saw the end. If two did, either will do. */
     _Atomic int64_t free_after, free_since;
+    /* the last time at which the oldest wait of a stream was pending, and so all behind it */
+    _Atomic int64_t pending_at;
     /* a wait that the watcher lists has changed hands; set by its task, cleared by the watcher */
     _Atomic bool revisit;
     /* Used by the watcher alone: */
@@ -103,6 +105,7 @@ struct wait {
     struct wait *next;
     _Atomic int holder;
     /* Written by wait_start, constant until it is used again: */
+    _Atomic uint64_t loop;            /* the queue's identity; another one: the loop is gone */
     _Atomic(struct wait_list *) list; /* these three are relaxed, as they order nothing */
     _Atomic int64_t limit;
     /* constant until it is back in the spares, as the rest: */

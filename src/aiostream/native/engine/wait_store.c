@@ -218,6 +218,7 @@ int wait_start(const struct waits *waits, struct queue *queue, const struct stra
     atomic_fetch_add(&queue->waits, 1);
     atomic_store_explicit(&wait->list, list, memory_order_relaxed);
     atomic_store_explicit(&wait->limit, limit, memory_order_relaxed);
+    wait->loop = queue->identity;
     wait->users_event = users_event;
     wait->strategy = strategy;
     wait->ticket = 0;
@@ -316,6 +317,7 @@ struct wait *call_begin(const struct waits *waits) {
         wait_list_ref(waits->list);
         wait->list = waits->list;
         wait->limit = limit;
+        wait->loop = wait->queue->identity;
         wait->began = now_ns();
         wait->forecast = &none;
     }
@@ -350,14 +352,15 @@ static int64_t later(int64_t one, int64_t other) { return one > other ? one : ot
  * saw first that it ran again. */
 static bool is_blocked(const struct loop_state *loop, int64_t now, int64_t limit, int64_t *since,
                        bool *asks) {
-    if (!loop) return stall_lasts(limit, *since, now); /* a thread that blocks, without a loop */
+    if (!loop)
+        return stall_lasts(limit, *since, now, false); /* a thread that blocks, without a loop */
     int64_t idle = atomic_load(&loop->idle), first = atomic_load(&loop->first_ran),
             known = later(*since, idle);
     bool knows = atomic_load(&loop->ran) > known;
-    *asks = !knows && stall_lasts(limit / 4, known, now);
+    *asks = !knows && stall_lasts(limit / 4, known, now, false);
     if (knows && idle > *since) *since = first;
     else if (!knows) *since = known;
-    return stall_lasts(limit, *since, now);
+    return stall_lasts(limit, *since, now, false);
 }
 
 /* Under pool_lock and the lock of its spares. */
@@ -366,11 +369,12 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
     static _Atomic int64_t call_noted; /* when a call was said to be stalled */
     struct wait_list *list = wait->list;
     int64_t limit = list ? atomic_load(&wait->limit) : 0;
-    if (!limit || atomic_load(&wait->queue->closed)) return false;
+    if (!limit || atomic_load(&wait->queue->closed) || wait->loop != wait->queue->identity)
+        return false;
     int holder = atomic_load(&wait->holder);
     int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now;
     struct loop_state *loop = wait->queue->index ? &wait->queue->loop : NULL;
-    bool by_loop = false, asks = false;
+    bool by_loop = false, asks = false, on_gpu = false;
     _Atomic int64_t *noted = &list->noted;
     const char *form = "%s is stalled: its loop or thread has not come back for %.3g s",
                *name = list->name;
@@ -395,8 +399,10 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
             holder != HELD_BY_WATCHER && (is_blocked(loop, now, limit, &since, &asks) || asks);
         int64_t ended = later(atomic_load(&list->free_since), began),
                 pending_at = atomic_load(&wait->pending_at);
-        if (!by_loop || (asks && stall_lasts(limit, ended, pending_at))) {
+        if (!wait->users_event) pending_at = later(pending_at, atomic_load(&list->pending_at));
+        if (!by_loop || (asks && stall_lasts(limit, ended, pending_at, true))) {
             by_loop = asks = false;
+            on_gpu = true;
             since = ended;
             until = pending_at;
             form = "%s is stalled: no work that is awaited there has ended for %.3g s";
@@ -405,7 +411,8 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
     if (news) atomic_store(&some_limit, true);
     if (by_loop && loop) noted = &loop->noted;
     /* A question stands for what follows, if Python does not answer by then. */
-    if (!since || (!asks && held <= limit && !stall_lasts(limit, since, until))) return false;
+    bool lasts = held > limit || stall_lasts(limit, since, until, on_gpu);
+    if (!since || (!asks && !lasts)) return false;
     if (news ? atomic_load(noted) >= since : asks) return false;
     if (news) atomic_store(noted, until);
     *stall = (struct stall){.since = now - (until - since),

@@ -119,6 +119,7 @@ static int poll_list(struct wait_list *list, int64_t now, int failure) {
         if (status == CUDA_NOT_READY || !claim(wait, holder)) {
             if (status == CUDA_NOT_READY) {
                 atomic_store(&wait->pending_at, before);
+                if (!wait->users_event) atomic_store(&list->pending_at, before);
                 atomic_store(&wait->polled, before);
                 if (wait->closed < fence) fence = wait->closed;
             }
