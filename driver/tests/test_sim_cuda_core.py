@@ -44,7 +44,7 @@ ONE = {"grid": 1, "block": 1}
 
 
 def test_devices(device: Any) -> None:
-    assert device.name == "aiostream simulator"
+    assert device.name == "nogpu simulator"
     assert tuple(device.compute_capability) == (9, 0)
     assert int(device.context.handle) == int(ok(cu.cuCtxGetCurrent()))
     assert device.properties.multiprocessor_count == 132

@@ -204,7 +204,7 @@ UNDER_WAITS = (
             spin(streams["auto"], 0.02)
             await streams["auto"].synchronize_async()
         for stream in (*streams.values(), futures, recorded):
-            spin(stream, 0.2)
+            spin(stream, 0.6 if {how!r} == "destroy under polls" else 0.2)
         event.record(recorded)
         waits = [(name, stream.synchronize_async()) for name, stream in streams.items()]
         waits += [("Event", event.synchronize_async()), ("completion", futures.completion_future())]

@@ -162,7 +162,7 @@ def test_doctor_says_which_devices_cuda_sees(
 def test_parts_of_gpus_are_known_by_their_names() -> None:
     for part in ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"):
         assert internals.is_mig(part)
-    for whole in ("NVIDIA H200", "aiostream simulator"):
+    for whole in ("NVIDIA H200", "nogpu simulator"):
         assert not internals.is_mig(whole)
 
 

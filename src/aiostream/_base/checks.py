@@ -239,11 +239,13 @@ def explain_call(problem: BaseException, name: str, fn: Any, with_own: bool = Fa
         fn: The function.
         with_own: Whether it gets first what belongs to the stream of a pool (`each`).
     """
-    last = problem.__traceback__
+    last, code = problem.__traceback__, getattr(fn, "__code__", None)
     if not isinstance(problem, TypeError) or "would never run" in str(problem):
         return
     while last is not None:
-        if not last.tb_frame.f_globals.get("__name__", "").startswith("aiostream."):
+        frame = last.tb_frame
+        is_own = frame.f_globals.get("__name__", "").startswith("aiostream.")
+        if frame.f_code is code or not is_own:
             return
         last = last.tb_next
     if not with_own:

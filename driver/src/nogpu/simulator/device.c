@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char NAME[] = "aiostream simulator";
+static const char NAME[] = "nogpu simulator";
 
 enum { LAST_ATTRIBUTE = 147 }; /* of CUDA 13.0; the H200 refuses those above */
 
