@@ -31,7 +31,7 @@ async def main() -> None:
         # A timeout stops the waiting and not the GPU: the kernel runs to its end.
         try:
             async with asyncio.timeout(0.02):
-                await stream.run(spin, stream, 0.2)
+                await stream.run(spin, stream, 0.5)
         except TimeoutError:
             print(f"timed out after 20 ms; is the GPU done? {stream.query()}")
 

@@ -29,13 +29,16 @@ def test_a_stream_is_a_queue(stream: Any, kernels: Kernels, gate: Gate) -> None:
 
 
 def test_kernels_take_their_time_and_overlap(kernels: Kernels) -> None:
-    streams = [ok(cu.cuStreamCreate(1)) for _ in range(6)]
-    start = time.monotonic()
-    for each in streams:
-        kernels.spin(each, 0.1)
-    for each in streams:
-        ok(cu.cuStreamSynchronize(each))
-    assert 0.1 <= time.monotonic() - start < 0.4
+    """One of a few rounds is short, because other processes make some of them long."""
+    streams, took = [ok(cu.cuStreamCreate(1)) for _ in range(6)], list[float]()
+    while not took or (took[-1] >= 0.4 and len(took) < 8):
+        start = time.monotonic()
+        for each in streams:
+            kernels.spin(each, 0.1)
+        for each in streams:
+            ok(cu.cuStreamSynchronize(each))
+        took.append(time.monotonic() - start)
+    assert 0.1 <= min(took) < 0.4
     for each in streams:
         ok(cu.cuStreamDestroy(each))
 

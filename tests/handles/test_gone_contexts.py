@@ -253,7 +253,11 @@ def test_a_context_that_ends_under_waits_in_each_stage(driver_kind: str, how: st
     """
     under_polls = how == "destroy under polls"
     script = UNDER_WAITS.format(how=how)
-    out = succeed(driver_kind, script, AIOSTREAM_WAIT="spin" if under_polls else "", forked=USUAL)
+    wait = "spin" if under_polls else ""
+    for _ in range(3):  # on a busy machine the work may be over before the context is gone
+        out = succeed(driver_kind, script, AIOSTREAM_WAIT=wait, forked=USUAL)
+        if not under_polls or "done" not in out:
+            break
     assert out.startswith("[] 709 709 709" if under_polls else "[] "), out
     begun = 1 if under_polls else 2  # here the loop itself ends the context
     assert re.search(rf" (0 None|[1-{begun}] cu(Event|Stream)Query)\n$", out), out

@@ -95,7 +95,7 @@ def test_elapsed_time_is_in_milliseconds(stream: Stream) -> None:
     spin(stream, 0.01)
     end.record(stream)
     end.synchronize()
-    assert 9.0 < start.elapsed_time(end) < 100.0
+    assert 9.0 < start.elapsed_time(end) < 5000.0  # on a busy machine
     with Gate() as gate:
         gate.hold(stream)
         end.record(stream)

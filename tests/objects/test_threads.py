@@ -189,6 +189,7 @@ async def test_cancelled_before_the_thread_takes_it(
 
     async def never(function: Callable[[], None], **_: Any) -> None:
         runs.append(function)
+        scope.cancel()
         await anyio.sleep_forever()
 
     async def refuse(*_: Any, **__: Any) -> None:
@@ -196,7 +197,7 @@ async def test_cancelled_before_the_thread_takes_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(anyio.to_thread, "run_sync", never)
-        with anyio.move_on_after(0.01):
+        with anyio.CancelScope() as scope:
             await stream.enqueue_in_thread(calls.append, limiter=limiter)
         assert taken(limiter) == 0
         patch.setattr(anyio.to_thread, "run_sync", refuse)

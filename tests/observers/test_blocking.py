@@ -246,15 +246,16 @@ def test_what_does_not_block_a_loop_is_not_found() -> None:
 def test_threshold_and_nested_blocks() -> None:
     async def main() -> None:
         await blocked_by()
-        await blocked_by(Stream.synchronize, 0.06)
+        await blocked_by(Stream.synchronize, 0.4)
         with blocking.watch(threshold=30) as none:
             await blocked_by()
         assert none == []
 
-    with blocking.watch() as all_of_them, blocking.watch(threshold=0.05) as long:
+    # A busy machine may shorten the long wait, and make the short ones long, by what it takes.
+    with blocking.watch() as all_of_them, blocking.watch(threshold=0.2) as long:
         run_on("asyncio", main)
     assert [len(waits(each)) for each in (all_of_them, long)] == [3, 1]
-    assert 0.05 <= waits(long)[0].seconds < 10
+    assert 0.2 <= waits(long)[0].seconds < 10
 
 
 @pytest.mark.simulator_only("a call that enqueues blocks on command")
@@ -556,7 +557,7 @@ async def test_a_line_may_launch_for_long_if_it_says_so() -> None:
             await stream.run(burn, 0.004)  # allow_blocking: the first one
             await stream.run(burn, 0.006)
     assert [call.kind for call in found if call.kind == "launches"] == ["launches"]
-    assert longer == []
+    assert "launches" not in [call.kind for call in longer]
 
 
 def test_the_development_mode_warns_once_for_each_line(driver_kind: str) -> None:

@@ -20,7 +20,7 @@ import aiostream
 from aiostream.testing import spin
 
 async def handle(stream):
-    spin(stream, 0.04)
+    spin(stream, 0.2)
     stream.synchronize()
 
 async def main():

@@ -179,7 +179,8 @@ def test_ready_is_compared_with_a_loop_of_sleeps(capsys: pytest.CaptureFixture[s
     assert "sleep(0.001)" in title
     work, figures = row[:24].strip(), [float(each) for each in row[24:].split()]
     assert (work, figures[0], len(figures)) == ("steady 5 ms", 2, 9)
-    assert all(each > 0 for each in figures)
+    assert all(each > 0 for each in figures[:-2])
+    assert all(each >= 0 for each in figures[-2:])  # two ratios of few waits
 
 
 @pytest.mark.slow

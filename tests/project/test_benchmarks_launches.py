@@ -22,9 +22,12 @@ def test_each_way_is_measured(
     monkeypatch.setenv("AIOSTREAM_SIMULATOR", "1")
     to = tmp_path / "rounds.json"
     more = ["--server", "--connections", "2", "--seconds", "0.3"] if kind == "server" else []
-    assert launches.main([*QUICK, *more, "--json", str(to)]) == 0
-    found = json.loads(to.read_text())
-    assert [each["way"] for each in found] == list(launching.WAYS)
+    for _ in range(3):  # a busy machine may do nothing in so short a window
+        assert launches.main([*QUICK, *more, "--json", str(to)]) == 0
+        found = json.loads(to.read_text())
+        assert [each["way"] for each in found] == list(launching.WAYS)
+        if all(each["rounds"][0]["per_second"] > 0 for each in found):
+            break
     assert all(each["rounds"][0]["per_second"] > 0 for each in found)
     printed = capsys.readouterr().out
     assert ("/ping p99 ms" if kind == "server" else "timer p99 ms") in printed

@@ -167,8 +167,15 @@ def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_
 @pytest.mark.parametrize("kind", ["uvicorn", HYPERCORN])
 def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str) -> None:
     with started(SERVED, driver_kind, kind, "PORT") as server, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.infer, 500.0)
-        assert settle(lambda: server.client.get("/statistics").json()["lent"] == 1)
+        for _ in range(8):  # on a busy machine it may be answered before it was seen
+            answer = pool.submit(server.infer, 500.0)
+            assert settle(
+                lambda answer=answer: (
+                    answer.done() or server.client.get("/statistics").json()["lent"] == 1
+                )
+            )
+            if not answer.done():
+                break
         assert server.stop()[::2] == (0, "")
         assert answer.result().json() == {"y": [10.0, 12.0, 14.0]}
 

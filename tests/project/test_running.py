@@ -37,7 +37,7 @@ import time
 import pytest
 import running
 
-running.GRACE = 0.5
+running.GRACE = 1.0
 
 @pytest.mark.timeout(0.3)
 def test_that_no_exception_ends():

@@ -33,10 +33,10 @@ PENDING = """
         futures = []
         for stream in streams:
             if WORK == "spin":
-                spin(stream, 0.2)
+                spin(stream, 1)  # not over when the 200 are enqueued, also on a busy machine
             else:
                 gate.hold(stream)
-        end = time.monotonic() + (0.2 if WORK == "spin" else 0)
+        end = time.monotonic() + (1 if WORK == "spin" else 0)
         for number in range(100):
             stream = streams[number % 4]
             ways = (stream.checked_completion_future, stream.completion_future)
@@ -159,8 +159,8 @@ def test_exit_while_other_threads_wait(driver_kind: str) -> None:
         async def wait(stream):
             await stream.synchronize_async()
         for stream in streams:
-            spin(stream, 0.3)
-        end = time.monotonic() + 0.3
+            spin(stream, 1)  # not over when all wait, also on a busy machine
+        end = time.monotonic() + 1
         blocking = threading.Event()
         def block():
             blocking.set()

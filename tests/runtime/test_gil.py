@@ -102,7 +102,7 @@ FULL_STREAM = """
             nonlocal progress
             entering.wait(30)
             deadline = time.monotonic() + 0.1
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline or progress <= 1000:
                 progress += 1
             gate.open()
 
@@ -130,12 +130,12 @@ FULL_STREAM = """
         stream.close()
         print(f"{{call}} was blocked for {{blocked * 1000:.0f}} ms; "
               f"another thread made {{progress}} steps meanwhile")
-        assert progress > 1000, call
-        assert blocked > 0.05 or not {must_block}, call
+        return blocked > 0.05
 
     for call in (["completion_future"], ["checked_completion_future"], ["launch_host_func", int],
             ["add_callback", id]):
-        asyncio.run(main(*call))
+        # On a busy machine the stream may not be full yet, or the gate be open already.
+        assert any(asyncio.run(main(*call)) for _ in range(5)) or not {must_block}, call
 """
 
 

@@ -59,6 +59,7 @@ FAULT = """
         spin(stream, 25.0)
 
     errors, times, first_report, given_up, kept = {{}}, {{}}, [], [], threading.Event()
+    too_late = []
     watched = weakref.ref(kept)
 
     def poll():
@@ -113,8 +114,7 @@ FAULT = """
         print(f"{{KERNEL}}: reported {{(reported - began) * 1000:.1f}} ms after the gate opened; "
               f"waiters failed "
               f"{{min(late):.1f}} to {{max(late):.1f}} ms after that")
-        # The simulator's threads share their cores with other programs.
-        assert max(late) <= (200 if os.environ["AIOSTREAM_SIMULATOR"] else 50), late
+        too_late.extend(each for each in late if each > 50)
 
         one = streams[1]
         calls = [one.completion_future, one.checked_completion_future, one.synchronize_async,
@@ -148,7 +148,7 @@ FAULT = """
         with contextlib.suppress(CudaError):
             stream.close()
         assert stream.closed
-    sys.exit(7)
+    sys.exit(8 if too_late else 7)
 """
 
 
@@ -182,8 +182,12 @@ def test_a_fault_in_one_of_32_streams_fails_every_waiter(
         adversary=adversary,
         fires="fire" in adversary,
     )
-    done = run_script(driver_kind, script, forked=USUAL)
-    print(done.stdout)
+    # The simulator's threads share their cores with other programs, which may delay them.
+    for _ in range(1 if driver_kind == "gpu" else 5):
+        done = run_script(driver_kind, script, forked=USUAL)
+        print(done.stdout)
+        if done.returncode != 8:
+            break
     assert (done.returncode, done.stderr) == (7, ""), done.stderr
 
 

@@ -12,8 +12,7 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import anyio
@@ -24,6 +23,7 @@ import internals
 from aiostream import StalledError, Stream, StreamPool, simulator
 from aiostream.testing import Faults
 from foreign import install_libraries
+from stalls import Listener, awaited_work, says_stalled
 from support import (
     BACKENDS,
     EVENT_STRATEGIES,
@@ -38,37 +38,13 @@ from support import (
 from waiters import end_lost_task
 
 LIMIT = 0.05
+TRIES = 10  # of what other processes may keep from running for longer than the limit
 NAME = "stream 'model' on device 0"
+# what it says of a loop that is blocked, of work, and of a call
+LOOP, WORK, CALL = "its loop or thread has not come back", "no work that is awaited", "not returned"
 
 
 on_asyncio = pytest.mark.parametrize("loop_kind", ["asyncio"])
-
-
-class Listener:
-    """The stalls that were reported to it, and when."""
-
-    def __init__(self) -> None:
-        self.errors: list[StalledError] = []
-        self.times: list[float] = []
-
-    def __call__(self, error: StalledError) -> None:
-        self.times.append(time.monotonic())
-        self.errors.append(error)
-
-    async def hears(self) -> StalledError:
-        while not self.errors:
-            await asyncio.sleep(0.001)
-        return self.errors[-1]
-
-
-@contextlib.asynccontextmanager
-async def awaited_work(stream: Stream) -> AsyncIterator[None]:
-    """A task awaits work, which ends with the block."""
-    with Gate() as gate:
-        gate.hold(stream)
-        waiting = asyncio.ensure_future(stream.synchronize_async())
-        yield
-    await waiting
 
 
 @pytest.fixture
@@ -77,11 +53,6 @@ def faults(driver_kind: str) -> Iterator[Faults]:
         pytest.skip("a GPU has no such faults on command")
     with Faults() as made:
         yield made
-
-
-def says_stalled() -> bool:
-    """Whether `health` does. It may name a context that an earlier test has destroyed."""
-    return isinstance(aiostream.health(), StalledError)
 
 
 @pytest.fixture
@@ -94,7 +65,10 @@ def listener(driver_kind: str) -> Iterator[Listener]:
 
 @on_asyncio
 async def test_stream_whose_work_does_not_end(listener: Listener) -> None:
-    """Another stream, on which work ends all the time, is not stalled."""
+    """Another stream, on which work ends all the time, is not stalled.
+
+    Only the stalls of work count, because another process may keep the loop from running.
+    """
     async with (
         Stream(name="model", stalled_after=LIMIT) as stream,
         Stream(stalled_after=1) as other,
@@ -103,7 +77,7 @@ async def test_stream_whose_work_does_not_end(listener: Listener) -> None:
             gate.hold(stream)
             waiting = asyncio.ensure_future(stream.synchronize_async())
             future = stream.enqueue_async(lambda stream: None)
-            while not listener.errors:
+            while not listener.of(WORK):
                 await other.synchronize_async()
                 await asyncio.sleep(0.001)
             stalled = aiostream.health()
@@ -114,35 +88,52 @@ async def test_stream_whose_work_does_not_end(listener: Listener) -> None:
         await waiting
         await future
         assert not says_stalled()
-    assert [error.stream for error in listener.errors] == [NAME]  # once
-    assert listener.errors[0].seconds > LIMIT
-    assert NAME in str(listener.errors[0])
+    [error] = listener.of(WORK)  # once
+    assert error.stream == NAME
+    assert error.seconds > LIMIT
+    assert NAME in str(error)
 
 
 @on_asyncio
 async def test_work_of_which_the_parts_end_is_not_stalled(listener: Listener) -> None:
     """A queue of short work may be longer than the limit."""
-    async with Stream(stalled_after=LIMIT) as stream:
-        gates = [Gate() for _ in range(6)]
-        futures = []
-        for gate in gates:
-            gate.hold(stream)
-            futures.append(stream.enqueue_async(lambda stream: None))
-        for gate, future in zip(gates, futures, strict=True):
-            await asyncio.sleep(LIMIT / 3)
-            gate.open()
-            await future
-        assert not says_stalled()
-    assert not listener.errors
+    for number in range(TRIES):
+        name, longest = f"try {number}", 0.0
+        async with Stream(name=name, stalled_after=LIMIT) as stream:
+            gates = [Gate() for _ in range(6)]
+            futures, opened = [], time.monotonic()
+            for gate in gates:
+                gate.hold(stream)
+                futures.append(stream.enqueue_async(lambda stream: None))
+            for gate, future in zip(gates, futures, strict=True):
+                await asyncio.sleep(LIMIT / 3)
+                before, opened = opened, time.monotonic()
+                gate.open()
+                await future
+                longest = max(longest, time.monotonic() - before)
+            assert not says_stalled()
+        if longest < LIMIT:
+            break
+    assert not listener.of(name)
 
 
 @on_asyncio
 async def test_function_that_takes_long_is_not_stalled(listener: Listener) -> None:
     """Its work is not enqueued yet, and no loop is blocked."""
-    async with Stream(stalled_after=LIMIT) as stream:
-        await stream.run_in_thread(time.sleep, 3 * LIMIT)
-        assert not says_stalled()
-    assert not listener.errors
+
+    def takes_long() -> float:
+        time.sleep(3 * LIMIT)
+        return time.monotonic()
+
+    for number in range(TRIES):
+        name = f"try {number}"
+        async with Stream(name=name, stalled_after=LIMIT) as stream:
+            ended = await stream.run_in_thread(takes_long)
+            late = time.monotonic() - ended
+            assert not says_stalled()
+        if late < LIMIT:
+            break
+    assert not listener.of(name)
 
 
 @on_asyncio
@@ -151,8 +142,13 @@ async def test_cancelled_work_that_does_not_end_is_stalled(listener: Listener) -
     async with StreamPool(1, name="pool", stalled_after=LIMIT) as pool:
         with Gate() as gate:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.01), pool.stream() as stream:
-                    await stream.run(gate.hold, stream)
+                async with asyncio.timeout(None) as limit, pool.stream() as stream:
+
+                    def hold() -> None:
+                        gate.hold(stream)
+                        limit.reschedule(asyncio.get_running_loop().time())
+
+                    await stream.run(hold)
             error = await listener.hears()
             assert error.stream == "stream 'pool[0]' on device 0"
 
@@ -209,7 +205,7 @@ async def test_name_that_is_cut_within_a_character(listener: Listener) -> None:
     for text in ("é" * 100, "x" + "é" * 100):
         listener.errors.clear()
         async with Stream(name=text, stalled_after=LIMIT) as stream, awaited_work(stream):
-            assert "ééé" in (await listener.hears()).stream
+            assert "ééé" in (await listener.hears(WORK)).stream
             assert "ééé" in str(aiostream.health())
 
 
@@ -238,17 +234,22 @@ async def test_end_of_a_cancelled_wait_is_no_stall(listener: Listener) -> None:
 @pytest.mark.parametrize("wait", EVENT_STRATEGIES)
 def test_closed_loop_is_not_stalled(listener: Listener, wait: Any) -> None:
     """Its tasks were left behind, and nothing waits for them."""
-    loop = asyncio.new_event_loop()
-    with contextlib.closing(Stream(name="model", stalled_after=LIMIT, wait=wait)) as stream:
-        with Gate() as gate:
-            gate.hold(stream)
-            task = loop.create_task(stream.synchronize_async())
-            loop.run_until_complete(asyncio.sleep(0.01))
-            loop.close()
-        time.sleep(3 * LIMIT)
-        assert not listener.errors
-        assert not says_stalled()
-    end_lost_task(task)
+    for number in range(TRIES):
+        name, loop = f"try {number}", asyncio.new_event_loop()
+        with contextlib.closing(Stream(name=name, stalled_after=LIMIT, wait=wait)) as stream:
+            with Gate() as gate:
+                gate.hold(stream)
+                task = loop.create_task(stream.synchronize_async())
+                began = time.monotonic()
+                loop.run_until_complete(asyncio.sleep(0.01))
+                loop.close()
+                took = time.monotonic() - began
+            time.sleep(3 * LIMIT)
+            assert not says_stalled()
+        end_lost_task(task)
+        if took < LIMIT:
+            break
+    assert not listener.of(name)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -263,11 +264,10 @@ def test_loop_that_a_task_blocks(listener: Listener, backend: str, wait: Any) ->
                 gate.hold(stream)
                 group.start_soon(stream.synchronize_async)
                 await anyio.sleep(0.01)
-            assert settle(lambda: bool(listener.errors))  # without an await
+            assert settle(lambda: bool(listener.of(LOOP)))  # without an await
 
     run_on(backend, main)
-    assert listener.errors[0].stream == NAME
-    assert "its loop" in str(listener.errors[0])
+    assert listener.of(LOOP)[0].stream == NAME
 
 
 @on_asyncio
@@ -278,11 +278,10 @@ async def test_driver_call_that_does_not_return(listener: Listener, faults: Faul
             gate.hold(stream)
             faults.hang("cuEventQuery", nth=5)
             waiting = asyncio.ensure_future(stream.synchronize_async())
-            error = await listener.hears()
+            await listener.hears("a call by the watcher thread")
             assert isinstance(aiostream.health(), StalledError)  # without the driver
             simulator.clear_faults()
         await waiting
-        assert "watcher" in str(error)
 
 
 @pytest.mark.parametrize("what", ["the work", "a call"])
@@ -307,37 +306,53 @@ def test_thread_that_blocks(listener: Listener, what: str, request: pytest.Fixtu
 @on_asyncio
 async def test_slow_work_is_logged_once(driver_kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """It has taken 20 times as long as usual, and at least a second. Nothing else happens."""
+
+    def said() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records]
+        return [text for text in texts if "is slow" in text]
+
     async with Stream(name="model") as stream:
         for _ in range(20):
             await stream.run(internals.spin, stream, 0.002)
         with caplog.at_level(logging.WARNING, "aiostream"), Gate() as gate:
             gate.hold(stream)
             waiting = asyncio.ensure_future(stream.synchronize_async())
-            await asyncio.sleep(1.05)
+            began = time.monotonic()
+            while not said():  # later, if other processes have made the usual work long
+                await asyncio.sleep(0.05)
+                await asyncio.to_thread(internals.look_for_what_is_stuck)
+            assert time.monotonic() - began > 1
             for _ in range(3):
                 await asyncio.to_thread(internals.look_for_what_is_stuck)
         await waiting
-    said = [record.getMessage() for record in caplog.records if "is slow" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith(NAME)
+    assert len(said()) == 1
+    assert said()[0].startswith(NAME)
 
 
 @pytest.mark.needs_gil("a call keeps it")
-@pytest.mark.parametrize(("seconds", "said"), [(1, 0), (30, 1)])
-def test_held_gil(driver_kind: str, seconds: int, said: int) -> None:
+@pytest.mark.parametrize("said", [0, 1])
+def test_held_gil(driver_kind: str, said: int) -> None:
     """stderr says that Python does not run, once that is sure. The listener is called when Python
     runs again.
     """
     printed = succeed(
         driver_kind,
         f"""
-        import asyncio, ctypes, os, select, struct, aiostream
+        import asyncio, ctypes, os, struct, aiostream
         from support import Gate, settle
 
-        heard = []
+        heard, libc = [], ctypes.PyDLL(None)  # whose functions keep the GIL
         aiostream.on_stalled(heard.append)
         stderr, write = os.pipe()
         os.dup2(write, 2)
+
+        def keep_until_it_is_said():
+            reading, writing = os.pipe()
+            stderr, pollin = os.dup(2), 1
+            os.dup2(writing, 2)
+            assert libc.poll(struct.pack("ihh", reading, pollin, 0), 1, 20_000) == 1
+            os.dup2(stderr, 2)
+            os.write(2, os.read(reading, 10_000))
 
         async def main():
             async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
@@ -345,9 +360,7 @@ def test_held_gil(driver_kind: str, seconds: int, said: int) -> None:
                     gate.hold(stream)
                     task = asyncio.ensure_future(stream.synchronize_async())
                     await asyncio.sleep(0.01)
-                asked = ctypes.create_string_buffer(struct.pack("ihh", stderr, select.POLLIN, 0))
-                if ctypes.PyDLL(None).poll(asked, 1, {seconds * 1000}):  # until stderr has a line
-                    print(os.read(stderr, 4096).decode(), end="")
+                keep_until_it_is_said() if {said} else libc.usleep(1_000_000)
                 await task
                 assert settle(lambda: heard), "the listener was not called"
             print(heard[0].stream)
@@ -397,179 +410,6 @@ def test_process_ends_if_it_was_asked_to(driver_kind: str, blocked: str) -> None
     assert ("is stalled: no work" in ended.stderr) is (blocked == "the GPU")
     assert "ends now, with exit code 71 (exit_on_context_failed).\n" in ended.stderr
     assert ("\n  File " in ended.stderr) is (blocked != "the lock of Python")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "hears"), [(0.6, True), (2.8, False)], ids=["listener", "exit"]
-)
-def test_process_that_was_stopped_has_no_stall(
-    driver_kind: str, seconds: float, hears: bool
-) -> None:
-    """Its loop could not run, and does not come back to its waits at once."""
-    printed = succeed(
-        driver_kind,
-        """
-            import asyncio, os, signal, subprocess, time, aiostream, internals
-            from support import EVENT_STRATEGIES
-
-            seconds, hears, heard = os.environ["SECONDS"], os.environ["HEARS"] == "True", []
-            if hears:
-                aiostream.on_stalled(heard.append)
-            else:
-                aiostream.exit_on_context_failed(71, stalled=True)
-
-            def burn(seconds):
-                end = time.thread_time() + seconds
-                while time.thread_time() < end:
-                    pass
-
-            async def main():
-                for wait in EVENT_STRATEGIES:
-                    async with aiostream.Stream(wait=wait, stalled_after=0.5) as stream:
-                        await stream.run(internals.spin, stream, 0)  # loads the kernels
-                        waiting = asyncio.ensure_future(stream.run(internals.spin, stream, 0.01))
-                        await asyncio.sleep(0.005)
-                        time.sleep(0.15)
-                        # Again and again, because the process may not have stopped yet.
-                        kill = f"kill -CONT {os.getpid()}"
-                        again = f"sleep {seconds}; while {kill}; do sleep 0.1; done"
-                        with subprocess.Popen(["sh", "-c", again]) as continuing:
-                            os.kill(os.getpid(), signal.SIGSTOP)
-                            burn(0.06)
-                            continuing.kill()
-                        await waiting
-                    if not hears:
-                        break  # three seconds are enough
-            asyncio.run(main())
-            print(heard)
-        """,
-        forked=USUAL,
-        SECONDS=str(seconds),
-        HEARS=str(hears),
-    )
-    assert printed == "[]\n"
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/task").exists(), reason="this kernel says nothing of threads"
-)
-def test_loop_that_gets_no_cpu_has_no_stall(driver_kind: str) -> None:
-    """Others compute on its CPU. The watcher runs on time, because it needs little."""
-    printed = succeed(
-        driver_kind,
-        """
-        import asyncio, os, subprocess, sys, threading, aiostream, internals
-
-        heard = []
-        aiostream.on_stalled(heard.append)
-        cpu, ready = min(os.sched_getaffinity(0)), threading.Event()
-
-        async def main():
-            async with aiostream.Stream(stalled_after=0.5) as stream:
-                await stream.run(internals.spin, stream, 0)  # loads the kernels
-                os.sched_setaffinity(0, [cpu])  # this thread
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-                ready.set()
-                while True:
-                    await stream.run(internals.spin, stream, 0.02)
-
-        threading.Thread(target=asyncio.run, args=[main()], daemon=True).start()
-        assert ready.wait(20)
-        compute = f"import os, time; os.sched_setaffinity(0, [{cpu}]); end = time.monotonic() + 0.9"
-        compute += "\\nwhile time.monotonic() < end: pass"
-        computing = [subprocess.Popen([sys.executable, "-SEc", compute]) for _ in range(2)]
-        for each in computing:
-            each.wait()
-        print(heard, flush=True)
-        os._exit(0)
-        """,
-        forked=USUAL,
-    )
-    assert printed == "[]\n"
-
-
-def test_wait_of_a_closed_loop_does_not_count_for_the_next_loop(listener: Listener) -> None:
-    """The next loop gets what the closed one used. The task was left with a wait that it polls."""
-    made = Stream(stalled_after=2 * LIMIT, wait="spin")
-    with contextlib.closing(made) as stream, Gate() as gate:
-        gate.hold(stream)
-        loop = asyncio.new_event_loop()
-        task = loop.create_task(stream.synchronize_async())
-        loop.run_until_complete(asyncio.sleep(0.01))
-        loop.close()
-        gate.open()
-
-        async def main() -> None:
-            await stream.run(lambda: None)
-            for _ in range(10):
-                await asyncio.sleep(LIMIT)
-
-        asyncio.run(main())
-        assert not says_stalled()
-        end_lost_task(task)
-    assert not listener.errors
-
-
-@on_asyncio
-async def test_a_listener_hears_of_a_stall_that_was_said_before(listener: Listener) -> None:
-    heard: list[StalledError] = []
-    async with Stream(name="model", stalled_after=LIMIT) as stream, awaited_work(stream):
-        while not listener.errors:
-            await anyio.sleep(0.01)
-        end = aiostream.on_stalled(heard.append)
-        while not heard:
-            await anyio.sleep(0.01)
-        end()
-    assert heard[0].stream == NAME
-
-
-def test_process_that_asks_for_its_end_while_it_is_stalled(driver_kind: str) -> None:
-    ended = run_script(
-        driver_kind,
-        """
-        import asyncio, aiostream
-        from support import Gate
-
-        async def main():
-            stream = aiostream.Stream(stalled_after=0.05)
-            with Gate() as gate:
-                gate.hold(stream)
-                task = asyncio.ensure_future(stream.synchronize_async())
-                while aiostream.health() is None:
-                    await asyncio.sleep(0.05)
-                await asyncio.sleep(0.1)  # it was said
-                aiostream.exit_on_context_failed(71, stalled=True)
-
-        asyncio.run(main())
-        """,
-        forked=USUAL,
-    )
-    assert ended.returncode == 71, ended.stderr
-
-
-@pytest.mark.parametrize("wait", EVENT_STRATEGIES)
-async def test_limit_of_one_owner_behind_the_work_of_another(listener: Listener, wait: Any) -> None:
-    """They use one stream of the driver, and the other one has no limit."""
-    async with Stream() as stream, anyio.create_task_group() as group:
-        other = Stream.borrow(stream.handle, wait=wait)
-        mine = Stream.borrow(stream.handle, name="model", stalled_after=LIMIT, wait=wait)
-        with Gate() as gate:
-            gate.hold(stream)
-            group.start_soon(other.synchronize_async)
-            await anyio.sleep(0.01)
-            group.start_soon(mine.run, str)
-            while not listener.errors:
-                await anyio.sleep(0.01)
-
-
-async def test_load_that_timed_out_keeps_its_limit_in_a_pool(listener: Listener) -> None:
-    async with StreamPool(1, stalled_after=2 * LIMIT) as pool:
-        with anyio.move_on_after(0.02):
-            async with pool.stream() as stream:
-                with stream.may_take(30):
-                    await stream.run(internals.spin, stream, 10 * LIMIT)
-        await pool.run(str)
-    assert not listener.errors
 
 
 @pytest.mark.parametrize("limit", [0, -1, 0.019, float("nan"), "1", True])
@@ -636,21 +476,30 @@ def test_loop_that_does_not_run_is_not_stalled(
         await future
         async with awaited_work(stream):
             await asyncio.sleep(0.01)
-            assert not listener.errors
-            assert settle(lambda: bool(listener.errors))  # without an await
+            early.extend(listener.of(name))
+            ran.append(time.monotonic())
+            assert settle(lambda: bool(listener.of(name)))  # without an await
 
-    with (
-        Gate() as gate,
-        contextlib.closing(Stream(name="model", stalled_after=LIMIT)) as stream,
-        asyncio.Runner(loop_factory=new_loop) as runner,
-    ):
-        future = runner.run(begin())
-        gate.open()
-        for _ in range(20):
-            time.sleep(LIMIT / 5)
-            assert not says_stalled()
-        assert not listener.errors
-        runner.run(end(future))
+    for number in range(TRIES):
+        name, early, stalled = f"try {number}", list[StalledError](), False
+        with (
+            Gate() as gate,
+            contextlib.closing(Stream(name=name, stalled_after=LIMIT)) as stream,
+            asyncio.Runner(loop_factory=new_loop) as runner,
+        ):
+            ran = [time.monotonic()]
+            future = runner.run(begin())
+            gate.open()
+            ran.append(time.monotonic())
+            for _ in range(20):
+                time.sleep(LIMIT / 5)
+                stalled = stalled or says_stalled()
+            ran.append(time.monotonic())
+            runner.run(end(future))
+        if max(ran[1] - ran[0], ran[3] - ran[2]) < LIMIT:
+            break
+    assert not early
+    assert not stalled
 
 
 @on_asyncio
@@ -659,7 +508,7 @@ async def test_stream_that_is_used_again_has_no_former_owner(
 ) -> None:
     """It has neither the limit, nor the name, nor what was learnt of the former one's work."""
     install_libraries(monkeypatch)
-    async with Stream(name="probe", stalled_after=LIMIT) as former:
+    async with Stream(name="probe", stalled_after=10 * LIMIT) as former:
         handle = former.handle
         for _ in range(20):
             await former.run(internals.spin, former, 0.002)
@@ -720,7 +569,7 @@ async def test_call_of_the_only_request_does_not_return(
             launch()
         faults.hang(call)
         ends = threading.Thread(
-            target=lambda: (settle(lambda: bool(listener.errors)), simulator.clear_faults())
+            target=lambda: (settle(lambda: bool(listener.of(CALL))), simulator.clear_faults())
         )
         ends.start()
         await {
@@ -729,8 +578,7 @@ async def test_call_of_the_only_request_does_not_return(
             "await": stream.synchronize_async,
         }[way]()
         ends.join()
-        assert listener.errors[0].stream == NAME
-        assert "has not returned" in str(listener.errors[0])
+        assert listener.of(CALL)[0].stream == NAME
 
 
 @on_asyncio
@@ -740,7 +588,7 @@ async def test_call_behind_the_last_half_does_not_return(
     """The library asks whether that half has enqueued something."""
 
     def ends() -> None:
-        settle(lambda: bool(listener.errors))
+        settle(lambda: bool(listener.of(CALL)))
         simulator.clear_faults()
 
     def halves() -> Generator[None, None, None]:
@@ -754,8 +602,7 @@ async def test_call_behind_the_last_half_does_not_return(
     async with Stream(name="model", stalled_after=LIMIT) as stream:
         await stream.run(halves)
         threads[0].join()
-        assert listener.errors[0].stream == NAME
-        assert "has not returned" in str(listener.errors[0])
+        assert listener.of(CALL)[0].stream == NAME
 
 
 @on_asyncio
@@ -768,11 +615,8 @@ async def test_stall_that_was_not_taken_yet_is_not_lost(listener: Listener) -> N
         async with awaited_work(stream), awaited_work(other):
             with internals.blocked_janitor():
                 await asyncio.sleep(6 * LIMIT)
-        while len(listener.errors) < 3:
-            await asyncio.sleep(0.001)
-    texts = " ".join(map(str, listener.errors))
-    for name in ("'model'", "'other'", "janitor"):
-        assert name in texts
+        for name in ("'model'", "'other'", "janitor"):
+            await listener.hears(name)
 
 
 def test_listener_that_has_ended_hears_nothing(driver_kind: str) -> None:

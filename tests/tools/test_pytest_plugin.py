@@ -31,6 +31,11 @@ def pytest_of(
     (folder / "pytest.ini").write_text(
         "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
     )
+    if not (folder / "conftest.py").exists():
+        # On a busy machine any call may take some tens of milliseconds.
+        (folder / "conftest.py").write_text(
+            "import aiostream_pytest\naiostream_pytest.BLOCKS_FROM = 2.0\n"
+        )
     words = ("-q", "-ra", "-p", "no:cacheprovider", "-p", "aiostream_pytest", *options)
     settings: dict[str, Any] = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
     return forked_module("none", "pytest", *words, modules=("pytest",), folder=folder, **settings)

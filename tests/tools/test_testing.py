@@ -95,7 +95,7 @@ async def test_ledger_names_what_is_pending(is_cancelled: bool) -> None:
 async def test_ledger_in_a_coroutine_does_not_wait_for_a_turn_of_the_loop(stream: Stream) -> None:
     """A task that has polled its work goes on before the loop has got the ticket."""
     for _ in range(20):
-        with ledger(seconds=0.2):
+        with ledger():
             assert await stream.enqueue_async(lambda stream: [stream]) == [stream]
 
 

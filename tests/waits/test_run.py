@@ -453,15 +453,18 @@ def test_request_that_refers_to_its_abandoned_task(way: str, kind: str, refers: 
 
         def launch(request: Request) -> object:
             gate.hold(stream)
+            held.append(True)
             made = Request()
             made.task = request if refers != "result" else asyncio.current_task()
             return made
 
         await WAYS[way](stream, pool, launch, request)
 
+    held = list[bool]()
     with Gate() as gate:
         task: Any = loop.create_task(answer())
         task._log_destroy_pending = False
+        loop.run_until_complete(until(lambda: bool(held)))  # a thread may take a while
         loop.run_until_complete(asyncio.sleep(0.02))
         loop.close()
         del loop, task

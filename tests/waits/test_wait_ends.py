@@ -368,7 +368,8 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
     run_on(loop_kind, waiter.wait)  # the stream serves the next loop
     waiter.close()
     assert capfd.readouterr().err == ""
-    assert not caplog.records
+    said = [record.getMessage() for record in caplog.records]
+    assert not [text for text in said if "is slow" not in text]  # as on a busy machine it may be
 
 
 # ---------------------------------------------------------------------------------- cancelled waits

@@ -54,12 +54,19 @@ async def test_shorter_waits_after_steady_ones_end_soon(
         async with anyio.create_task_group() as tasks:
             for _ in range(others):
                 tasks.start_soon(stream.synchronize_async)
-            await end_soon(pattern, thing)
+            for _ in range(5):  # other processes may take the cores from one of them
+                late = await lateness(pattern, thing)
+                allowed = MOST_LATE + 3 * lateness_of_threads()
+                if max(late.values()) < allowed:
+                    break
             gate.open()
+    assert max(late.values()) < allowed, late
 
 
-async def end_soon(pattern: str, thing: str) -> None:
-    """Waits for the pattern's work after steady work, and asserts that each length is noticed."""
+async def lateness(pattern: str, thing: str) -> dict[float, float]:
+    """How late the end of work of each length is noticed, on the median, if work in the pattern
+    follows steady work.
+    """
     waiter = Waiter("by timer", thing)
     for _ in range(40):
         waiter.work(LONG)
@@ -71,10 +78,7 @@ async def end_soon(pattern: str, thing: str) -> None:
         await waiter.wait()
         late[length].append(time.perf_counter() - began - length)
     waiter.close()
-    allowed = MOST_LATE + 3 * lateness_of_threads()
-    for length, each in late.items():
-        if each:
-            assert median(each) < allowed, (length, each)
+    return {length: median(each) for length, each in late.items() if each}
 
 
 def lateness_of_threads() -> float:
@@ -124,17 +128,30 @@ def watcher_thread() -> int:
     return int(new)
 
 
+def status_of(thread: int, name: str) -> str:
+    """What the kernel says of a thread."""
+    with open(f"/proc/self/task/{thread}/status") as status:
+        (line,) = (line for line in status if line.startswith(f"{name}:"))
+    return line.split()[1]
+
+
 def wake_ups(thread: int) -> int:
     """How often a thread has fallen asleep until now."""
-    with open(f"/proc/self/task/{thread}/status") as status:
-        (line,) = (line for line in status if line.startswith("voluntary_ctxt_switches"))
-    return int(line.split()[1])
+    return int(status_of(thread, "voluntary_ctxt_switches"))
 
 
 def has_come_to_rest(thread: int) -> bool:
-    """Whether the thread did not wake for a while."""
+    """Whether the thread sleeps, and did not wake for a while."""
     before = wake_ups(thread)
     time.sleep(0.1)
+    # One that was woken and has no core yet has not fallen asleep again either.
+    return status_of(thread, "State") == "S" and wake_ups(thread) == before
+
+
+def sleeps_on(thread: int) -> bool:
+    """Whether the thread does not wake for long."""
+    before = wake_ups(thread)
+    time.sleep(0.4)
     return wake_ups(thread) == before
 
 
@@ -149,11 +166,11 @@ def has_come_to_rest(thread: int) -> bool:
 async def test_watcher_never_wakes_with_nothing_pending(strategy: Any, limit: float | None) -> None:
     thread, stream = watcher_thread(), Stream(wait=strategy, stalled_after=limit)
     assert settle(lambda: has_come_to_rest(thread))
-    before = wake_ups(thread)
+    passes = statistics().watcher_passes
     for _ in range(20):
         spin(stream, 0.002)
         await stream.synchronize_async()
-    assert wake_ups(thread) == before or strategy != "spin", "the tasks poll these waits"
+    assert statistics().watcher_passes == passes or strategy != "spin", "the tasks poll these waits"
     # And a cancelled wait, which the watcher keeps until the GPU has passed it.
     with Gate() as gate:
         gate.hold(stream)
@@ -161,9 +178,9 @@ async def test_watcher_never_wakes_with_nothing_pending(strategy: Any, limit: fl
             await stream.synchronize_async()
     stream.synchronize()
     assert settle(lambda: has_come_to_rest(thread))
-    before, passes = wake_ups(thread), statistics().watcher_passes
-    time.sleep(0.4)
-    assert (wake_ups(thread), statistics().watcher_passes) == (before, passes)
+    passes = statistics().watcher_passes
+    assert any(sleeps_on(thread) for _ in range(8))  # a process that is stopped wakes all of it
+    assert statistics().watcher_passes == passes
     stream.close()
 
 

