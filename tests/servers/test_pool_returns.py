@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import gc
 import threading
+import time
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+import internals
 from aiostream import (
     CaptureMode,
     CaptureStatus,
@@ -99,6 +102,34 @@ async def test_cancelled_call_in_a_thread_keeps_its_stream_to_its_end(is_waited_
             await until(lambda: (pool.idle, pool.busy) == (1, 0))
             assert served == [True] * is_waited_for
             assert await drain(10)
+
+
+@pytest.mark.all_loops
+async def test_timers_of_a_pool_that_is_always_waited_for_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In each turn of the loop a task comes too late for the pool's timer, and before it fires."""
+    count, most = 0, 20
+    kind = type(internals.current_bridge())
+    call_later = kind.call_later
+
+    def counted(*args: Any) -> bool:
+        nonlocal count
+        count += 1
+        return bool(call_later(*args))
+
+    async def block() -> None:
+        time.sleep(0.006)
+
+    monkeypatch.setattr(kind, "call_later", counted)
+    async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
+        held = await pool.acquire()
+        for _ in range(most):
+            tasks.start_soon(block)
+            tasks.start_soon(use_once, pool)
+            await anyio.lowlevel.checkpoint()
+        pool.release(held)
+    assert 1 <= count <= 2 * most
 
 
 async def come_back_and_ask(line: int) -> int:

@@ -369,7 +369,7 @@ class PoolCore:
         """Has the loop ask again for what no event reports, while that is needed."""
         now = time.monotonic()
         if now >= self._due and bridge is not None and bridge.is_open:
-            ask = partial(_ask_again_for, weakref.ref(self), weakref.ref(bridge))
+            ask = partial(_ask_again_for, weakref.ref(self), weakref.ref(bridge), now)
             if bridge.call_later(_AGAIN, ask):
                 self._due = now + _AGAIN
 
@@ -470,15 +470,18 @@ class _Return:
 
 
 def _ask_again_for(
-    reference: weakref.ref[PoolCore], bridge: Callable[[], loops.Bridge | None]
+    reference: weakref.ref[PoolCore], bridge: Callable[[], loops.Bridge | None], asked: float = 0.0
 ) -> None:
     pool = reference()
     # Another loop may use the pool by now. What a close meets is not raised in the loop.
     if pool is None or pool._closed or pool._bridge is not bridge:
         return
-    pool._due = 0.0
-    if pool._queue or pool._asks:
-        pool._ask_again_soon(bridge())
+    # A late timer finds that a request has armed another one. If both went on, each turn of a busy
+    # loop would add one.
+    if pool._due == asked + _AGAIN:
+        pool._due = 0.0
+        if pool._queue or pool._asks:
+            pool._ask_again_soon(bridge())
     pool._ask_again()
     if pool._queue and (code := pool._health()):
         pool._failed(code)
