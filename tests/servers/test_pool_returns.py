@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -102,6 +103,29 @@ async def test_cancelled_call_in_a_thread_keeps_its_stream_to_its_end(is_waited_
             await until(lambda: (pool.idle, pool.busy) == (1, 0))
             assert served == [True] * is_waited_for
             assert await drain(10)
+
+
+@pytest.mark.all_loops
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of trio, about one that is collected
+@pytest.mark.parametrize("end", ["closed", "collected"])
+async def test_stream_of_a_generator_that_is_left_early_becomes_idle(end: str) -> None:
+    """The pool's numbers say so, also if no task uses the pool meanwhile."""
+
+    async def tokens() -> AsyncIterator[int]:
+        async with pool.stream() as stream:
+            while True:
+                yield await stream.run(int)
+
+    async with StreamPool(1) as pool:
+        left = tokens()
+        async for _ in left:
+            break
+        assert pool.lent == 1
+        if end == "closed":
+            await left.aclose()  # type: ignore[attr-defined]
+        del left
+        gc.collect()
+        await until(lambda: pool.idle == 1)
 
 
 @pytest.mark.all_loops

@@ -298,8 +298,13 @@ class PoolCore:
         if self._ends(stream, number):
             # The collector ends a lost task with a GeneratorExit, in any thread, perhaps in a
             # finalizer, which may not call the driver. Then the loop asks the driver.
-            later = isinstance(error, GeneratorExit)
-            self._ask_later(stream) if later else self._ask(stream, self._bridge())
+            bridge = self._bridge()
+            if not isinstance(error, GeneratorExit):
+                self._ask(stream, bridge)
+            else:
+                self._ask_later(stream)
+                if bridge is not None:
+                    bridge.call_soon(partial(_ask_again_for, _reference(self), _reference(bridge)))
 
     def _put_back(self, stream: Stream) -> None:
         """The stream's work is done."""

@@ -40,8 +40,9 @@ class Bridge:
     spawn: Callable[[TaskFunction, str, contextvars.Context], object]
     # Has the loop call a function after some seconds. Returns `False` if the loop no longer can.
     call_later: Callable[[float, Callable[[], None]], bool]
-    # Has the loop call `drain` soon. Returns `False` if the loop is gone. In the janitor's thread.
-    schedule_drain: Callable[[], bool]
+    # Has the loop call a function soon. Returns `False` if the loop is gone. In any thread, also in
+    # a finalizer.
+    call_soon: Callable[[Callable[[], None]], bool]
     # Whether the loop will not do what it was asked for, because it is closed. In the janitor's.
     is_gone: Callable[[], bool]
 

@@ -188,13 +188,13 @@ class AsyncioBridge(Bridge):
         loop = self.loop()
         return loop is None or loop.is_closed()
 
-    def schedule_drain(self) -> bool:
-        """Calls `call_soon_threadsafe`, for loops without `add_reader`."""
+    def call_soon(self, function: Callable[[], None]) -> bool:
+        """Calls `call_soon_threadsafe`."""
         loop = self.loop()
         if loop is None:
             return False
         try:
-            loop.call_soon_threadsafe(self.drain)
+            loop.call_soon_threadsafe(function)
         except RuntimeError:
             # asyncio raises it if the loop is closed. A loop of another kind may raise it for
             # another reason, and then the janitor asks again later.
