@@ -247,15 +247,17 @@ class PoolCore:
         if most is not None and len(self._queue) - len(self._recent) >= most:
             await loops.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
-        ticket = self._next_ticket()
+        ticket, kept = self._next_ticket(), loops.current_bridge().kept
         try:
             while True:
                 # If the stream is gone when it wakes, it waits again, in the same place. Or the
                 # pool was closed since it was woken.
                 self._require_open()
                 future = loops.current_bridge().new_future()
-                # Weak, because the future refers to its loop, which may be dropped.
+                # Weak, because the future refers to its loop, which may be dropped. The bridge
+                # keeps the future, and so the task, because asyncio keeps tasks only weakly.
                 self._queue[ticket] = weakref.ref(future)
+                kept[id(self), ticket] = future
                 self._wake(len(self._recent))
                 self._ask_again_soon(self._bridge())
                 error = await future
@@ -273,6 +275,8 @@ class PoolCore:
             if not isinstance(error, GeneratorExit):
                 self._wake(len(self._recent))
             raise
+        finally:
+            kept.pop((id(self), ticket), None)
 
     def _wake(self, most: int | None, answer: Callable[[], object] = _nothing) -> None:
         """Wakes the first tasks that wait. With an error for an answer, it is raised there."""

@@ -60,6 +60,8 @@ class Bridge:
         self.at_once = True
         # The waits of `aiostream.ready`, if there was one: see `_waits/ready.py`.
         self.questions: Any = None
+        # Futures of tasks that wait for a pool's stream. Nothing else need keep such a task.
+        self.kept: dict[object, Any] = {}
 
     @property
     def is_open(self) -> bool:
@@ -88,6 +90,7 @@ class Bridge:
         """
         # They refer to tasks, which may refer to the loop.
         self.questions, self.launches.waiting = None, {}
+        self.kept.clear()  # in place, because the frames of the tasks refer to it
         self.arrivals.close()
 
     def must_yield(self) -> bool:
