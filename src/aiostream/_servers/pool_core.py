@@ -100,7 +100,7 @@ class PoolCore:
     def size(self) -> int:
         """How many streams the pool has: `idle + busy + lent`.
 
-        A borrowed stream that its owner has closed no longer counts.
+        A stream that is closed no longer counts.
         """
         return len(self._streams)
 
@@ -438,7 +438,6 @@ class PoolCore:
 
     def _drop(self, stream: Stream) -> None:
         """The stream's owner has closed it. The pool continues without it."""
-        self._streams = [each for each in self._streams if each is not stream]
         self._end(stream)
         if not self._streams:
             self._refuse(f"the owners have closed all streams of the pool{self._called}")
@@ -448,6 +447,7 @@ class PoolCore:
 
     def _end(self, stream: Stream) -> None:
         """Closes a stream that no task holds."""
+        self._streams = [each for each in self._streams if each is not stream]
         try:
             drop_own(stream)
         finally:
