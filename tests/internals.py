@@ -431,7 +431,7 @@ def schedules_drain_by(token: Any) -> bool:
 
     bridge = loops.current_bridge()
     with mock.patch.object(bridge, "_token", token):
-        return bridge.schedule_drain()
+        return bridge.call_soon(bridge.drain)
 
 
 def loop_kinds() -> list[str]:

@@ -139,6 +139,26 @@ async def test_enqueue_async_launches_at_once_and_its_time_counts() -> None:
     assert "turn" in record.events[2 : record.events.index(3)]
 
 
+async def test_first_that_waits_launches_although_enqueue_async_uses_up_each_turn() -> None:
+    """Short calls of it come between, so several tasks are woken in one turn."""
+    record = Record()
+
+    async def enqueue() -> None:
+        while len(record.launches()) < 6:
+            for seconds in [0.0] * 20 + [LONG]:
+                stream.enqueue_async(lambda _, n: burn(n), seconds).cancel()
+            record.events.append("turn")
+            await anyio.lowlevel.checkpoint()
+
+    async with StreamPool(6) as pool, Stream() as stream, anyio.create_task_group() as tasks:
+        tasks.start_soon(enqueue)
+        await until(lambda: "turn" in record.events)
+        for number in range(6):
+            tasks.start_soon(pool.run, record.launch, number, 0)
+    assert sorted(map(str, record.launches())) == [str(n) for n in range(6)]
+    assert record.events.count("turn") < 60
+
+
 async def test_cancelled_while_it_waits_launches_nothing() -> None:
     record = Record()
     async with Stream() as one, Stream() as other, Stream() as third:

@@ -48,6 +48,18 @@ async def test_streams_come_back_and_the_last_one_is_used_again() -> None:
     pool.close()
 
 
+async def test_closed_pool_counts_only_what_tasks_hold() -> None:
+    def counts() -> tuple[int, ...]:
+        return pool.size, pool.idle, pool.busy, pool.lent
+
+    pool = StreamPool(3)
+    held = await pool.acquire()
+    pool.close()
+    assert counts() == (1, 0, 0, 1)
+    pool.release(held)
+    assert counts() == (0, 0, 0, 0)
+
+
 async def test_a_cancelled_waiter_takes_nothing() -> None:
     async with StreamPool(1) as pool:
         held = await pool.acquire()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -113,6 +114,60 @@ def test_pool_comes_back_from_a_task_whose_loop_was_closed(request_: Any, new_lo
             assert settle(lambda: gc.collect() >= 0 and pool.lent == 0)
         asyncio.run(use_once(pool))
         assert (pool.lent, pool.idle, raised) == (0, 1, [])
+    pool.close()
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_task_that_nothing_keeps_gets_its_stream(new_loop: Any) -> None:
+    """As it gets an `asyncio.Semaphore`. A server's request may be such a task."""
+    served = list[int]()
+
+    async def main() -> None:
+        async with StreamPool(1) as pool:
+            held = await pool.acquire()
+            for number in range(3):
+                asyncio.get_running_loop().create_task(pool.run(served.append, number))
+            await until(lambda: pool.waiting == 3)
+            gc.collect()
+            pool.release(held)
+            await until(lambda: len(served) == 3)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of asyncio
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("new_loop", "is_closed"),
+    # uvloop keeps a loop that is not closed.
+    [*((each, True) for each in LOOPS), (asyncio.new_event_loop, False), (Blind, False)],
+)
+def test_loop_that_ends_frees_a_task_that_waits(new_loop: Any, is_closed: bool) -> None:
+    """Also if it is dropped, and the pool is not used again."""
+    pool = StreamPool(1)
+
+    class Owner:
+        """What the request has."""
+
+    async def request(owner: Owner) -> None:
+        await pool.acquire()
+
+    async def begin() -> weakref.ref[Owner]:
+        owner = Owner()
+        await pool.acquire()
+        asyncio.get_running_loop().create_task(request(owner))
+        await until(lambda: pool.waiting == 1)
+        return weakref.ref(owner)
+
+    loop = new_loop()
+    loop.set_exception_handler(lambda *_: None)  # the task is destroyed while it is pending
+    owner = loop.run_until_complete(begin())
+    if is_closed:
+        loop.close()
+    del loop
+    assert settle(lambda: (gc.collect(), owner() is None)[1])
+    asyncio.run(use_once(pool))  # the stream has come back
     pool.close()
 
 

@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import gc
 import threading
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+import internals
 from aiostream import (
     CaptureMode,
     CaptureStatus,
@@ -99,6 +103,57 @@ async def test_cancelled_call_in_a_thread_keeps_its_stream_to_its_end(is_waited_
             await until(lambda: (pool.idle, pool.busy) == (1, 0))
             assert served == [True] * is_waited_for
             assert await drain(10)
+
+
+@pytest.mark.all_loops
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of trio, about one that is collected
+@pytest.mark.parametrize("end", ["closed", "collected"])
+async def test_stream_of_a_generator_that_is_left_early_becomes_idle(end: str) -> None:
+    """The pool's numbers say so, also if no task uses the pool meanwhile."""
+
+    async def tokens() -> AsyncIterator[int]:
+        async with pool.stream() as stream:
+            while True:
+                yield await stream.run(int)
+
+    async with StreamPool(1) as pool:
+        left = tokens()
+        async for _ in left:
+            break
+        assert pool.lent == 1
+        if end == "closed":
+            await left.aclose()  # type: ignore[attr-defined]
+        del left
+        gc.collect()
+        await until(lambda: pool.idle == 1)
+
+
+@pytest.mark.all_loops
+async def test_timers_of_a_pool_that_is_always_waited_for_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In each turn of the loop a task comes too late for the pool's timer, and before it fires."""
+    count, most = 0, 20
+    kind = type(internals.current_bridge())
+    call_later = kind.call_later
+
+    def counted(*args: Any) -> bool:
+        nonlocal count
+        count += 1
+        return bool(call_later(*args))
+
+    async def block() -> None:
+        time.sleep(0.006)
+
+    monkeypatch.setattr(kind, "call_later", counted)
+    async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
+        held = await pool.acquire()
+        for _ in range(most):
+            tasks.start_soon(block)
+            tasks.start_soon(use_once, pool)
+            await anyio.lowlevel.checkpoint()
+        pool.release(held)
+    assert 1 <= count <= 2 * most
 
 
 async def come_back_and_ask(line: int) -> int:

@@ -27,11 +27,11 @@ async def drain(timeout: float | None = None) -> bool:
     passed every host function, every callback, all work of `run` and `enqueue_async`, and what
     cancelled waits have waited for. It also waits for what is left on the streams of a pool, for
     calls of `run_in_thread` that have not begun, and for what other tasks and threads begin during
-    the call. It does not wait for tasks that wait for a stream of a pool, for host functions in
-    graphs, and for work that no await or future of the library followed, such as a kernel or
-    `executable.launch(stream)` alone. For that work, synchronize the stream. Do not hold a token
-    that such a call waits for. If `AIOSTREAM_TRACE` is set, `drain` then waits until the trace is
-    written.
+    the call. It does not wait for tasks that wait for a stream of a pool or for their turn to
+    launch: await your tasks first. It also does not wait for host functions in graphs, and for work
+    that no await or future of the library followed, such as a kernel or `executable.launch(stream)`
+    alone. For that work, synchronize the stream. Do not hold a token that such a call waits for. If
+    `AIOSTREAM_TRACE` is set, `drain` then waits until the trace is written.
 
     Args:
         timeout: Seconds to wait at most. `None` sets no limit.

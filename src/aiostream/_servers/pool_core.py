@@ -100,7 +100,7 @@ class PoolCore:
     def size(self) -> int:
         """How many streams the pool has: `idle + busy + lent`.
 
-        A borrowed stream that its owner has closed no longer counts.
+        A stream that is closed no longer counts.
         """
         return len(self._streams)
 
@@ -247,15 +247,17 @@ class PoolCore:
         if most is not None and len(self._queue) - len(self._recent) >= most:
             await loops.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
-        ticket = self._next_ticket()
+        ticket, kept = self._next_ticket(), loops.current_bridge().kept
         try:
             while True:
                 # If the stream is gone when it wakes, it waits again, in the same place. Or the
                 # pool was closed since it was woken.
                 self._require_open()
                 future = loops.current_bridge().new_future()
-                # Weak, because the future refers to its loop, which may be dropped.
+                # Weak, because the future refers to its loop, which may be dropped. The bridge
+                # keeps the future, and so the task, because asyncio keeps tasks only weakly.
                 self._queue[ticket] = weakref.ref(future)
+                kept[id(self), ticket] = future
                 self._wake(len(self._recent))
                 self._ask_again_soon(self._bridge())
                 error = await future
@@ -273,6 +275,8 @@ class PoolCore:
             if not isinstance(error, GeneratorExit):
                 self._wake(len(self._recent))
             raise
+        finally:
+            kept.pop((id(self), ticket), None)
 
     def _wake(self, most: int | None, answer: Callable[[], object] = _nothing) -> None:
         """Wakes the first tasks that wait. With an error for an answer, it is raised there."""
@@ -298,8 +302,13 @@ class PoolCore:
         if self._ends(stream, number):
             # The collector ends a lost task with a GeneratorExit, in any thread, perhaps in a
             # finalizer, which may not call the driver. Then the loop asks the driver.
-            later = isinstance(error, GeneratorExit)
-            self._ask_later(stream) if later else self._ask(stream, self._bridge())
+            bridge = self._bridge()
+            if not isinstance(error, GeneratorExit):
+                self._ask(stream, bridge)
+            else:
+                self._ask_later(stream)
+                if bridge is not None:
+                    bridge.call_soon(partial(_ask_again_for, _reference(self), _reference(bridge)))
 
     def _put_back(self, stream: Stream) -> None:
         """The stream's work is done."""
@@ -371,7 +380,7 @@ class PoolCore:
         """Has the loop ask again for what no event reports, while that is needed."""
         now = time.monotonic()
         if now >= self._due and bridge is not None and bridge.is_open:
-            ask = partial(_ask_again_for, weakref.ref(self), weakref.ref(bridge))
+            ask = partial(_ask_again_for, weakref.ref(self), weakref.ref(bridge), now)
             if bridge.call_later(_AGAIN, ask):
                 self._due = now + _AGAIN
 
@@ -431,7 +440,6 @@ class PoolCore:
 
     def _drop(self, stream: Stream) -> None:
         """The stream's owner has closed it. The pool continues without it."""
-        self._streams = [each for each in self._streams if each is not stream]
         self._end(stream)
         if not self._streams:
             self._refuse(f"the owners have closed all streams of the pool{self._called}")
@@ -441,6 +449,7 @@ class PoolCore:
 
     def _end(self, stream: Stream) -> None:
         """Closes a stream that no task holds."""
+        self._streams = [each for each in self._streams if each is not stream]
         try:
             drop_own(stream)
         finally:
@@ -472,15 +481,18 @@ class _Return:
 
 
 def _ask_again_for(
-    reference: weakref.ref[PoolCore], bridge: Callable[[], loops.Bridge | None]
+    reference: weakref.ref[PoolCore], bridge: Callable[[], loops.Bridge | None], asked: float = 0.0
 ) -> None:
     pool = reference()
     # Another loop may use the pool by now. What a close meets is not raised in the loop.
     if pool is None or pool._closed or pool._bridge is not bridge:
         return
-    pool._due = 0.0
-    if pool._queue or pool._asks:
-        pool._ask_again_soon(bridge())
+    # A late timer finds that a request has armed another one. If both went on, each turn of a busy
+    # loop would add one.
+    if pool._due == asked + _AGAIN:
+        pool._due = 0.0
+        if pool._queue or pool._asks:
+            pool._ask_again_soon(bridge())
     pool._ask_again()
     if pool._queue and (code := pool._health()):
         pool._failed(code)

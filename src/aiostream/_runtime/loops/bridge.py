@@ -40,8 +40,9 @@ class Bridge:
     spawn: Callable[[TaskFunction, str, contextvars.Context], object]
     # Has the loop call a function after some seconds. Returns `False` if the loop no longer can.
     call_later: Callable[[float, Callable[[], None]], bool]
-    # Has the loop call `drain` soon. Returns `False` if the loop is gone. In the janitor's thread.
-    schedule_drain: Callable[[], bool]
+    # Has the loop call a function soon. Returns `False` if the loop is gone. In any thread, also in
+    # a finalizer.
+    call_soon: Callable[[Callable[[], None]], bool]
     # Whether the loop will not do what it was asked for, because it is closed. In the janitor's.
     is_gone: Callable[[], bool]
 
@@ -59,6 +60,8 @@ class Bridge:
         self.at_once = True
         # The waits of `aiostream.ready`, if there was one: see `_waits/ready.py`.
         self.questions: Any = None
+        # Futures of tasks that wait for a pool's stream. Nothing else need keep such a task.
+        self.kept: dict[object, Any] = {}
 
     @property
     def is_open(self) -> bool:
@@ -87,6 +90,7 @@ class Bridge:
         """
         # They refer to tasks, which may refer to the loop.
         self.questions, self.launches.waiting = None, {}
+        self.kept.clear()  # in place, because the frames of the tasks refer to it
         self.arrivals.close()
 
     def must_yield(self) -> bool:

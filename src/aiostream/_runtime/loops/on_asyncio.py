@@ -29,11 +29,10 @@ _current_task = asyncio.current_task
 
 # Any thread. There is no lock, because to set, to get and to copy are one operation of the dict
 # inside, and nothing here iterates over it.
-# Each value returns the bridge. It is a weak reference, because the loop's selector holds the
-# bridge and drops it when the loop is closed. A strong one would keep the queue open until the loop
-# object dies, and nothing would read what arrives until then. It is a strong one for a loop that
-# has no reader that would hold the bridge.
-_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Callable[[], AsyncioBridge | None]]
+# The references are weak, because the loop's selector holds the bridge and drops it when the loop
+# is closed. A strong one would keep the queue open until the loop object dies, and nothing would
+# read what arrives until then.
+_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
 _bridges = weakref.WeakKeyDictionary()
 latest = _Latest()
 
@@ -120,15 +119,16 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     # A reader reads the bridge before it is in the dict. After an interrupt, waits would hang on a
     # bridge there that no thread reads.
     bridge = AsyncioBridge(loop)
-    reads = True
     try:
         # It runs in an empty context, because the loop would keep the context of the first task.
         # What that task's variables hold would then live as long as the loop.
         contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
         read_for(bridge)
-        reads = False
-    _bridges[loop] = weakref.ref(bridge) if reads else lambda: bridge
+        # No reader holds the bridge, so the loop does. A strong reference in `_bridges` would keep
+        # the loop, because the futures that the bridge keeps refer to it.
+        loop._aiostream = bridge  # type: ignore[attr-defined]
+    _bridges[loop] = weakref.ref(bridge)
     return bridge
 
 
@@ -188,13 +188,13 @@ class AsyncioBridge(Bridge):
         loop = self.loop()
         return loop is None or loop.is_closed()
 
-    def schedule_drain(self) -> bool:
-        """Calls `call_soon_threadsafe`, for loops without `add_reader`."""
+    def call_soon(self, function: Callable[[], None]) -> bool:
+        """Calls `call_soon_threadsafe`."""
         loop = self.loop()
         if loop is None:
             return False
         try:
-            loop.call_soon_threadsafe(self.drain)
+            loop.call_soon_threadsafe(function)
         except RuntimeError:
             # asyncio raises it if the loop is closed. A loop of another kind may raise it for
             # another reason, and then the janitor asks again later.

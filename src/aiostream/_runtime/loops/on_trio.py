@@ -150,13 +150,10 @@ class TrioBridge(Bridge):
 
     def is_gone(self) -> bool:
         """Asks for something else. A run does all that it has accepted, unless it crashes."""
-        return not self._calls(_nothing)
+        return not self.call_soon(_nothing)
 
-    def schedule_drain(self) -> bool:
+    def call_soon(self, function: Callable[[], None]) -> bool:
         """Calls `run_sync_soon`, which trio serves until its very end."""
-        return self._calls(self.drain)
-
-    def _calls(self, function: Callable[[], None]) -> bool:
         try:
             self._token.run_sync_soon(function, idempotent=True)  # at most once at a time
         except (self._trio.RunFinishedError, OSError):

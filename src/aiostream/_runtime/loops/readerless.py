@@ -56,7 +56,7 @@ class _Readerless:
                 there = False
             elif asks:
                 bridge.asked = True  # before the request, because the loop may drain at once
-                there = bridge.schedule_drain()
+                there = bridge.call_soon(bridge.drain)
             elif not bridge.asked:
                 return False
             else:
