@@ -330,29 +330,21 @@ async def test_slow_work_is_logged_once(driver_kind: str, caplog: pytest.LogCapt
 
 
 @pytest.mark.needs_gil("a call keeps it")
-@pytest.mark.parametrize("said", [0, 1])
-def test_held_gil(driver_kind: str, said: int) -> None:
+@pytest.mark.parametrize(("seconds", "said"), [(1, 0), (30, 1)])
+def test_held_gil(driver_kind: str, seconds: int, said: int) -> None:
     """stderr says that Python does not run, once that is sure. The listener is called when Python
     runs again.
     """
     printed = succeed(
         driver_kind,
         f"""
-        import asyncio, ctypes, os, struct, aiostream
+        import asyncio, ctypes, os, select, struct, aiostream
         from support import Gate, settle
 
-        heard, libc = [], ctypes.PyDLL(None)  # whose functions keep the GIL
+        heard = []
         aiostream.on_stalled(heard.append)
         stderr, write = os.pipe()
         os.dup2(write, 2)
-
-        def keep_until_it_is_said():
-            reading, writing = os.pipe()
-            stderr, pollin = os.dup(2), 1
-            os.dup2(writing, 2)
-            assert libc.poll(struct.pack("ihh", reading, pollin, 0), 1, 20_000) == 1
-            os.dup2(stderr, 2)
-            os.write(2, os.read(reading, 10_000))
 
         async def main():
             async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
@@ -360,7 +352,9 @@ def test_held_gil(driver_kind: str, said: int) -> None:
                     gate.hold(stream)
                     task = asyncio.ensure_future(stream.synchronize_async())
                     await asyncio.sleep(0.01)
-                keep_until_it_is_said() if {said} else libc.usleep(1_000_000)
+                asked = ctypes.create_string_buffer(struct.pack("ihh", stderr, select.POLLIN, 0))
+                if ctypes.PyDLL(None).poll(asked, 1, {seconds * 1000}):  # until stderr has a line
+                    print(os.read(stderr, 4096).decode(), end="")
                 await task
                 assert settle(lambda: heard), "the listener was not called"
             print(heard[0].stream)

@@ -65,6 +65,8 @@ def test_process_that_was_stopped_has_no_stall(
                         await stream.run(internals.spin, stream, 0)  # loads the kernels
                         waiting = asyncio.ensure_future(stream.run(internals.spin, stream, 0.01))
                         await asyncio.sleep(0.005)
+                        while not stream.query():
+                            time.sleep(0.001)
                         time.sleep(0.15)
                         # Again and again, because the process may not have stopped yet.
                         kill = f"kill -CONT {os.getpid()}"
