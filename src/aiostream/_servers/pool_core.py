@@ -333,8 +333,10 @@ class PoolCore:
         operand = stream._operand
         # What goes on without its task, and enqueues more or still reads the stream's buffers, has
         # an item of its own here until it is over: a thread of `run_in_thread`, for example.
-        is_used = bool(operand.shared.held)
-        code = driver.NOT_READY if is_used else _native.stream_query(operand.handle)
+        handle, shared = operand.handle, operand.shared
+        is_used, waits = bool(shared.held), self._waits[handle.value]
+        waits.label(operand.name, shared.limit() if shared.left is None else shared.left)
+        code = driver.NOT_READY if is_used else _native.stream_query(handle, waits)
         if code <= _native.RESULT_CAPTURING:
             captures.end_left(operand)  # one that this library began
             code = _native.stream_query(operand.handle)
@@ -345,12 +347,12 @@ class PoolCore:
         elif code > 0 and code != driver.NOT_READY and (failure := stream.context.health()):
             self._failed(failure)
             self._put_back(stream)
-        elif is_used or code != driver.NOT_READY or not self._watch(stream, bridge):
+        elif is_used or code != driver.NOT_READY or not self._watch(stream, waits, bridge):
             # Else it takes part in a capture of another stream, or the driver refused for once.
             self._ask_later(stream)
             self._ask_again_soon(bridge)
 
-    def _watch(self, stream: Stream, bridge: loops.Bridge | None) -> bool:
+    def _watch(self, stream: Stream, waits: _native.WaitList, bridge: loops.Bridge | None) -> bool:
         """Has an event behind the stream's work reported to the loop. Whether that is possible."""
         if bridge is None or not bridge.is_open:
             return False
@@ -358,9 +360,7 @@ class PoolCore:
         # before this thread is back there. The watcher polls it, because the loop may not run.
         stream._number += 1
         handle, entry = stream._handle, _Return(self, stream, -stream._number)
-        waits, shared = self._waits[handle.value], stream._operand.shared
-        waits.label(stream._operand.name, shared.limit() if shared.left is None else shared.left)
-        shared.left = None
+        stream._operand.shared.left = None
         if not _native.watch(handle, waits, bridge.queue, waiting.BY_WATCHER, entry):
             return False
         stream._use[entry.number] = entry

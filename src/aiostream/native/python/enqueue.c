@@ -76,6 +76,7 @@ static void record(struct enqueuing *with, struct handle *stream) {
     int status, how = self->wait ? PINNED | AS_IS : PINNED;
     set_owner(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
+    if (with->waits && !with->under_way) with->under_way = call_begin(with->waits);
     if (with->enters) context_pop();
     status = operate(stream, how, do_record, with);
     Py_END_ALLOW_THREADS
@@ -310,11 +311,13 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
         return PyErr_Format(PyExc_ValueError, "it was not expected, or was run before");
     uint64_t expected = self->ticket;
     int refusal = reserve(&with, stream);
-    call_end(with.under_way); /* the function of a thread may take long */
+    call_end(with.under_way), with.under_way = NULL; /* the function of a thread may take long */
     if (self->ticket != expected) point_unreserve(expected);
     if (refusal) return PyLong_FromLong(refusal);
-    if (carry_out(&with, stream, call) < 0) return NULL;
-    return PyLong_FromLong(with.refusal ? RESULT_AFTERWARDS + with.refusal : CUDA_SUCCESS);
+    int raised = carry_out(&with, stream, call);
+    call_end(with.under_way);
+    int result = with.refusal ? RESULT_AFTERWARDS + with.refusal : CUDA_SUCCESS;
+    return raised ? NULL : PyLong_FromLong(result);
 }
 
 /* fire(status): ends it if there is nothing to record. Any thread. */

@@ -12,6 +12,8 @@
  */
 #include "module.h"
 
+#include "../engine/waits.h"
+
 typedef struct {
     PyObject_HEAD
     struct handle *handle;
@@ -200,9 +202,12 @@ int to_handle(PyObject *object, void *handle) {
 
 /* --- driver calls on a handle --- */
 
-static int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
-    int refusal = capture_refusal(handle->value);
-    return refusal ? refusal : driver.stream_query(handle->value);
+static int do_stream_query(struct handle *handle, void *waits) {
+    struct wait *call = waits ? call_begin(waits) : NULL;
+    int status = capture_refusal(handle->value);
+    if (!status) status = driver.stream_query(handle->value);
+    call_end(call);
+    return status;
 }
 
 static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
@@ -220,10 +225,17 @@ static int do_gone_refusal(struct handle *Py_UNUSED(handle), void *Py_UNUSED(unu
         struct handle *handle = as_handle(object);                                                 \
         return handle ? PyLong_FromLong(operate_from_python(handle, do_##name, NULL)) : NULL;      \
     }
-OPERATION(stream_query)
 OPERATION(capture_refusal)
 OPERATION(event_query)
 OPERATION(gone_refusal)
+
+/* stream_query(handle, wait_list): with a list, its limit is the call's. */
+static PyObject *native_stream_query(PyObject *Py_UNUSED(self), PyObject *args) {
+    struct handle *handle;
+    struct waits *waits = NULL;
+    if (!PyArg_ParseTuple(args, "O&|O&", to_handle, &handle, to_waits, &waits)) return NULL;
+    return PyLong_FromLong(operate_from_python(handle, do_stream_query, waits));
+}
 
 struct recording {
     struct handle *event, *fresh;
@@ -281,7 +293,7 @@ PyMethodDef handle_functions[] = {
     /* Destroys what no object has got, because an error came. The janitor's. */
     METHOD(native, drop_abandoned, NOARGS),
     /* cuStreamQuery, unless the stream captures. */
-    METHOD(native, stream_query, O),
+    METHOD(native, stream_query, VARARGS),
     /* 0, or the negative code that says that the stream captures. */
     METHOD(native, capture_refusal, O),
     /* 0, or 709 if the context of a stream or event was destroyed or reset. */
