@@ -11,7 +11,7 @@ import pytest
 import aiostream
 from aiostream import StalledError, Stream, StreamPool, simulator
 from aiostream.testing import Faults
-from support import Gate, settle
+from support import USUAL, Gate, run_script, settle
 
 LIMIT = 0.05
 
@@ -106,3 +106,37 @@ async def test_pool_that_takes_a_stream_back(hang: Callable[[str], None], call: 
             async with pool.stream() as stream:
                 gate.hold(stream)
                 hang(call)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_end_with_a_path_that_is_not_unicode(driver_kind: str, broken: bool) -> None:
+    """stderr gets the bytes of the path as escapes. If the stacks cannot be read, the process ends
+    without them.
+    """
+    ended = run_script(
+        driver_kind,
+        f"""
+        import asyncio, threading, traceback, aiostream
+        from support import Gate
+
+        if {broken}:
+            traceback.format_stack = None
+        waits = compile("threading.Event().wait()", "caf\\udce9.py", "exec")
+        threading.Thread(target=exec, args=(waits, globals()), daemon=True).start()
+
+        async def main():
+            aiostream.exit_on_context_failed(71, stalled=True)
+            async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
+                with Gate() as gate:
+                    gate.hold(stream)
+                    await stream.synchronize_async()
+
+        asyncio.run(main())
+        """,
+        forked=USUAL,
+    )
+    assert ended.returncode == 71
+    assert "stream 'model' on device 0 is stalled" in ended.stderr
+    assert ("caf\\udce9.py" in ended.stderr) is not broken
+    assert "Error" not in ended.stderr
+    assert "Python has not taken" not in ended.stderr

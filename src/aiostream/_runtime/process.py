@@ -295,7 +295,10 @@ def take_stalls() -> None:
             if again or not runs:
                 continue
         if ends:
-            _native.stall_end(stall[0], stuck.stacks())
+            stacks = b""
+            with contextlib.suppress(Exception):  # the process ends without them too
+                stacks = stuck.stacks()
+            _native.stall_end(stall[0], stacks)
             continue
         run_in_releaser(partial(log, "%s", stall[0]))
         for listener in list(stall_listeners.values()):

@@ -123,10 +123,10 @@ static PyObject *native_stall_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSE
                          soon ? Py_True : Py_False);
 }
 
-/* stall_end(text, stacks) */
+/* stall_end(text, stacks): the stacks are bytes. */
 static PyObject *native_stall_end(PyObject *Py_UNUSED(self), PyObject *args) {
     const char *text, *stacks;
-    if (!PyArg_ParseTuple(args, "ss", &text, &stacks)) return NULL;
+    if (!PyArg_ParseTuple(args, "sy", &text, &stacks)) return NULL;
     Py_BEGIN_ALLOW_THREADS /* stderr may block */
     stall_end(text, stacks);
     Py_END_ALLOW_THREADS
