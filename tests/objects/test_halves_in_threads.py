@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import threading
@@ -177,3 +178,30 @@ def test_cancelled_when_a_half_is_over_and_the_task_has_not_gone_on() -> None:
 
     asyncio.run(main())
     assert closed[0].startswith("aiostream-launch")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of asyncio
+def test_stream_can_be_given_away_after_its_loop_was_dropped(driver_kind: str) -> None:
+    """The collector closes the generator together with the loop."""
+
+    def halves() -> Half:
+        spin(stream, 0.002)
+        yield
+
+    stream = Stream()
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # "Task was destroyed but it is pending"
+    tasks = [loop.create_task(stream.run_in_thread(halves))]
+    loop.run_until_complete(asyncio.sleep(0))
+    tasks.clear()
+    del loop
+    given: list[int] = []
+
+    def is_given() -> bool:
+        gc.collect()
+        with contextlib.suppress(RuntimeError):  # it is in use
+            given.append(stream.into_raw())
+        return bool(given)
+
+    assert settle(is_given)
+    Stream.from_raw(given[0]).close()

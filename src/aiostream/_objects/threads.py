@@ -193,6 +193,8 @@ class _ThreadCall(Completion):
         if halves.is_open:
             closing.append(halves.mark)
             launchers.call(partial(_close, halves, code))
+        else:
+            halves.close()  # it ends the mark of one that the collector has closed with its loop
 
     def give_back(self) -> None:
         """Gives the token back to the limiter, once."""
