@@ -136,7 +136,10 @@ def begin_in(loop: asyncio.AbstractEventLoop, way: str, stream: Stream, kept: Ow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("over", ["before", "after"])
 @pytest.mark.parametrize("way", ["enqueue_async", "completion_future", "run", "run_in_thread"])
-def test_a_loop_that_is_dropped_and_not_closed(way: str, over: str) -> None:
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, Blind])
+def test_a_loop_that_is_dropped_and_not_closed(
+    way: str, over: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
     """Once the GPU is done, its futures are not pending, and what they keep is freed. Descriptors
     do not grow with each such loop.
     """
@@ -145,7 +148,7 @@ def test_a_loop_that_is_dropped_and_not_closed(way: str, over: str) -> None:
         kept = Owner()
         with Gate() as gate:
             gate.hold(stream)
-            begin_in(asyncio.new_event_loop(), way, stream, kept)
+            begin_in(new_loop(), way, stream, kept)
             if over == "after":  # a collection
                 gc.collect()
         stream.synchronize()
