@@ -12,6 +12,7 @@ import aiostream
 from aiostream import StalledError, Stream, StreamPool, simulator
 from aiostream.testing import Faults
 from support import USUAL, Gate, run_script, settle
+from waiters import until
 
 LIMIT = 0.05
 
@@ -106,6 +107,33 @@ async def test_pool_that_takes_a_stream_back(hang: Callable[[str], None], call: 
             async with pool.stream() as stream:
                 gate.hold(stream)
                 hang(call)
+
+
+@on_asyncio
+async def test_watcher_while_a_destructor_blocks(
+    hang: Callable[[str], None], heard: list[StalledError]
+) -> None:
+    """It blocks the releaser, which checks the watcher too."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Buffer:
+        def __del__(self) -> None:
+            begun.set()
+            may_end.wait(20)
+
+    async with Stream(stalled_after=LIMIT, wait="event") as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            stream.enqueue_async(lambda _, buffer: None, Buffer()).cancel()
+        await until(begun.is_set)
+        with Gate() as gate:
+            gate.hold(stream)
+            hang("cuEventQuery")
+            waiting = asyncio.ensure_future(stream.synchronize_async())
+            await until(lambda: bool(heard))
+        await waiting
+        may_end.set()
+    assert "watcher" in str(heard[0])
 
 
 @pytest.mark.parametrize("broken", [False, True])

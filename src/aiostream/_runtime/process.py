@@ -167,7 +167,9 @@ def _clean() -> None:
             finally:
                 stuck.end()
             (soon.add if again else soon.discard)(descriptor)
-        arrived = {descriptor for descriptor, _ in _epoll.poll(_PAUSE if soon else None)}
+        arrived = {descriptor for descriptor, _ in _epoll.poll(_PAUSE if soon else stuck.pause())}
+        if not arrived:  # the releaser checks this too, but a user's destructor may block it
+            _native.look_for_stalls("watcher", _native.watcher_held())
 
 
 def _serve_orphans(_: bool) -> bool:
@@ -359,12 +361,12 @@ def _release() -> None:
 
 
 def limit_stalls(seconds: float) -> None:
-    """A limit was set: has the releaser check as often as that needs.
+    """A limit was set: has the janitor and the releaser check as often as that needs.
 
     Threads: any.
     """
     stuck.limit(seconds)
-    run_in_releaser(_say_what_is_stuck)
+    run_in_janitor(partial(run_in_releaser, _say_what_is_stuck))
 
 
 def _say_what_is_stuck() -> None:

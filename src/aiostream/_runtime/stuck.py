@@ -7,7 +7,8 @@ without an end, and nothing else would say why. The releaser checks that, becaus
 itself: a handler of logging may be slow. It also says which waits are slow.
 
 With a limit for stalls, the releaser notes a driver call of the library that does not return: the
-watcher, which notices the other stalls, may be the thread that the driver holds.
+watcher, which notices the other stalls, may be the thread that the driver holds. The janitor checks
+the watcher too, because a user's destructor may block the releaser.
 """
 
 from __future__ import annotations
@@ -62,6 +63,15 @@ def limit(seconds: float) -> None:
         _limits.add(seconds)
 
 
+def pause() -> float | None:
+    """Returns how soon the janitor checks the watcher, or `None` if no limit was set.
+
+    Threads: any.
+    """
+    shortest = min(_limits.copy())
+    return max(min(shortest, _TAKES), _AGAIN) if shortest < math.inf else None
+
+
 def check() -> list[str]:
     """Returns a message for each call that has taken too long and each wait that is slow, once.
 
@@ -70,8 +80,7 @@ def check() -> list[str]:
     Threads: the releaser's.
     """
     global next_check
-    now, shortest = time.monotonic(), min(_limits.copy())
-    soon = min(PATIENCE / 2, max(min(shortest, _TAKES), _AGAIN))
+    now, shortest, soon = time.monotonic(), min(_limits.copy()), pause() or _TAKES
     # This is a copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
     if held := _native.watcher_held():

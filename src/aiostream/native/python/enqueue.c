@@ -76,9 +76,10 @@ static void record(struct enqueuing *with, struct handle *stream) {
     int status, how = self->wait ? PINNED | AS_IS : PINNED;
     set_owner(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
-    if (with->waits && !with->under_way) with->under_way = call_begin(with->waits);
+    struct wait *call = with->waits && !with->under_way ? call_begin(with->waits) : NULL;
     if (with->enters) context_pop();
     status = operate(stream, how, do_record, with);
+    call_end(call);
     Py_END_ALLOW_THREADS
     self->recorded = !with->at_once && (status == CUDA_SUCCESS || status == RESULT_QUARANTINED);
     if (!self->recorded) replace_owner(self->ticket, (PyObject *)self, NULL);
@@ -314,10 +315,8 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     call_end(with.under_way), with.under_way = NULL; /* the function of a thread may take long */
     if (self->ticket != expected) point_unreserve(expected);
     if (refusal) return PyLong_FromLong(refusal);
-    int raised = carry_out(&with, stream, call);
-    call_end(with.under_way);
-    int result = with.refusal ? RESULT_AFTERWARDS + with.refusal : CUDA_SUCCESS;
-    return raised ? NULL : PyLong_FromLong(result);
+    if (carry_out(&with, stream, call) < 0) return NULL;
+    return PyLong_FromLong(with.refusal ? RESULT_AFTERWARDS + with.refusal : CUDA_SUCCESS);
 }
 
 /* fire(status): ends it if there is nothing to record. Any thread. */

@@ -219,23 +219,19 @@ static int do_gone_refusal(struct handle *Py_UNUSED(handle), void *Py_UNUSED(unu
     return CUDA_SUCCESS;
 }
 
-/* The functions of Python that make one call on one handle, and answer its code. */
+/* The functions of Python that make one call on one handle, and answer its code. stream_query takes
+ * a wait list too, whose limit for stalls is the call's. */
 #define OPERATION(name)                                                                            \
-    static PyObject *native_##name(PyObject *Py_UNUSED(self), PyObject *object) {                  \
-        struct handle *handle = as_handle(object);                                                 \
-        return handle ? PyLong_FromLong(operate_from_python(handle, do_##name, NULL)) : NULL;      \
+    static PyObject *native_##name(PyObject *Py_UNUSED(self), PyObject *args) {                    \
+        struct handle *handle;                                                                     \
+        struct waits *waits = NULL;                                                                \
+        if (!PyArg_ParseTuple(args, "O&|O&", to_handle, &handle, to_waits, &waits)) return NULL;   \
+        return PyLong_FromLong(operate_from_python(handle, do_##name, waits));                     \
     }
+OPERATION(stream_query)
 OPERATION(capture_refusal)
 OPERATION(event_query)
 OPERATION(gone_refusal)
-
-/* stream_query(handle, wait_list): with a list, its limit is the call's. */
-static PyObject *native_stream_query(PyObject *Py_UNUSED(self), PyObject *args) {
-    struct handle *handle;
-    struct waits *waits = NULL;
-    if (!PyArg_ParseTuple(args, "O&|O&", to_handle, &handle, to_waits, &waits)) return NULL;
-    return PyLong_FromLong(operate_from_python(handle, do_stream_query, waits));
-}
 
 struct recording {
     struct handle *event, *fresh;
@@ -295,13 +291,13 @@ PyMethodDef handle_functions[] = {
     /* cuStreamQuery, unless the stream captures. */
     METHOD(native, stream_query, VARARGS),
     /* 0, or the negative code that says that the stream captures. */
-    METHOD(native, capture_refusal, O),
+    METHOD(native, capture_refusal, VARARGS),
     /* 0, or 709 if the context of a stream or event was destroyed or reset. */
-    METHOD(native, gone_refusal, O),
+    METHOD(native, gone_refusal, VARARGS),
     /* Records the event of an Operand, which may get a fresh handle: the driver's code. */
     METHOD(native, event_record, VARARGS),
     /* cuEventQuery. */
-    METHOD(native, event_query, O),
+    METHOD(native, event_query, VARARGS),
     {NULL, NULL, 0, NULL},
 };
 
