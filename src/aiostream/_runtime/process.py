@@ -299,7 +299,7 @@ def take_stalls() -> None:
         if ends:
             stacks = b""
             with contextlib.suppress(Exception):  # the process ends without them too
-                stacks = stuck.stacks()
+                stacks = stuck.stacks().replace("\0", "").encode(errors="backslashreplace")
             _native.stall_end(stall[0], stacks)
             continue
         run_in_releaser(partial(log, "%s", stall[0]))

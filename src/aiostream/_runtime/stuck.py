@@ -114,14 +114,13 @@ def _message(kind: str, seconds: float, thread: int) -> str:
     return text + (" It is here:\n" + "".join(traceback.format_stack(frame)) if frame else "")
 
 
-def stacks() -> bytes:
-    """Returns the stacks of all threads, as a traceback shows them, without a NUL.
+def stacks() -> str:
+    """Returns the stacks of all threads, as a traceback shows them.
 
     Threads: any. Only a thread that runs Python may read them, because the others run meanwhile.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    text = "".join(
+    return "".join(
         f"Thread {names.get(ident, ident)!r}:\n{''.join(traceback.format_stack(frame))}"
         for ident, frame in sys._current_frames().items()
     )
-    return text.replace("\0", "").encode(errors="backslashreplace")
