@@ -333,9 +333,8 @@ class PoolCore:
         operand = stream._operand
         # What goes on without its task, and enqueues more or still reads the stream's buffers, has
         # an item of its own here until it is over: a thread of `run_in_thread`, for example.
-        handle, shared = operand.handle, operand.shared
-        is_used, waits = bool(shared.held), self._waits[handle.value]
-        waits.label(operand.name, shared.limit() if shared.left is None else shared.left)
+        is_used = bool(operand.shared.held)
+        handle, waits = operand.handle, self._waits[operand.handle.value]
         code = driver.NOT_READY if is_used else _native.stream_query(handle, waits)
         if code <= _native.RESULT_CAPTURING:
             captures.end_left(operand)  # one that this library began
@@ -360,7 +359,9 @@ class PoolCore:
         # before this thread is back there. The watcher polls it, because the loop may not run.
         stream._number += 1
         handle, entry = stream._handle, _Return(self, stream, -stream._number)
-        stream._operand.shared.left = None
+        shared = stream._operand.shared
+        waits.label(stream._operand.name, shared.limit() if shared.left is None else shared.left)
+        shared.left = None
         if not _native.watch(handle, waits, bridge.queue, waiting.BY_WATCHER, entry):
             return False
         stream._use[entry.number] = entry
