@@ -297,10 +297,7 @@ def take_stalls() -> None:
             if again or not runs:
                 continue
         if ends:
-            stacks = b""
-            with contextlib.suppress(Exception):  # the process ends without them too
-                stacks = stuck.stacks().replace("\0", "").encode(errors="backslashreplace")
-            _native.stall_end(stall[0], stacks)
+            _native.stall_end(stall[0], stuck.stacks())
             continue
         run_in_releaser(partial(log, "%s", stall[0]))
         for listener in list(stall_listeners.values()):

@@ -13,6 +13,7 @@ the watcher too, because a user's destructor may block the releaser.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
@@ -114,13 +115,17 @@ def _message(kind: str, seconds: float, thread: int) -> str:
     return text + (" It is here:\n" + "".join(traceback.format_stack(frame)) if frame else "")
 
 
-def stacks() -> str:
-    """Returns the stacks of all threads, as a traceback shows them.
+def stacks() -> bytes:
+    """Returns the stacks of all threads, as a traceback shows them, up to one that raises.
+
+    The process ends without them too, and a path need not be Unicode.
 
     Threads: any. Only a thread that runs Python may read them, because the others run meanwhile.
     """
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "".join(
-        f"Thread {names.get(ident, ident)!r}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sys._current_frames().items()
-    )
+    text = ""
+    with contextlib.suppress(Exception):
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for ident, frame in sys._current_frames().items():
+            text += f"Thread {names.get(ident, ident)!r}:\n"
+            text += "".join(traceback.format_stack(frame))
+    return text.replace("\0", "").encode(errors="backslashreplace")
