@@ -53,8 +53,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
     was closed or its context is lost, all tasks that wait get that error.
 
     The end of the block refuses what comes later, and waits for the items that it has. It cancels
-    nothing. It does not wait if the pool was closed. Then the items that are in no batch yet get
-    a `StreamClosedError`.
+    nothing. It does not wait if the pool was closed before. If you close the pool, the items that
+    are in no batch yet get a `StreamClosedError`.
 
     Args:
         pool: Where the batches run. Its own `max_waiting` does not count for them.
@@ -62,8 +62,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             and returns one result for each. If the pool has `each`, it gets first what belongs to
             the stream.
         most: How many items a batch has at most.
-        max_waiting: How many items may wait for a batch. If you set it, one more gets a
-            `PoolFullError` at once. `None` sets no limit.
+        max_waiting: How many items may wait for a batch, without those that idle streams are
+            about to take. If you set it, one more gets a `PoolFullError`. `None` sets no limit.
         in_thread: Use `pool.run_in_thread` in place of `pool.run`.
 
     Threads: use it in tasks of the loop in which its block began.
@@ -109,9 +109,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         checks.plain_function(fn, "Batches", halves=True)
         self._fn, self._fn_name = fn, completion.name_of(fn)
         self._most = checks.number("most", most, 1, "a batch has at least one item")
-        self._max_waiting = max_waiting
-        if max_waiting is not None:
-            checks.number("max_waiting", max_waiting, 1, "each item waits for a batch")
+        limit = sys.maxsize if max_waiting is None else max_waiting
+        self._max_waiting = checks.number("max_waiting", limit, 1, "each item waits for a batch")
         self._in_thread = checks.flag("in_thread", in_thread)
         self._label = pool.name  # what metrics call it
         self.sizes = Counter()
@@ -126,9 +125,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         # as long as an item waits.
         self._comes = False
         self._queues = False  # that task waits in the pool
-        self._end: Any = None  # the future for which the end of the block waits
+        self._ends: dict[Any, None] = {}  # the futures for which ends of blocks wait
         # That of the loop of the block, within it. Weak, because the bridge ends with its loop.
         self._bridge: Callable[[], loops.Bridge | None] = lambda: None
+        # That of the loop of the latest block, also after its end.
+        self._latest: Callable[[], loops.Bridge | None] = self._bridge
         self._context = contextvars.Context()
 
     @property
@@ -149,13 +150,17 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
     # ------------------------------------------------------------------------------------ the block
 
     async def __aenter__(self) -> Self:
-        bridge = loops.current_bridge()
-        if (former := self._bridge()) is not None and not former.is_gone():
-            raise RuntimeError(f"the block of {self._called} has begun before")
         await waiting.checkpoint()
-        self._waiting, self._tasks = {}, {}
-        self._comes, self._queues, self._end = False, False, None
-        self._bridge, self._context = weakref.ref(bridge), contextvars.copy_context()
+        bridge, former = loops.current_bridge(), self._latest()
+        # Batches go on in their loop if the end of their block was cancelled.
+        is_used = self._bridge() or (self._tasks and former is not bridge)
+        if is_used and former is not None and not former.is_gone():
+            raise RuntimeError(f"the block of {self._called} has begun before, and has not ended")
+        if former is not bridge:
+            self._waiting, self._tasks, self._ends = {}, {}, {}
+            self._comes = self._queues = False
+        self._bridge = self._latest = weakref.ref(bridge)
+        self._context = contextvars.copy_context()
         pending.queues[id(self)] = self
         return self
 
@@ -163,8 +168,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         self._bridge = lambda: None
         await waiting.checkpoint()
         while self._tasks and not self._pool.closed:
-            self._end = loops.current_bridge().new_future()
-            await self._end
+            self._ends[end := loops.current_bridge().new_future()] = None
+            await end
 
     # ------------------------------------------------------------------------------------ the items
 
@@ -194,7 +199,10 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 f"{self._called} take items within their `async with` block, in tasks of its loop"
             )
         queue, limit = self._waiting, self._max_waiting
-        if limit is not None and len(queue) >= limit and self.waiting >= limit:
+        # Idle streams take their batches in the next turns.
+        if len(queue) >= limit <= self.waiting - self._most * self._pool.idle:
+            del bridge
+            await waiting.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(
                 f"{limit} items wait for {self._called}, and no more may wait. A server "
                 "answers 503 now"
@@ -237,10 +245,16 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
     def _never_began(self, number: int, task: object) -> None:
         # Otherwise the task's own end would have removed it, and the number may be another's now.
         if number in self._tasks and self._tasks[number][1] is task:
-            del self._tasks[number]
             self._comes = False
-            if self.waiting:
-                self._begin_task()
+            self._end_task(number)
+
+    def _end_task(self, number: int) -> None:
+        del self._tasks[number]
+        if not self._comes and self.waiting:
+            self._begin_task()
+        if not self._tasks:
+            _settle(self._ends, repeat(None))
+            self._ends.clear()
 
     async def _serve(self, batch: Batch[Item], own: Any = None) -> None:
         """Waits for a stream, and runs what waits then as one batch, and so on.
@@ -258,9 +272,9 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             if own is None or len(self._waiting) == 1:
                 stream = pool._at_once()
             if stream is None:
+                self._comes = self._queues = own is None
                 if own is not None:
                     return
-                self._queues = True
                 stream = await pool._in_turn(is_limited=False)
             number, self._comes, self._queues = stream._number, False, False
             run = stream.run_in_thread if self._in_thread else stream.run
@@ -283,35 +297,32 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         except BaseException as error:
             if stream is not None and number:
                 pool._give(stream, number, error)
-            if not number:
+            else:
                 self._comes = self._queues = False
             # The loop is gone, and the tasks that wait. A function may raise it too.
             if isinstance(error, GeneratorExit) and all(map(loops.is_elsewhere, batch)):
                 tasks.pop(id(batch), None)
-                own = None
                 raise
-            ends = (Exception, GeneratorExit, KeyboardInterrupt, SystemExit)
-            is_cancelled = not isinstance(error, ends)
             if own is not None and not number:
                 self._waiting.pop(own, None)
                 raise
+            is_cancelled = isinstance(error, loops.current_bridge().cancelled)
             if not self._comes:  # no task will take what waits
                 self._take_into(batch, sys.maxsize)
-            instead = RuntimeError(f"the task of {self._called} was cancelled")
-            was_raised = any(map(loops.is_awaited, batch))
-            _settle(batch, _copies_of(instead if is_cancelled else error))
-            if is_cancelled or not (was_raised or isinstance(error, Exception)):
+            # A task raises it, or it may be lost.
+            is_over = isinstance(error, Exception) or any(map(loops.is_awaited, batch))
+            if is_cancelled:
+                error = RuntimeError(f"the task of {self._called} was cancelled")
+            _settle(batch, chain([error], map(completion.copy_of, repeat(error))))
+            if is_cancelled or not (is_over or loops.current_bridge().checkpoint):
                 raise
+            if not is_over:  # it would end the run of trio if it left a system task
+                _native.write_unraisable(error, self._fn)
         finally:
             # The futures hold errors, whose tracebacks refer to this frame.
             batch.clear()
-            end, was_there = self._end, tasks.pop(id(batch), None) is not None
-            if own is not None and not number:
-                self._comes = False
-                if self._waiting:
-                    self._begin_task()
-            if was_there and not tasks and end and not end.done():
-                completion.set_result(end, None)
+            if id(batch) in tasks:
+                self._end_task(id(batch))
 
     def _take_into(self, batch: Batch[Item], most: int) -> None:
         """Moves items that wait into a batch, the first ones first."""
@@ -344,16 +355,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         ]
 
 
-def _settle(batch: Batch[Any], outcomes: Iterable[Any]) -> None:
-    """Gives the tasks of a batch their outcomes."""
-    of_trio = isinstance(next(iter(batch), None), _native.OwnFuture)
-    for future, outcome in zip(batch, outcomes, strict=False):
+def _settle(futures: Iterable[Any], outcomes: Iterable[Any]) -> None:
+    """Gives the tasks that wait for futures their outcomes."""
+    for future, outcome in zip(futures, outcomes, strict=False):
         if not future.done():  # else its task was cancelled meanwhile
-            (future._set_result if of_trio else future.set_result)(outcome)
-
-
-def _copies_of(error: BaseException) -> Iterable[BaseException]:
-    return chain([error], map(completion.copy_of, repeat(error)))
+            completion.set_result(future, outcome)
 
 
 # ------------------------------------------------------------------------------ clients that leave

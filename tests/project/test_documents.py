@@ -511,6 +511,8 @@ def test_the_server_of_the_readme_answers(driver_kind: str, tmp_path: Path) -> N
                 rows = [[float(number)] * 512 for number in range(40)]
                 answers = await asyncio.gather(*(client.post("/score", json=row) for row in rows))
                 assert [answer.status_code for answer in answers] == [200] * 40
+                wrong = await client.post("/score", json=[0.0] * 511)
+                assert wrong.status_code == 422  # and it was in no batch with others
                 found = [answer.json() for answer in answers]
                 assert all(len(scores) == 8 for scores in found)
                 print(len({tuple(scores) for scores in found}), app.state.score.sizes.total())

@@ -1,12 +1,12 @@
-"""`serving.Batches`: which items share a batch, who gets which result or error, and the end."""
+"""`serving.Batches`: which items share a batch, and who gets which result or error."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
-import gc
-import weakref
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,10 @@ from typing import Any
 import anyio
 import pytest
 
-import aiostream
-from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool
+from aiostream import PoolFullError, Stream, StreamPool
 from aiostream.serving import Batches
-from batching import Held, double, held
-from support import Gate, run_on
+from batching import double, held
+from support import Gate
 from waiters import turns, until
 
 
@@ -97,6 +96,46 @@ async def test_one_item_more_than_may_wait_is_refused() -> None:
         assert "503" in str(made.outcomes[3])
     # The pool's own limit is 0, and does not count.
     assert made.seen == [[0], [1, 2]]
+
+
+@pytest.mark.all_loops
+async def test_items_that_idle_streams_will_take_are_not_refused() -> None:
+    async with (
+        StreamPool(2) as pool,
+        Batches(pool, double, most=2, max_waiting=1) as doubled,
+        anyio.create_task_group() as group,
+    ):
+        refused = []
+
+        async def ask(number: int) -> None:
+            try:
+                await doubled(number)
+            except PoolFullError:
+                refused.append(number)
+
+        for number in range(6):  # two batches of two, one that waits, and one more
+            group.start_soon(ask, number)
+    assert len(refused) == 1
+    assert sum(size * count for size, count in doubled.sizes.items()) == 5
+
+
+@pytest.mark.all_loops
+async def test_a_task_that_tries_again_when_it_is_refused_does_not_keep_the_loop() -> None:
+    async with held(max_waiting=1) as (made, group):
+        await made.begin(group, 0)
+        await until(lambda: made.seen == [[0]])
+        await made.begin(group, 1)
+        ran = anyio.Event()
+
+        async def other() -> None:
+            ran.set()
+
+        group.start_soon(other)
+        end = time.monotonic() + 10
+        while not ran.is_set() and time.monotonic() < end:
+            with pytest.raises(PoolFullError):
+                await made.batches(2)
+        assert ran.is_set()
 
 
 # ------------------------------------------------------------------------------ cancellation
@@ -313,18 +352,26 @@ async def test_an_end_of_the_program_in_a_batch_is_raised_in_its_task(kind: Any)
         assert await same(2) == 2
 
 
+class AnEnd(BaseException):
+    """No Exception, such as what `pytest.fail` raises."""
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_generator_exit_of_a_function_is_an_error(number: int) -> None:
-    """It says elsewhere that the loop is gone."""
+@pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, AnEnd])
+async def test_an_end_that_a_function_raises_is_an_error(
+    kind: Any, number: int, in_thread: bool
+) -> None:
+    """A GeneratorExit says elsewhere that the loop is gone, and no other one is a cancellation."""
 
     def fn(items: list[int]) -> list[int]:
-        raise GeneratorExit("now")
+        raise kind("now")
 
     found = []
-    async with StreamPool(1) as pool, Batches(pool, fn, most=2) as fails:
+    async with StreamPool(1) as pool, Batches(pool, fn, most=2, in_thread=in_thread) as fails:
 
         async def ask(item: int) -> None:
-            with pytest.raises(GeneratorExit, match="now"):
+            with pytest.raises(kind, match="now"):
                 await fails(item)
             found.append(item)
 
@@ -332,6 +379,29 @@ async def test_a_generator_exit_of_a_function_is_an_error(number: int) -> None:
             for item in range(number):
                 group.start_soon(ask, item)
     assert sorted(found) == list(range(number))
+
+
+@pytest.mark.parametrize("kind", [SystemExit, AnEnd])
+@pytest.mark.parametrize("loop_kind", ["trio"])
+async def test_an_end_that_no_task_waits_for_does_not_end_the_run_of_trio(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(found.exc_value))
+
+    def fn(items: list[int]) -> list[int]:
+        if items == [3]:
+            return items
+        scope.cancel()
+        raise kind("now")
+
+    async with StreamPool(1) as pool, Batches(pool, fn, most=2) as fails:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(fails, 1)
+                group.start_soon(fails, 2)
+        assert await fails(3) == 3
+    assert [repr(each) for each in seen] == [repr(kind("now"))]
 
 
 async def test_a_task_of_a_batch_that_is_cancelled_leaves_no_item_waiting() -> None:
@@ -389,175 +459,3 @@ async def test_wrong_arguments_are_refused() -> None:
             Batches(pool, awaits, most=1)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="async with"), Batches(pool, double, most=1):
             pass
-
-
-# ------------------------------------------------------------------------------ the end
-
-
-@pytest.mark.all_loops
-async def test_the_end_waits_for_all_items_and_refuses_new_ones() -> None:
-    async with Stream() as stream:
-        made = Held(stream)
-        with pytest.raises(RuntimeError, match="within their `async with` block"):
-            await made.batches(0)
-        async with made.pool, anyio.create_task_group() as group:
-            async with made.batches:
-                with pytest.raises(RuntimeError, match="has begun before"):
-                    await made.batches.__aenter__()
-                await made.begin(group, 0)
-                await until(lambda: made.seen == [[0]])
-                await made.begin(group, *range(1, 7))
-
-                async def late() -> None:
-                    await until(lambda: "closed" in repr(made.batches))
-                    with pytest.raises(RuntimeError, match="within their `async with` block"):
-                        await made.batches(9)
-                    made.gate.open()
-
-                group.start_soon(late)
-            assert made.batches.waiting == 0
-            assert made.batches.sizes == Counter({1: 1, 4: 1, 2: 1})
-            async with made.batches:  # once more, when it is over
-                assert await made.batches(9) == 18
-    assert made.outcomes == {number: 2 * number for number in range(7)}
-
-
-async def test_a_body_that_raises_cancels_nothing() -> None:
-    async with Stream() as stream, anyio.create_task_group() as group:
-        made = Held(stream)
-        async with made.pool:
-            with pytest.raises(KeyError):
-                async with made.batches:
-                    await made.begin(group, 0)
-                    await until(lambda: made.seen == [[0]])
-                    await made.begin(group, 1)
-                    made.gate.open()
-                    raise KeyError
-            await until(lambda: len(made.outcomes) == 2)
-    assert made.outcomes == {0: 0, 1: 2}
-
-
-@pytest.mark.all_loops
-async def test_a_cancelled_end_leaves_the_batches_to_themselves() -> None:
-    async with Stream() as stream, anyio.create_task_group() as group:
-        made = Held(stream)
-        async with made.pool:
-            with anyio.CancelScope() as scope:
-                async with made.batches:
-                    await made.begin(group, 0)
-                    await until(lambda: made.seen == [[0]])
-                    await made.begin(group, 1)
-                    scope.cancel()
-            assert scope.cancelled_caught
-            assert made.outcomes == {}
-            made.gate.open()
-            await until(lambda: len(made.outcomes) == 2)
-    assert made.outcomes == {0: 0, 1: 2}
-
-
-async def test_a_closed_pool_ends_all_that_wait() -> None:
-    async with Stream() as stream, anyio.create_task_group() as group:
-        made = Held(stream)
-        async with made.batches:
-            await made.begin(group, 0)
-            await until(lambda: made.seen == [[0]])
-            await made.begin(group, 1, 2)
-            made.pool.close()
-            await until(lambda: len(made.outcomes) == 2)
-            with pytest.raises(StreamClosedError):
-                await made.batches(3)
-        # The end did not wait for the GPU, which may hang.
-        assert 0 not in made.outcomes
-        made.gate.open()
-        await until(lambda: len(made.outcomes) == 3)
-    assert made.outcomes[0] == 0
-    assert all(isinstance(made.outcomes[n], StreamClosedError) for n in (1, 2))
-    assert made.outcomes[1] is not made.outcomes[2]
-
-
-@pytest.mark.cuda_leaks(1)
-async def test_a_lost_context_ends_all_that_wait(breakable: Any) -> None:
-    async with anyio.create_task_group() as group:
-        stream = Stream()
-        made = Held(stream)
-        async with made.batches:
-            await made.begin(group, 0)
-            await until(lambda: made.seen == [[0]])
-            await made.begin(group, 1, 2)
-            breakable.break_context(700)
-            await until(lambda: len(made.outcomes) == 3)
-            with pytest.raises(aiostream.ContextFailedError):
-                await made.batches(3)
-        made.gate.open()
-        for thing in (made.pool, stream):
-            with contextlib.suppress(aiostream.CudaError):
-                thing.close()
-    assert all(isinstance(error, aiostream.ContextFailedError) for error in made.outcomes.values())
-    assert len({id(error) for error in made.outcomes.values()}) == 3
-
-
-@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_a_loop_that_is_closed_in_the_middle(kind: str) -> None:
-    """Its tasks never run again. Another loop uses the batches, and nothing is kept."""
-    if kind == "uvloop":
-        pytest.importorskip("uvloop")
-    made: Any = None
-
-    async def leave() -> None:
-        await made.batches.__aenter__()
-        tasks: list[Any] = [asyncio.ensure_future(made.ask(n)) for n in range(2)]
-        await until(lambda: made.seen == [[0, 1]])
-        for task in {*tasks, *asyncio.all_tasks()}:  # else asyncio reports them
-            task._log_destroy_pending = False
-
-    async def use() -> None:
-        made.gate.open()
-        with pytest.raises(RuntimeError, match="in tasks of its loop"):
-            await made.batches(5)
-        async with made.batches:
-            # The stream comes back when the dead task is gone.
-            await until(lambda: gc.collect() >= 0 and made.pool.lent == 0)
-            assert await made.batches(5) == 10
-        await made.pool.aclose()
-
-    with contextlib.closing(Stream()) as stream:
-        made = Held(stream)
-        loop = asyncio.new_event_loop()
-        try:
-            loop.run_until_complete(leave())
-        finally:
-            loop.close()
-        del loop
-        gc.collect()
-        run_on(kind, use)
-
-
-async def test_nothing_is_kept_when_an_item_is_over() -> None:
-    class Big:
-        pass
-
-    kept: list[weakref.ref[Big]] = []
-
-    def fn(items: list[Any]) -> list[Any]:
-        if len(items) == 2:
-            raise ValueError
-        return [Big() for _ in items]
-
-    async with StreamPool(1) as pool, Batches(pool, fn, most=2) as made:
-
-        async def ask() -> None:
-            item = Big()
-            kept.append(weakref.ref(item))
-            with contextlib.suppress(ValueError):
-                kept.append(weakref.ref(await made(item)))
-
-        gc.collect()
-        gc.disable()
-        try:
-            async with anyio.create_task_group() as group:
-                for _ in range(3):
-                    group.start_soon(ask)
-            assert len(kept) == 4
-            await until(lambda: [reference() for reference in kept] == [None] * 4)
-        finally:
-            gc.enable()

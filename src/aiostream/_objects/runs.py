@@ -295,7 +295,8 @@ class RunMethods:
                 _leave(work, is_here)
             if pool is not None:
                 pool._give(stream, number, problem)
-            checks.explain_call(problem, "run", fn, pool is not None and pool._has_own)
+            with_own = bool(args) and args[0] is vars(stream).get("_own", problem)
+            checks.explain_call(problem, "run", fn, with_own)
             raise
         if asks and pool is not None:
             pool._give(stream, number)

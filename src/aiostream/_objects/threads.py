@@ -352,6 +352,7 @@ class ThreadStream:
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
         function: Any = partial(fn, *args, **kwargs)
         halves = Halves(operand, function, launchers.copied_context(limiter is None))
+        with_own = bool(args) and args[0] is vars(self).get("_own", halves)
         del args, kwargs  # this frame would keep what they hold
         step: Any = halves.begin
         bare = False
@@ -360,7 +361,7 @@ class ThreadStream:
                 try:
                     function = partial(halves.context.run, step)
                     call = _ThreadCall(operand, function, limiter, halves, bare)
-                    result = await self._in_thread(call, fn)
+                    result = await self._in_thread(call, fn, with_own)
                     if halves.generator is None:
                         return result
                     if halves.ended:
@@ -378,7 +379,7 @@ class ThreadStream:
         finally:
             del step, function, halves  # a traceback refers to this frame
 
-    async def _in_thread(self, call: _ThreadCall, fn: Any) -> Any:
+    async def _in_thread(self, call: _ThreadCall, fn: Any, with_own: bool) -> Any:
         limiter, future = call.limiter, cast("Any", call.future)
         try:
             expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
@@ -406,7 +407,7 @@ class ThreadStream:
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None
-            checks.explain_call(raised, "run_in_thread", fn)
+            checks.explain_call(raised, "run_in_thread", fn, with_own)
             if limiter is None and any(words in str(raised) for words in _NEEDS_LIMITER):
                 raised.add_note(_WITH_LIMITER)
             try:

@@ -23,6 +23,7 @@ class Bridge:
     # On trio: gives the loop a turn, as trio asks of each await, and may raise trio's cancellation.
     # None on asyncio, where a wait that is over at once need not yield (see `must_yield`).
     checkpoint: Callable[[], Awaitable[None]] | None = None
+    cancelled: type[BaseException]  # what the loop raises in a task that is cancelled
     # Polls a wait once in each turn of the loop and returns its answer (see `waiting`). It must not
     # refer to the bridge, because the frame of a waiting task holds it, and would keep the bridge
     # alive when the loop is gone.

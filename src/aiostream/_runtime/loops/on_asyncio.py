@@ -136,6 +136,7 @@ class AsyncioBridge(Bridge):
     """The bridge of one asyncio loop. Its finalizer runs when the loop has died."""
 
     current_task = staticmethod(_current_task)
+    cancelled = asyncio.CancelledError
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()

@@ -80,6 +80,7 @@ class TrioBridge(Bridge):
         self._closes = False  # written once, by the janitor
         super().__init__()
         self.checkpoint = trio.lowlevel.checkpoint
+        self.cancelled = trio.Cancelled
         self.until_over = partial(_until_over, trio.lowlevel.checkpoint)
         self._trio = trio
         self._token = trio.lowlevel.current_trio_token()
