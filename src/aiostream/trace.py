@@ -159,6 +159,7 @@ class _Entry(Observation):
             return made[0]
 
         marked.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr
+        marked.__wrapped__ = fn  # type: ignore[attr-defined]  # in notes of errors
         return (marked, *others)
 
     def _halves(self, user: Any, clock: GpuClock, stream: Operand) -> Generator[object, None, Any]:

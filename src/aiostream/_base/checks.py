@@ -239,7 +239,7 @@ def explain_call(problem: BaseException, name: str, fn: Any, with_own: bool = Fa
         fn: The function.
         with_own: Whether it gets first what belongs to the stream of a pool (`each`).
     """
-    last, code = problem.__traceback__, getattr(fn, "__code__", None)
+    last, code = problem.__traceback__, getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
     if not isinstance(problem, TypeError) or "would never run" in str(problem):
         return
     while last is not None:
