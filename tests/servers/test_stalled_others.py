@@ -208,3 +208,19 @@ async def test_load_that_timed_out_keeps_its_limit_in_a_pool(listener: Listener)
                     await stream.run(internals.spin, stream, 10 * LIMIT)
         await pool.run(str)
     assert not listener.errors
+
+
+async def test_limit_of_a_load_does_not_outlive_it(listener: Listener) -> None:
+    """What the next request leaves has the pool's limit."""
+    async with StreamPool(1, stalled_after=LIMIT) as pool:
+        with pytest.raises(ValueError, match="load"):
+            async with pool.stream() as stream:
+                with stream.may_take(600):
+                    raise ValueError("load")
+        with Gate() as gate:
+            with pytest.raises(ValueError, match="request"):
+                async with pool.stream() as stream:
+                    gate.hold(stream)
+                    raise ValueError("request")
+            while not listener.errors:
+                await anyio.sleep(0.01)

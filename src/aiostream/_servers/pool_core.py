@@ -312,6 +312,7 @@ class PoolCore:
 
     def _put_back(self, stream: Stream) -> None:
         """The stream's work is done."""
+        stream._operand.shared.left = None
         if self._closed:
             self._end(stream)
             return
@@ -338,7 +339,7 @@ class PoolCore:
         code = driver.NOT_READY if is_used else _native.stream_query(handle, waits)
         if code <= _native.RESULT_CAPTURING:
             captures.end_left(operand)  # one that this library began
-            code = _native.stream_query(operand.handle)
+            code = _native.stream_query(handle, waits)
         if code == 0:
             self._put_back(stream)
         elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it

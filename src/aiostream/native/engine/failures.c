@@ -194,7 +194,7 @@ static struct stall news[MAX_NEWS]; /* these two are under failure_lock */
 static int news_count;
 
 /* The latest times in which the process was stopped, and in which its threads got no CPU. */
-enum { LATE_NS = 3 * HEALTH_PERIOD_NS, MAX_LOST = 32 };
+enum { LATE_NS = 3 * HEALTH_PERIOD_NS, MAX_LOST = 256 };
 struct lost { _Atomic int64_t begin, end; };
 static struct losses {
     struct lost times[MAX_LOST];
@@ -214,7 +214,7 @@ static int64_t lost_in(struct losses *losses, int64_t since, int64_t until, int6
 }
 
 bool stall_lasts(int64_t ns, int64_t since, int64_t until, bool on_gpu) {
-    if (until - since > ns / 2) atomic_store(&may_stall, true);
+    if (!on_gpu && until - since > ns / 2) atomic_store(&may_stall, true);
     if (until - since <= ns) return false;
     int64_t begin = looked; /* a stop that is not over */
     if (now_ns() - begin > LATE_NS && until > begin) until = since > begin ? since : begin;
@@ -240,11 +240,11 @@ static bool wants_cpu(void) {
     return wants;
 }
 
-static void note_lost(int64_t now) {
+static void note_lost(int64_t now, int64_t worked) {
     static int64_t used; /* CPU, by this process */
     struct timespec cpu;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
-    int64_t begin = looked, ns = now - begin, idle = ns + used;
+    int64_t begin = looked, ns = now - begin - worked, idle = ns + used;
     used = cpu.tv_sec * 1000000000 + cpu.tv_nsec;
     idle -= used;
     bool asks = atomic_exchange(&may_stall, false);
@@ -304,9 +304,9 @@ void stall_end(const char *text, const char *stacks) {
     pthread_mutex_unlock(&failure_lock);
 }
 
-void stall_act(int64_t now) {
+void stall_act(int64_t now, int64_t worked) {
     char text[400] = "";
-    note_lost(now);
+    note_lost(now, worked);
     pthread_mutex_lock(&failure_lock);
     if (news_count > 0 && stall_lasts(TAKEN_WITHIN_NS, news[0].sure_since, now, false)) {
         news[0].sure_since = NEVER;

@@ -33,7 +33,7 @@ void stall_end(const char *text, const char *stacks);
  * news for seconds, it ends the process, if the program has asked for that, or stderr gets the
  * news. */
 enum { HEALTH_PERIOD_NS = 15000000 };
-void stall_act(int64_t now);
+void stall_act(int64_t now, int64_t worked); /* worked: the watcher, since the last of these */
 
 enum { MAX_FATAL_CODES = 32 };
 struct fatal_code {

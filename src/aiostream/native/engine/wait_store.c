@@ -411,7 +411,7 @@ static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, con
     if (news) atomic_store(&some_limit, true);
     if (by_loop && loop) noted = &loop->noted;
     /* A question stands for what follows, if Python does not answer by then. */
-    bool lasts = held > limit || stall_lasts(limit, since, until, on_gpu);
+    bool lasts = held > limit || (since && stall_lasts(limit, since, until, on_gpu));
     if (!since || (!asks && !lasts)) return false;
     if (news ? atomic_load(noted) >= since : asks) return false;
     if (news) atomic_store(noted, until);

@@ -48,7 +48,10 @@ static bool must_leave_park(void) {
     return must_wake() || (sleeps_for_good && failures_expected());
 }
 
+static int64_t worked; /* ns that passes took since the last look for stalls */
+
 static void sleep_until(int64_t time, bool (*must_leave)(void)) {
+    worked += now_ns() - pass_began;
     atomic_store_explicit(&pass_began, 0, memory_order_relaxed);
     waker_sleep_until(time, must_leave);
 }
@@ -84,7 +87,8 @@ static void *watch(void *unused) {
         if (all || (busy && now >= next_health)) {
             read_health(all);
             waits_leave_late(now);
-            if (limited) stall_act(now), waits_note_stall("", 0);
+            if (limited) stall_act(now, worked), waits_note_stall("", 0);
+            worked = 0;
             next_health = now + HEALTH_PERIOD_NS;
             if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
         }
