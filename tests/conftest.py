@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import CaptureStatus, Event, Stream, metrics
+from aiostream import CaptureStatus, Event, Stream, metrics, on_stalled
 from commands import python
 from installed import GIVES_WRONG_EDGE_DATA, MISSING, missing_of
+from stalls import Listener
 from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle, spin
 
 pytest_plugins = ["running", "aiostream_pytest"]  # the latter also if it is not installed
@@ -284,3 +285,11 @@ def default_prediction() -> Iterator[None]:
     yield
     internals.set_prediction(True)
     internals.limit_timer(most)
+
+
+@pytest.fixture
+def listener(driver_kind: str) -> Iterator[Listener]:
+    made = Listener()
+    stop = on_stalled(made)
+    yield made
+    stop()

@@ -63,18 +63,23 @@ async def test_a_body_that_raises_cancels_nothing() -> None:
     assert made.outcomes == {0: 0, 1: 2}
 
 
+async def cancel_the_end(made: Held, group: anyio.abc.TaskGroup) -> None:
+    """One item is in work then, and one waits."""
+    with anyio.CancelScope() as scope:
+        async with made.batches:
+            await made.begin(group, 0)
+            await until(lambda: made.seen == [[0]])
+            await made.begin(group, 1)
+            scope.cancel()
+    assert scope.cancelled_caught
+
+
 @pytest.mark.all_loops
 async def test_a_cancelled_end_leaves_the_batches_to_themselves() -> None:
     async with Stream() as stream, anyio.create_task_group() as group:
         made = Held(stream)
         async with made.pool:
-            with anyio.CancelScope() as scope:
-                async with made.batches:
-                    await made.begin(group, 0)
-                    await until(lambda: made.seen == [[0]])
-                    await made.begin(group, 1)
-                    scope.cancel()
-            assert scope.cancelled_caught
+            await cancel_the_end(made, group)
             assert made.outcomes == {}
             made.gate.open()
             await until(lambda: len(made.outcomes) == 2)
@@ -86,12 +91,7 @@ async def test_a_block_after_a_cancelled_end_goes_on_with_its_items() -> None:
     async with Stream() as stream, anyio.create_task_group() as group:
         made = Held(stream)
         async with made.pool:
-            with anyio.CancelScope() as scope:
-                async with made.batches:
-                    await made.begin(group, 0)
-                    await until(lambda: made.seen == [[0]])
-                    await made.begin(group, 1)
-                    scope.cancel()
+            await cancel_the_end(made, group)
             with anyio.fail_after(10):
                 async with made.batches:
                     await made.begin(group, 2)

@@ -55,14 +55,6 @@ def faults(driver_kind: str) -> Iterator[Faults]:
         yield made
 
 
-@pytest.fixture
-def listener(driver_kind: str) -> Iterator[Listener]:
-    made = Listener()
-    stop = aiostream.on_stalled(made)
-    yield made
-    stop()
-
-
 @on_asyncio
 async def test_stream_whose_work_does_not_end(listener: Listener) -> None:
     """Another stream, on which work ends all the time, is not stalled.

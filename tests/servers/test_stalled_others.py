@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from waiters import end_lost_task
 LIMIT = 0.05
 NAME = "stream 'model' on device 0"
 on_asyncio = pytest.mark.parametrize("loop_kind", ["asyncio"])
-
-
-@pytest.fixture
-def listener(driver_kind: str) -> Iterator[Listener]:
-    made = Listener()
-    stop = aiostream.on_stalled(made)
-    yield made
-    stop()
 
 
 @pytest.mark.parametrize(

@@ -244,9 +244,9 @@ static void note_lost(int64_t now, int64_t worked) {
     static int64_t used; /* CPU, by this process */
     struct timespec cpu;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
-    int64_t begin = looked, ns = now - begin - worked, idle = ns + used;
+    int64_t begin = looked, ns = now - begin - worked, before = used;
     used = cpu.tv_sec * 1000000000 + cpu.tv_nsec;
-    idle -= used;
+    int64_t idle = ns - (used - before);
     bool asks = atomic_exchange(&may_stall, false);
     struct losses *losses = ns > LATE_NS ? &stops : &starving;
     /* Not all of it, so that a process to which this happens all the time notices a stall late. */

@@ -219,19 +219,23 @@ static int do_gone_refusal(struct handle *Py_UNUSED(handle), void *Py_UNUSED(unu
     return CUDA_SUCCESS;
 }
 
-/* The functions of Python that make one call on one handle, and answer its code. stream_query takes
- * a wait list too, whose limit for stalls is the call's. */
+/* The functions of Python that make one call on one handle, and answer its code. */
 #define OPERATION(name)                                                                            \
-    static PyObject *native_##name(PyObject *Py_UNUSED(self), PyObject *args) {                    \
-        struct handle *handle;                                                                     \
-        struct waits *waits = NULL;                                                                \
-        if (!PyArg_ParseTuple(args, "O&|O&", to_handle, &handle, to_waits, &waits)) return NULL;   \
-        return PyLong_FromLong(operate_from_python(handle, do_##name, waits));                     \
+    static PyObject *native_##name(PyObject *Py_UNUSED(self), PyObject *object) {                  \
+        struct handle *handle = as_handle(object);                                                 \
+        return handle ? PyLong_FromLong(operate_from_python(handle, do_##name, NULL)) : NULL;      \
     }
 OPERATION(stream_query)
 OPERATION(capture_refusal)
 OPERATION(event_query)
 OPERATION(gone_refusal)
+
+static PyObject *native_limited_query(PyObject *Py_UNUSED(self), PyObject *args) {
+    struct handle *handle;
+    struct waits *waits;
+    if (!PyArg_ParseTuple(args, "O&O&", to_handle, &handle, to_waits, &waits)) return NULL;
+    return PyLong_FromLong(operate_from_python(handle, do_stream_query, waits));
+}
 
 struct recording {
     struct handle *event, *fresh;
@@ -289,15 +293,17 @@ PyMethodDef handle_functions[] = {
     /* Destroys what no object has got, because an error came. The janitor's. */
     METHOD(native, drop_abandoned, NOARGS),
     /* cuStreamQuery, unless the stream captures. */
-    METHOD(native, stream_query, VARARGS),
+    METHOD(native, stream_query, O),
+    /* The same, within the limit for stalls of a wait list. */
+    METHOD(native, limited_query, VARARGS),
     /* 0, or the negative code that says that the stream captures. */
-    METHOD(native, capture_refusal, VARARGS),
+    METHOD(native, capture_refusal, O),
     /* 0, or 709 if the context of a stream or event was destroyed or reset. */
-    METHOD(native, gone_refusal, VARARGS),
+    METHOD(native, gone_refusal, O),
     /* Records the event of an Operand, which may get a fresh handle: the driver's code. */
     METHOD(native, event_record, VARARGS),
     /* cuEventQuery. */
-    METHOD(native, event_query, VARARGS),
+    METHOD(native, event_query, O),
     {NULL, NULL, 0, NULL},
 };
 
