@@ -161,18 +161,26 @@ def driver_version() -> int:
     return driver.driver_version()
 
 
+_replaced: dict[str, int] = {}  # the addresses that the native part calls in place of the driver's
+
+
 @contextlib.contextmanager
 def native_call_replaced(
     name: str, signature: Any, replace: Callable[[Any], Callable[..., int]]
 ) -> Iterator[None]:
-    """Within the block, the native part calls `replace(original)` for one driver function."""
-    addresses = driver.native_addresses()
-    replacement = signature(replace(signature(addresses[name])))
-    _native.bind({**addresses, name: _address_of(replacement)})
+    """Within the block, the native part calls `replace(original)` for one driver function.
+
+    Blocks for several functions may be nested.
+    """
+    before = driver.native_addresses() | _replaced
+    replacement = signature(replace(signature(before[name])))
+    _replaced[name] = _address_of(replacement)
+    _native.bind(before | _replaced)
     try:
         yield
     finally:
-        _native.bind(addresses)
+        _replaced[name] = before[name]
+        _native.bind(before)
 
 
 def block_native_call(name: str) -> None:

@@ -88,8 +88,10 @@ class Graph(_AnyGraph):
     its handle to a new graph. The hash stays the same. You cannot copy or pickle a `Graph` object:
     `clone()` copies the graph.
 
-    Threads: you may use it in any thread, but in one at a time, because the driver does not guard a
-        graph.
+    Threads: you may use it in any thread, but in one at a time with its clones and executables,
+        because the driver does not guard them. What you drop is destroyed when no call of this
+        library clones, instantiates or updates a graph. If you or another library call the driver
+        for that, close clones and executables, and do not drop them.
 
     Raises:
         NoDriverError: There is no CUDA driver.
@@ -191,8 +193,9 @@ class Graph(_AnyGraph):
             StreamClosedError: The graph is closed.
             CudaError: The driver refused.
         """
-        clone = self._call("cuGraphClone")
-        return Graph._from_handle(int(clone), self._context, owned=True, made=True)
+        code, clone = _native.graph_clone(self._handle)
+        driver.raise_for(code, "cuGraphClone", self._name)
+        return Graph._from_handle(clone, self._context, owned=True, made=True)
 
     def instantiate(
         self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None
@@ -215,23 +218,17 @@ class Graph(_AnyGraph):
             ...         print(executable.closed)
             False
         """
-        cuda = driver.bindings()
-        parameters = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
-        chosen = int(checks.member(InstantiateFlags, flags, "flags"))
-        parameters.flags = cuda.cuuint64_t(chosen)
+        chosen, stream = int(checks.member(InstantiateFlags, flags, "flags")), 0
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
                 stream = stack.enter_context(pinned(interop.operand_of(upload_stream)))
-                parameters.hUploadStream = cuda.CUstream(stream)
-            value = stack.enter_context(self._pinned())
             stack.enter_context(self._context._pushed())
-            stack.enter_context(driver.relaxed())  # because it allocates memory
-            name = "cuGraphInstantiateWithParams"
-            code, outputs = driver.answer(name, cuda.CUgraph(value), parameters, stream=self._name)
+            code, result, value = _native.graph_instantiate(self._handle, chosen, stream)
             if code == 0:
-                value = int(outputs[0])
                 return ExecutableGraph._from_handle(value, self._context, owned=True, made=True)
-        reason = GraphInstantiateResult(int(parameters.result_out))
+        name, reason = "cuGraphInstantiateWithParams", GraphInstantiateResult(result)
+        if code < 0:
+            driver.raise_for(code, name, self._name)
         hint = f"The driver's reason: {reason.name}" if reason else None
         raise driver.error(code, name, self._name, hint)
 

@@ -4,7 +4,11 @@ libraries, and ended.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +113,60 @@ def test_clone_is_independent(stream: Stream) -> None:
     graph.close()
     with clone, clone.instantiate() as executable:
         executable.launch(stream)
+        stream.synchronize()
+
+
+# What makes something of a graph, or changes it, and the address that native code calls.
+MAKERS: dict[str, tuple[Callable[[Graph, ExecutableGraph], object], int]] = {
+    "cuGraphClone": (lambda graph, _: graph.clone().close(), 2),
+    "cuGraphInstantiateWithParams": (lambda graph, _: graph.instantiate().close(), 3),
+    "cuGraphExecUpdate": (lambda graph, executable: executable.update(graph), 3),
+}
+
+
+@pytest.mark.parametrize("dropped", [Graph, ExecutableGraph])
+@pytest.mark.parametrize("call", MAKERS)
+def test_what_is_dropped_is_not_destroyed_during_a_call_on_its_graph(
+    stream: Stream, call: str, dropped: type
+) -> None:
+    """The driver crashes then, and the program does not know when a dropped object is destroyed."""
+    use, count = MAKERS[call]
+    name = "cuGraphDestroy" if dropped is Graph else "cuGraphExecDestroy"
+    destroyed, overlaps = threading.Event(), []
+    with captured(stream) as graph, graph.instantiate() as executable:
+        held = [graph.clone() if dropped is Graph else graph.instantiate()]
+
+        def destroy(original: Callable[..., int]) -> Callable[..., int]:
+            return lambda handle: destroyed.set() or original(handle)
+
+        def use_slowly(original: Callable[..., int]) -> Callable[..., int]:
+            def slow(*args: int) -> int:
+                held.clear()  # the janitor destroys it as soon as it may
+                overlaps.append(destroyed.wait(0.05))
+                return original(*args)
+
+            return slow
+
+        signature = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count)
+        destructor = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+        with (
+            internals.native_call_replaced(name, destructor, destroy),
+            internals.native_call_replaced(call, signature, use_slowly),
+        ):
+            use(graph, executable)
+            assert destroyed.wait(5)
+    assert overlaps == [False]
+
+
+def test_clones_are_dropped_while_their_graph_is_used(stream: Stream) -> None:
+    """For as long as a driver without the library's lock needed to crash on an H200."""
+    with captured(stream) as graph:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            for _ in range(20):
+                graph.clone()
+            graph.instantiate()
+            graph.clone().instantiate().launch(stream)
         stream.synchronize()
 
 

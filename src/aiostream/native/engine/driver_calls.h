@@ -31,6 +31,9 @@ CALL(graph_retain_user_object, cuGraphRetainUserObject, 11030,
      (void *graph, void *object, unsigned references, unsigned flags))
 CALL(graph_release_user_object, cuGraphReleaseUserObject, 11030,
      (void *graph, void *object, unsigned references))
+CALL(graph_clone, cuGraphClone, 10000, (void **clone, void *graph))
+CALL(graph_instantiate, cuGraphInstantiateWithParams, 12000,
+     (void **executable, void *graph, void *parameters))
 CALL(graph_launch, cuGraphLaunch, 10000, (void *executable, void *stream))
 CALL(graph_upload, cuGraphUpload, 11010, (void *executable, void *stream))
 CALL(graph_update, cuGraphExecUpdate, 12000, (void *executable, void *graph, void *result))

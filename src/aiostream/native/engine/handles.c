@@ -81,10 +81,20 @@ static bool needs_context(const struct handle *handle) {
 static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy",
                                           "cuGraphExecDestroy"};
 
+static pthread_mutex_t graph_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void graphs_lock(void) { pthread_mutex_lock(&graph_lock); }
+
+void graphs_unlock(void) { pthread_mutex_unlock(&graph_lock); }
+
 static int call_destructor(struct handle *handle) {
     int (*const destructors[])(void *) = {driver.stream_destroy, driver.event_destroy,
                                           driver.graph_destroy, driver.graph_exec_destroy};
-    return destructors[handle->kind](handle->value);
+    bool is_graph = handle->kind == HANDLE_GRAPH || handle->kind == HANDLE_GRAPH_EXEC;
+    if (is_graph) graphs_lock();
+    int status = destructors[handle->kind](handle->value);
+    if (is_graph) graphs_unlock();
+    return status;
 }
 
 static int destroy(struct handle *handle, bool shared) {

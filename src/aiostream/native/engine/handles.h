@@ -74,6 +74,16 @@ enum { PINNED = 1, AS_IS = 2 };
 int operate(struct handle *, int how, handle_operation, void *argument);
 int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
 
+/* --- graphs --- */
+
+/* Held during each call that clones, instantiates, updates or destroys a graph or an executable.
+ * The driver notes in a graph what was made of it, without a lock of its own: it crashed when a
+ * graph was cloned, instantiated or destroyed while a clone or an executable of it was destroyed in
+ * another thread (driver 580). The janitor destroys those that a program drops, so the program
+ * cannot prevent it. Take it without the GIL. */
+void graphs_lock(void);
+void graphs_unlock(void);
+
 /* --- events --- */
 
 /* Makes an event of the driver's in a context. Call it under RELAXED. */

@@ -1,9 +1,9 @@
-/* Executable graphs: launches, uploads and updates, each one driver call with two handles pinned.
+/* Graphs: clones, executables, and their launches, uploads and updates, each one driver call.
  *
- * Python calls these in the caller's thread. They are native, because they may block on a full
- * stream, where the GIL must be given up, and because the bindings drop what the driver says of a
- * refused update. A launch into a stream that captures is refused first, because the driver would
- * end the capture.
+ * Python calls these in the caller's thread. They are native, because launches may block on a full
+ * stream, where the GIL must be given up, because the others need the lock of graphs, and because
+ * the bindings drop what the driver says of a refused update. A launch into a stream that captures
+ * is refused first, because the driver would end the capture.
  */
 #include "module.h"
 
@@ -41,6 +41,51 @@ static PyObject *native_graph_use(PyObject *Py_UNUSED(self), PyObject *args) {
     return PyLong_FromLong(operate_from_python(stream, do_use, &use));
 }
 
+static int do_clone(struct handle *graph, void *clone) {
+    graphs_lock();
+    int status = driver.graph_clone(clone, graph->value);
+    graphs_unlock();
+    return status;
+}
+
+static PyObject *native_graph_clone(PyObject *Py_UNUSED(self), PyObject *object) {
+    struct handle *graph;
+    void *clone = NULL;
+    if (!to_handle(object, &graph)) return NULL;
+    int result = operate_from_python(graph, do_clone, &clone);
+    return Py_BuildValue("iK", result, (unsigned long long)(uintptr_t)clone);
+}
+
+struct instantiation {
+    void *executable;
+    struct {
+        uint64_t flags;
+        void *upload_stream;
+        void *node;
+        int result;
+    } parameters; /* CUDA_GRAPH_INSTANTIATE_PARAMS */
+};
+
+static int do_instantiate(struct handle *graph, void *argument) {
+    struct instantiation *made = argument;
+    graphs_lock();
+    int status = driver.graph_instantiate(&made->executable, graph->value, &made->parameters);
+    graphs_unlock();
+    return status;
+}
+
+static PyObject *native_graph_instantiate(PyObject *Py_UNUSED(self), PyObject *args) {
+    struct handle *graph;
+    struct instantiation made = {0};
+    unsigned long long flags, stream;
+    if (!PyArg_ParseTuple(args, "O&KK", to_handle, &graph, &flags, &stream)) return NULL;
+    made.parameters.flags = flags;
+    made.parameters.upload_stream = (void *)(uintptr_t)stream;
+    int result = operate_from_python(graph, do_instantiate, &made);
+    return Py_BuildValue("iiK", result, made.parameters.result,
+                         (unsigned long long)(uintptr_t)made.executable);
+}
+
 struct update {
     struct handle *graph;
     struct {
@@ -53,7 +98,9 @@ struct update {
 static int do_update(struct handle *executable, void *argument) {
     struct update *update = argument;
     if (!handle_pin(update->graph)) return RESULT_CLOSED;
+    graphs_lock();
     int status = driver.graph_update(executable->value, update->graph->value, &update->said);
+    graphs_unlock();
     handle_unpin(update->graph);
     return status;
 }
@@ -70,6 +117,10 @@ static PyObject *native_graph_update(PyObject *Py_UNUSED(self), PyObject *args) 
 }
 
 PyMethodDef graph_functions[] = {
+    /* cuGraphClone: (code, clone). */
+    METHOD(native, graph_clone, O),
+    /* cuGraphInstantiateWithParams: (code, result, executable). */
+    METHOD(native, graph_instantiate, VARARGS),
     /* cuGraphLaunch of an executable graph's handle on a stream's, or cuGraphUpload. */
     METHOD(native, graph_use, VARARGS),
     /* cuGraphExecUpdate: (code, result, node, node it comes from). */
