@@ -4,7 +4,8 @@ A launch is a function that enqueues work, in the thread of a loop. Launches tha
 for a millisecond have used up its turn. From then on tasks that want to launch wait in one queue,
 first come, first served. The second drain of the loop's bridge begins the next turn, and wakes as
 many of them as the last launches fitted into a millisecond. Between the two drains the loop does
-everything else, because a task that the first one woke would come before the timers that are due.
+everything else: a task that the first one woke would come before the timers that are due, and
+before most of what has arrived.
 
 A launch that has used two milliseconds of its thread is long, and is reported to who asks for that.
 Its time on the clock says less: while launching threads have the GIL, a short one takes 5 ms.
@@ -89,7 +90,7 @@ class Launches:
     def _end_turn(self) -> None:
         # The drain is asked for first, because after an interrupt tasks would wait for it in vain.
         _native.queue_wake(self.queue)
-        self._drains = 1 if self._fitting > 1 else 2
+        self._drains = 2
         self.wait = True
 
     @property
