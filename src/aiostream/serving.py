@@ -89,8 +89,6 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         Counter({3: 1})
     """
 
-    sizes: Counter[int]
-
     @overload
     def __init__(
         self, pool: StreamPool[None], fn: Callable[[list[Item]], Results[Result]], *,
@@ -113,7 +111,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         self._max_waiting = checks.number("max_waiting", limit, 1, "each item waits for a batch")
         self._in_thread = checks.flag("in_thread", in_thread)
         self._label = pool.name  # what metrics call it
-        self.sizes = Counter()
+        self.sizes: Counter[int] = Counter()
         # Only the thread of the block's loop touches these. A thread that exports metrics reads
         # lengths and copies.
         # The items that wait for a batch, and when they came, by their task's future.
@@ -122,15 +120,13 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         # it. `None`: the task of the batch's only item.
         self._tasks: dict[int, tuple[Batch[Item], object]] = {}
         # One of these tasks has no stream yet, and takes what waits when it gets one. It is there
-        # as long as an item waits.
-        self._comes = False
-        self._queues = False  # that task waits in the pool
+        # as long as an item waits. And whether that task waits in the pool.
+        self._comes = self._queues = False
         self._ends: dict[Any, None] = {}  # the futures for which ends of blocks wait
         # That of the loop of the block, within it. Weak, because the bridge ends with its loop.
         self._bridge: Callable[[], loops.Bridge | None] = lambda: None
         # That of the loop of the latest block, also after its end.
         self._latest: Callable[[], loops.Bridge | None] = self._bridge
-        self._context = contextvars.Context()
 
     @property
     def waiting(self) -> int:
@@ -151,12 +147,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     async def __aenter__(self) -> Self:
         await waiting.checkpoint()
-        bridge, former = loops.current_bridge(), self._latest()
+        bridge, last = loops.current_bridge(), self._latest()
         # Batches go on in their loop if the end of their block was cancelled.
-        is_used = self._bridge() or (self._tasks and former is not bridge)
-        if is_used and former is not None and not former.is_gone():
+        if (self._bridge() or (self._tasks and last is not bridge)) and last and not last.is_gone():
             raise RuntimeError(f"the block of {self._called} has begun before, and has not ended")
-        if former is not bridge:
+        if last is not bridge:
             self._waiting, self._tasks, self._ends = {}, {}, {}
             self._comes = self._queues = False
         self._bridge = self._latest = weakref.ref(bridge)
@@ -326,11 +321,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     def _take_into(self, batch: Batch[Item], most: int) -> None:
         """Moves items that wait into a batch, the first ones first."""
-        queue, is_awaited = self._waiting, loops.is_awaited
+        queue = self._waiting
         while queue and len(batch) < most:
             for future in list(islice(queue, most - len(batch))):
                 entry = queue.pop(future)
-                if is_awaited(future):  # else its task was cancelled, and has yet to run
+                if loops.is_awaited(future):  # else its task was cancelled, and has yet to run
                     batch[future] = entry
 
     def _outcomes(self, results: Sequence[Result | BaseException], size: int) -> list[Any]:
