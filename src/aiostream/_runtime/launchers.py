@@ -25,10 +25,16 @@ from aiostream._base import checks, driver
 from aiostream._runtime import process
 
 # Without the GIL, launches of one process still meet in locks of the driver.
-_PLACES = 2 if checks.has_gil() else 4
+_HAS_GIL = checks.has_gil()
+_PLACES = 2 if _HAS_GIL else 4
 _MOST = 40  # threads
 _PATIENCE = 1.0  # seconds that a thread may be in a call and keep its place
 _EXIT_PATIENCE = 2.0
+# A thread that ends a call of more than a millisecond, while others wait, gives up the GIL for so
+# many seconds, twice. Otherwise two threads that only compute take it from each other, and the loop
+# waits for it for up to 50 ms: the other thread gets it at the first time, and the loop then.
+_PAUSE = 1e-4
+_LONG = 1e-3
 
 # SimpleQueues, because signal handlers may put, and their `put` takes no lock of Python's.
 _calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -86,7 +92,7 @@ def _serve(me: int) -> None:
         _take_place(me)
     function = _calls.get()
     _calling.add(me)
-    _since[me] = time.monotonic()
+    _since[me] = began = time.monotonic()
     try:
         _ask_for_thread()
         function()
@@ -96,6 +102,9 @@ def _serve(me: int) -> None:
         _calling.discard(me)
         if _since.pop(me, None) is not None:
             _since[me] = math.inf
+    if _HAS_GIL and not _calls.empty() and time.monotonic() - began > _LONG:
+        time.sleep(_PAUSE)
+        time.sleep(_PAUSE)
 
 
 def _ask_for_thread() -> None:

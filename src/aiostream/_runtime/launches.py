@@ -2,10 +2,11 @@
 
 A launch is a function that enqueues work, in the thread of a loop. Launches that have kept the loop
 for a millisecond have used up its turn. From then on tasks that want to launch wait in one queue,
-first come, first served. The second drain of the loop's bridge begins the next turn, and wakes as
-many of them as the last launches fitted into a millisecond. Between the two drains the loop does
-everything else: a task that the first one woke would come before the timers that are due, and
-before most of what has arrived.
+first come, first served. A drain of the loop's bridge begins the next turn, and wakes as many of
+them as the last launches fitted into a millisecond. If these are few, it is the second drain, and
+the loop does everything else between the two: a task that the first one woke would come before the
+timers that are due, and before most of what has arrived. For many short launches that is no matter,
+and each turn of the loop costs some 100 us, in which it also asks for what the GPU has done.
 
 A launch that has used two milliseconds of its thread is long, and is reported to who asks for that.
 Its time on the clock says less: while launching threads have the GIL, a short one takes 5 ms.
@@ -27,6 +28,7 @@ from aiostream._base import development
 from aiostream._runtime import completion
 
 _TURN = 1_000_000  # nanoseconds
+_FEW = 4
 LONG = 0.002  # seconds
 _lines: Counter[str] = Counter()  # of long launches in the development mode
 
@@ -90,7 +92,7 @@ class Launches:
     def _end_turn(self) -> None:
         # The drain is asked for first, because after an interrupt tasks would wait for it in vain.
         _native.queue_wake(self.queue)
-        self._drains = 2
+        self._drains = 2 if self._fitting <= _FEW else 1
         self.wait = True
 
     @property
