@@ -192,7 +192,7 @@ def table(found: Row, part: str) -> str:
             if setting(row) == each:
                 lines.append(line([name(row["peer"]), *(cell(row, c) for c in layout.columns)]))
     missed = {_missed(found, each) for each in found["not_run"] if each["set"] == part}
-    machine = [] if layout.page == "docs/performance.md" else [where(found)]
+    machine = [] if layout.page == "docs/performance.md" else [where(found, part)]
     return "\n".join([*lines, "", caption(rows), *machine, *sorted(missed)])
 
 
@@ -223,12 +223,14 @@ def caption(rows: list[Row]) -> str:
     return f"Medians of {many} rounds in turn, with the lowest and the highest in brackets."
 
 
-def where(found: Row) -> str:
-    """The machine and the versions, in a sentence."""
+def where(found: Row, part: str = "") -> str:
+    """The machine and the versions, of a part, in a sentence."""
     known = found["environment"]
     names = ("torch", "uvloop", "uvicorn", "cuda-bindings")
     versions = ", ".join(f"{each} {known[each]}" for each in names if known.get(each))
-    commit = f", commit {found['commit'][:8]}" if found["commit"] != "unknown" else ""
+    done = [each for each in found["done"].values() if each["part"] == part]
+    commits = sorted({each.get("commit", found["commit"])[:8] for each in done or [found]})
+    commit = f", commit {' and '.join(commits)}" if commits != ["unknown"] else ""
     simulated = f"{results.SIMULATED}\n" if found["simulator"] else ""
     return f"{simulated}One {results.machine(found)}, {versions}; {found['date'][:10]}{commit}."
 

@@ -260,7 +260,9 @@ class Release:
         earlier = results.read(self.path) if self.path.exists() else None
         asked = {"for": options.limit, "quick": options.quick, "load": os.getloadavg()}
         self._found = results.describe(runner, asked, earlier)
-        self._found["commit"] = options.commit or _commit()
+        self._commit: str = options.commit or _commit()
+        # A part that is measured again may be of another commit, and says so.
+        self._found["commit"] = earlier["commit"] if earlier and options.again else self._commit
         named = options.called or (self.older and self.older.name)
         self._found["older"] = named or (earlier or {}).get("older")
         self._found |= {key: (earlier or NEW)[key].copy() for key in NEW}
@@ -322,7 +324,7 @@ class Release:
         self.say(f"  took {seconds:.0f} s")
         if rows:
             noted = {"seconds": round(seconds, 1), "load": round(load, 2), "part": setting.part}
-            self._found["done"][setting.title] = noted
+            self._found["done"][setting.title] = {**noted, "commit": self._commit}
             results.add(self._found, rows)
         kept = [each for each in self._found["not_run"] if each["setting"] != setting.title]
         for runner in self._runners.values():

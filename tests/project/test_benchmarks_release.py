@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benching import command
-from benchmarks import release, results, torch_ways
+from benchmarks import pages, release, results, torch_ways
 from commands import torch_path
 
 Measured = Callable[..., tuple[str, dict[str, Any]]]
@@ -47,6 +47,10 @@ def test_a_run_goes_on_where_another_has_ended(measured: Measured, tmp_path: Pat
     file.write_text(file.read_text().replace("0123456789", "9876543210"))
     with pytest.raises(AssertionError, match="has another commit: 9876543210, and not 0123456789"):
         measured("--parts", "costs", "--commit", "0123456789")
+    _, later = measured("--parts", "costs", "--commit", "0123456789", "--again")
+    assert (later["commit"], later["done"]["costs"]["commit"]) == ("9876543210", "0123456789")
+    assert "commit 01234567." in pages.where(later, "costs")
+    assert "commit 98765432." in pages.where(later)
 
 
 def test_what_fails_costs_nothing_else(
