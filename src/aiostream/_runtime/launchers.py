@@ -30,9 +30,9 @@ _PLACES = 2 if _HAS_GIL else 4
 _MOST = 40  # threads
 _PATIENCE = 1.0  # seconds that a thread may be in a call and keep its place
 _EXIT_PATIENCE = 2.0
-# A thread that ends a call of more than a millisecond, while others wait, gives up the GIL for so
-# many seconds, twice. Otherwise two threads that only compute take it from each other, and the loop
-# waits for it for up to 50 ms: the other thread gets it at the first time, and the loop then.
+# After a call of more than _LONG seconds, while others wait, a thread gives up the GIL twice, for
+# _PAUSE each. Otherwise two threads that only compute take it from each other, and the loop waits
+# for up to 50 ms. At the first time the other thread gets it, and at the second the loop.
 _PAUSE = 1e-4
 _LONG = 1e-3
 
