@@ -28,7 +28,7 @@ from aiostream._base import development
 from aiostream._runtime import completion
 
 _TURN = 1_000_000  # nanoseconds
-_FEW = 4
+_FEW = 5
 LONG = 0.002  # seconds
 _lines: Counter[str] = Counter()  # of long launches in the development mode
 

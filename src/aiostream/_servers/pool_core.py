@@ -208,13 +208,14 @@ class PoolCore:
                 best = max(self._recent[::-1], key=lambda stream: order[stream._context])
                 self._recent.remove(best)
                 self._recent.append(best)
-        with contextlib.suppress(IndexError):
+        try:
             while True:
                 stream = self._recent.pop()
                 if stream._use.pop(FREE, self) is None:
                     self._taken[stream._context] = self._next_ticket()
                     return stream
-        return None
+        except IndexError:
+            return None
 
     def _hand_out(self, stream: Stream, bridge: loops.Bridge) -> Stream:
         task = bridge.current_task()
@@ -247,25 +248,27 @@ class PoolCore:
         if most is not None and len(self._queue) - len(self._recent) >= most:
             await loops.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
-        ticket, kept = self._next_ticket(), loops.current_bridge().kept
+        bridge = loops.current_bridge()
+        ticket, kept = self._next_ticket(), bridge.kept
         try:
             while True:
                 # If the stream is gone when it wakes, it waits again, in the same place. Or the
                 # pool was closed since it was woken.
                 self._require_open()
-                future = loops.current_bridge().new_future()
+                future = bridge.new_future()
                 # Weak, because the future refers to its loop, which may be dropped. The bridge
                 # keeps the future, and so the task, because asyncio keeps tasks only weakly.
                 self._queue[ticket] = weakref.ref(future)
                 kept[id(self), ticket] = future
                 self._wake(len(self._recent))
-                self._ask_again_soon(self._bridge())
+                self._ask_again_soon(bridge)
+                del bridge  # a frame that is suspended would keep it past its loop
                 error = await future
                 if error is not None:
                     raise error
-                stream = self._take()
+                stream, bridge = self._take(), loops.current_bridge()
                 if stream is not None:
-                    self._hand_out(stream, loops.current_bridge())
+                    self._hand_out(stream, bridge)
                     self._queue.pop(ticket, None)  # last, so that no other task comes in between
                     return stream
         except BaseException as error:
