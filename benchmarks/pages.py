@@ -67,11 +67,12 @@ _REQUESTS = (
     *(Column("ping_p99_us", "`/ping` p99, ms", 1e-3), _CPU),
 )
 _MS = (_RATE, Column("p50_ms", "p50, ms", best=0), Column("p99_ms", "p99, ms"))
+PERFORMANCE = "docs/performance.md"
 LAYOUTS = {
-    "waits": Layout("docs/performance.md", _LATE, "pool run"),
+    "waits": Layout(PERFORMANCE, _LATE, "pool run"),
     "peers": Layout("docs/comparison.md", _LATE, "pool run"),
     "streams": Layout(
-        "docs/performance.md",
+        PERFORMANCE,
         (
             *(Column("p99_us", "p99, ms", 1e-3), Column("max_us", "latest, ms", 1e-3, 0)),
             *(Column("per_second", "completions/s", best=1), Column("cores", "cores")),
@@ -79,7 +80,7 @@ LAYOUTS = {
         "pool run",
     ),
     "server": Layout(
-        "docs/performance.md",
+        PERFORMANCE,
         (*_REQUESTS, Column("beyond_p99_us", "p99 without the kernel, ms", 1e-3, 0)),
         "pool run",
     ),
@@ -90,8 +91,8 @@ LAYOUTS = {
         "run_in_thread",
     ),
     "engines": Layout("docs/batches.md", (*_MS, _CPU), "aiostream graphs"),
-    "costs": Layout("docs/performance.md", (Column("cpu_us", "CPU, µs"),)),
-    "older": Layout("docs/performance.md", (Column("value", "", best=0),)),
+    "costs": Layout(PERFORMANCE, (Column("cpu_us", "CPU, µs"),)),
+    "older": Layout(PERFORMANCE, (Column("value", "", best=0),)),
 }
 WORSE, WHERE, BARS = "worse", "where", "server-picture"  # blocks of other kinds
 HEADS = {
@@ -192,7 +193,7 @@ def table(found: Row, part: str) -> str:
             if setting(row) == each:
                 lines.append(line([name(row["peer"]), *(cell(row, c) for c in layout.columns)]))
     missed = {_missed(found, each) for each in found["not_run"] if each["set"] == part}
-    machine = [] if layout.page == "docs/performance.md" else [where(found, part)]
+    machine = [] if layout.page == PERFORMANCE else [where(found, part)]
     return "\n".join([*lines, "", caption(rows), *machine, *sorted(missed)])
 
 
@@ -224,11 +225,12 @@ def caption(rows: list[Row]) -> str:
 
 
 def where(found: Row, part: str = "") -> str:
-    """The machine and the versions, of a part, in a sentence."""
+    """The machine and the versions in a sentence: of a part, or of those without a sentence."""
     known = found["environment"]
     names = ("torch", "uvloop", "uvicorn", "cuda-bindings")
     versions = ", ".join(f"{each} {known[each]}" for each in names if known.get(each))
-    done = [each for each in found["done"].values() if each["part"] == part]
+    parts = [part] if part else [key for key, each in LAYOUTS.items() if each.page == PERFORMANCE]
+    done = [each for each in found["done"].values() if each["part"] in parts]
     commits = sorted({each.get("commit", found["commit"])[:8] for each in done or [found]})
     commit = f", commit {' and '.join(commits)}" if commits != ["unknown"] else ""
     simulated = f"{results.SIMULATED}\n" if found["simulator"] else ""

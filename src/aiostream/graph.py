@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from aiostream import _native
 from aiostream._base import checks, driver
@@ -34,6 +34,9 @@ from aiostream.futures import CompletionFuture
 __all__ = ["ExecutableGraph", "Graph"]
 
 # ------------------------------------------------------------------------------------------- graphs
+
+
+Made = TypeVar("Made", bound="_AnyGraph")
 
 
 class _AnyGraph(Transferable, WithBlock):
@@ -90,8 +93,8 @@ class Graph(_AnyGraph):
 
     Threads: you may use it in any thread, but in one at a time with its clones and executables,
         because the driver does not guard them. What you drop is destroyed when no call of this
-        library clones, instantiates or updates a graph. If you or another library call the driver
-        for that, close clones and executables, and do not drop them.
+        library clones, instantiates, updates or destroys one of them. If you or another library
+        call the driver for that, close clones and executables, and do not drop them.
 
     Raises:
         NoDriverError: There is no CUDA driver.
@@ -195,7 +198,7 @@ class Graph(_AnyGraph):
         """
         code, clone = _native.graph_clone(self._handle)
         driver.raise_for(code, "cuGraphClone", self._name)
-        return Graph._from_handle(clone, self._context, owned=True, made=True)
+        return self._related(Graph, clone)
 
     def instantiate(
         self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None
@@ -222,10 +225,11 @@ class Graph(_AnyGraph):
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
                 stream = stack.enter_context(pinned(interop.operand_of(upload_stream)))
+            self._require_open()
             stack.enter_context(self._context._pushed())
             code, result, value = _native.graph_instantiate(self._handle, chosen, stream)
             if code == 0:
-                return ExecutableGraph._from_handle(value, self._context, owned=True, made=True)
+                return self._related(ExecutableGraph, value)
         name, reason = "cuGraphInstantiateWithParams", GraphInstantiateResult(result)
         if code < 0:
             driver.raise_for(code, name, self._name)
@@ -260,6 +264,12 @@ class Graph(_AnyGraph):
 
     def __hash__(self) -> int:
         return hash(("aiostream.Graph", self._handle.value))
+
+    def _related(self, kind: type[Made], value: int) -> Made:
+        """Returns the object of what was made of this graph."""
+        made = kind._from_handle(value, self._context, owned=True, made=True)
+        made._handle.relate(self._handle)
+        return made
 
     def _pinned(self) -> contextlib.AbstractContextManager[int]:
         return pin(self._handle, self._name)

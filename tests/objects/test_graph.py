@@ -158,6 +158,32 @@ def test_what_is_dropped_is_not_destroyed_during_a_call_on_its_graph(
     assert overlaps == [False]
 
 
+def test_nothing_else_waits_for_a_slow_call(stream: Stream) -> None:
+    """What was dropped meanwhile is destroyed later, and the janitor goes on."""
+    ended: list[bool] = []
+
+    def replace(original: Callable[..., int]) -> Callable[..., int]:
+        def slow(*args: int) -> int:
+            dropped.clear()
+            thread, passed = threading.Thread(target=other.close), threading.Event()
+            internals.run_in_janitor(passed.set)
+            thread.start()
+            thread.join(5)
+            related.close()  # as a destructor of a user object may
+            ended.extend([not thread.is_alive(), passed.wait(5)])
+            return original(*args)
+
+        return slow
+
+    with captured(stream) as graph, captured(stream) as other:
+        dropped, related = [graph.clone()], graph.clone()
+        signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        with internals.native_call_replaced("cuGraphClone", signature, replace):
+            graph.clone().close()
+    assert ended == [True, True]
+    assert settle(lambda: statistics().balanced)
+
+
 def test_clones_are_dropped_while_their_graph_is_used(stream: Stream) -> None:
     """For as long as a driver without the library's lock needed to crash on an H200."""
     with captured(stream) as graph:

@@ -30,9 +30,9 @@ _PLACES = 2 if _HAS_GIL else 4
 _MOST = 40  # threads
 _PATIENCE = 1.0  # seconds that a thread may be in a call and keep its place
 _EXIT_PATIENCE = 2.0
-# After a call of more than _LONG seconds, while others wait, a thread gives up the GIL twice, for
-# _PAUSE each. Otherwise two threads that only compute take it from each other, and the loop waits
-# for up to 50 ms. At the first time the other thread gets it, and at the second the loop.
+# After a call of over _LONG seconds of CPU, while others wait, a thread gives up the GIL twice, for
+# _PAUSE each. Otherwise two threads that only compute take it from each other, and the loop
+# waits for up to 50 ms. At the first time the other thread gets it, and at the second the loop.
 _PAUSE = 1e-4
 _LONG = 1e-3
 
@@ -92,7 +92,8 @@ def _serve(me: int) -> None:
         _take_place(me)
     function = _calls.get()
     _calling.add(me)
-    _since[me] = began = time.monotonic()
+    _since[me] = time.monotonic()
+    began = time.thread_time()
     try:
         _ask_for_thread()
         function()
@@ -102,7 +103,7 @@ def _serve(me: int) -> None:
         _calling.discard(me)
         if _since.pop(me, None) is not None:
             _since[me] = math.inf
-    if _HAS_GIL and not _calls.empty() and time.monotonic() - began > _LONG:
+    if _HAS_GIL and not _calls.empty() and time.thread_time() - began > _LONG:
         time.sleep(_PAUSE)
         time.sleep(_PAUSE)
 

@@ -184,22 +184,26 @@ def _serve_orphans(_: bool) -> bool:
         log("a handle leaked, because the driver did not destroy it: %s", error)
         where = "the last user of a closed handle, which the driver did not destroy"
         _native.write_unraisable(error, where)
+    again = []
     while _tasks:
         task = _tasks.popleft()
         stuck.begin("janitor")  # again, because each task has its own time
-        _report_from(task, task)
+        if _report_from(task, task) is False:  # `Handle.drop`, while a graph is in use
+            again.append(task)
         # What the task held dies here. A reference in this frame would keep it until the next task,
         # perhaps for hours.
         task = None  # type: ignore[assignment]
-    return False
+    _tasks.extend(again)
+    return bool(again)
 
 
-def _report_from(where: object, function: Callable[[], Any]) -> None:
+def _report_from(where: object, function: Callable[[], Any]) -> Any:
     # An error of one task must not keep the others from being done.
     try:
-        _native.plain_result(function())
+        return _native.plain_result(function())
     except BaseException as error:
         _native.write_unraisable(error, where)
+        return None
 
 
 def log(message: str, *values: object, level: int = logging.ERROR) -> None:

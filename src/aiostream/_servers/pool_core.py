@@ -248,27 +248,25 @@ class PoolCore:
         if most is not None and len(self._queue) - len(self._recent) >= most:
             await loops.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
-        bridge = loops.current_bridge()
-        ticket, kept = self._next_ticket(), bridge.kept
+        ticket, kept = self._next_ticket(), loops.current_bridge().kept
         try:
             while True:
                 # If the stream is gone when it wakes, it waits again, in the same place. Or the
                 # pool was closed since it was woken.
                 self._require_open()
-                future = bridge.new_future()
+                future = loops.current_bridge().new_future()
                 # Weak, because the future refers to its loop, which may be dropped. The bridge
                 # keeps the future, and so the task, because asyncio keeps tasks only weakly.
                 self._queue[ticket] = weakref.ref(future)
                 kept[id(self), ticket] = future
                 self._wake(len(self._recent))
-                self._ask_again_soon(bridge)
-                del bridge  # a frame that is suspended would keep it past its loop
+                self._ask_again_soon(self._bridge())
                 error = await future
                 if error is not None:
                     raise error
-                stream, bridge = self._take(), loops.current_bridge()
+                stream = self._take()
                 if stream is not None:
-                    self._hand_out(stream, bridge)
+                    self._hand_out(stream, loops.current_bridge())
                     self._queue.pop(ticket, None)  # last, so that no other task comes in between
                     return stream
         except BaseException as error:

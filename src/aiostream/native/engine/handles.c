@@ -7,10 +7,11 @@
  * leaves the handle to the janitor (handle_abandon), and so does the last wait for a closed event.
  *
  * One word holds the number of uses and all of these states, because a KeyboardInterrupt must not
- * come between the count and the call. No lock is held across a driver call. Driver calls on
- * one handle go through `operate`. python/handles.c is the face of this for
+ * come between the count and the call. No lock is held across a driver call, but that of related
+ * graphs. Driver calls on one handle go through `operate`. python/handles.c is the face of this for
  * Python.
  */
+#define _GNU_SOURCE /* recursive mutexes */
 #include "handles.h"
 
 #include <stdlib.h>
@@ -22,14 +23,68 @@ static const uint64_t DESTROYED = 1ull << 34, NOT_OPEN = 7ull << 32; /* any of t
 /* Another library has the handle too, so the library never destroys the object. */
 static const uint64_t SHARED = 1ull << 35;
 
+/* --- graphs --- */
+
+struct family {
+    pthread_mutex_t lock;
+    _Atomic int64_t refs; /* the handles that have it */
+};
+
+static struct family *family_new(void) {
+    struct family *family = calloc(1, sizeof *family);
+    pthread_mutexattr_t kind;
+    if (!family) return NULL;
+    pthread_mutexattr_init(&kind);
+    pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&family->lock, &kind);
+    pthread_mutexattr_destroy(&kind);
+    family->refs = 1;
+    return family;
+}
+
+static void family_unref(struct family *family) {
+    if (!family || atomic_fetch_sub(&family->refs, 1) > 1) return;
+    pthread_mutex_destroy(&family->lock);
+    free(family);
+}
+
+void graphs_lock(struct handle *handle) {
+    if (handle->family) pthread_mutex_lock(&handle->family->lock);
+}
+
+void graphs_unlock(struct handle *handle) {
+    if (handle->family) pthread_mutex_unlock(&handle->family->lock);
+}
+
+void graphs_relate(struct handle *made, struct handle *from) {
+    atomic_fetch_add(&from->family->refs, 1);
+    family_unref(made->family);
+    made->family = from->family;
+}
+
+bool handle_try_drop(struct handle *handle) {
+    if (handle->family && pthread_mutex_trylock(&handle->family->lock)) return false;
+    handle_drop(handle);
+    graphs_unlock(handle);
+    return true;
+}
+
+/* --- handles --- */
+
 struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
+    struct family *family = NULL;
+    if ((kind == HANDLE_GRAPH || kind == HANDLE_GRAPH_EXEC) && !(family = family_new())) {
+        free(handle);
+        return NULL;
+    }
     *handle = (struct handle){.refs = 1,
                               .value = value,
                               .context = context,
                               .kind = kind,
                               .owned = owned,
+                              .family = family,
                               .identity = context ? context_identity(context) : 0};
     if (owned) {
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
@@ -45,6 +100,7 @@ struct handle *handle_borrow(struct handle *parent) {
     handle->context = parent->context;
     handle->identity = parent->identity;
     handle->parent = parent;
+    if (handle->family) graphs_relate(handle, parent);
     return handle;
 }
 
@@ -61,7 +117,9 @@ void handle_hide(struct handle *handle) {
 }
 
 void handle_unref(struct handle *handle) {
-    if (atomic_fetch_sub(&handle->refs, 1) == 1) free(handle);
+    if (atomic_fetch_sub(&handle->refs, 1) > 1) return;
+    family_unref(handle->family);
+    free(handle);
 }
 
 bool handle_is_open(const struct handle *handle) {
@@ -81,19 +139,12 @@ static bool needs_context(const struct handle *handle) {
 static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy",
                                           "cuGraphExecDestroy"};
 
-static pthread_mutex_t graph_lock = PTHREAD_MUTEX_INITIALIZER;
-
-void graphs_lock(void) { pthread_mutex_lock(&graph_lock); }
-
-void graphs_unlock(void) { pthread_mutex_unlock(&graph_lock); }
-
 static int call_destructor(struct handle *handle) {
     int (*const destructors[])(void *) = {driver.stream_destroy, driver.event_destroy,
                                           driver.graph_destroy, driver.graph_exec_destroy};
-    bool is_graph = handle->kind == HANDLE_GRAPH || handle->kind == HANDLE_GRAPH_EXEC;
-    if (is_graph) graphs_lock();
+    graphs_lock(handle);
     int status = destructors[handle->kind](handle->value);
-    if (is_graph) graphs_unlock();
+    graphs_unlock(handle);
     return status;
 }
 

@@ -22,6 +22,7 @@ struct handle {
     /* A stream that is borrowed from this library pins its owner's handle too. python/handles.c
      * keeps that alive. */
     struct handle *parent;
+    struct family *family; /* of graphs, see graphs_lock; constant as soon as threads share it */
     enum handle_kind kind;
     bool owned;
     bool hidden;                /* in no count; written before another thread has it */
@@ -76,13 +77,19 @@ int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
 
 /* --- graphs --- */
 
-/* Held during each call that clones, instantiates, updates or destroys a graph or an executable.
- * The driver notes in a graph what was made of it, without a lock of its own: it crashed when a
- * graph was cloned, instantiated or destroyed while a clone or an executable of it was destroyed in
- * another thread (driver 580). The janitor destroys those that a program drops, so the program
- * cannot prevent it. Take it without the GIL. */
-void graphs_lock(void);
-void graphs_unlock(void);
+/* A graph, its clones and their executables share a lock. It is held during each call that clones,
+ * instantiates, updates or destroys one of them. The driver notes in a graph what was made of it,
+ * without a lock of its own: it crashed when a graph was cloned, instantiated or destroyed while a
+ * clone or an executable of it was destroyed in another thread (driver 580). The janitor destroys
+ * those that a program drops, so the program cannot prevent it. The lock is recursive, because the
+ * driver runs destructors of user objects in the call, and refuses calls of theirs. Without the
+ * GIL. */
+void graphs_lock(struct handle *);
+void graphs_unlock(struct handle *);
+/* The first was made of the second just now, and no other thread has it yet. */
+void graphs_relate(struct handle *made, struct handle *from);
+/* handle_drop, if no other thread has the lock. Whether it was dropped. */
+bool handle_try_drop(struct handle *);
 
 /* --- events --- */
 

@@ -1,9 +1,9 @@
 /* Graphs: clones, executables, and their launches, uploads and updates, each one driver call.
  *
  * Python calls these in the caller's thread. They are native, because launches may block on a full
- * stream, where the GIL must be given up, because the others need the lock of graphs, and because
- * the bindings drop what the driver says of a refused update. A launch into a stream that captures
- * is refused first, because the driver would end the capture.
+ * stream, where the GIL must be given up, because the others need the lock of related graphs, and
+ * because the bindings drop what the driver says of a refused update. A launch into a stream that
+ * captures is refused first, because the driver would end the capture.
  */
 #include "module.h"
 
@@ -42,9 +42,9 @@ static PyObject *native_graph_use(PyObject *Py_UNUSED(self), PyObject *args) {
 }
 
 static int do_clone(struct handle *graph, void *clone) {
-    graphs_lock();
+    graphs_lock(graph);
     int status = driver.graph_clone(clone, graph->value);
-    graphs_unlock();
+    graphs_unlock(graph);
     return status;
 }
 
@@ -68,9 +68,9 @@ struct instantiation {
 
 static int do_instantiate(struct handle *graph, void *argument) {
     struct instantiation *made = argument;
-    graphs_lock();
+    graphs_lock(graph);
     int status = driver.graph_instantiate(&made->executable, graph->value, &made->parameters);
-    graphs_unlock();
+    graphs_unlock(graph);
     return status;
 }
 
@@ -97,11 +97,15 @@ struct update {
 
 static int do_update(struct handle *executable, void *argument) {
     struct update *update = argument;
-    if (!handle_pin(update->graph)) return RESULT_CLOSED;
-    graphs_lock();
-    int status = driver.graph_update(executable->value, update->graph->value, &update->said);
-    graphs_unlock();
-    handle_unpin(update->graph);
+    struct handle *graph = update->graph;
+    bool is_first = executable->family < graph->family; /* so that two updates do not deadlock */
+    if (!handle_pin(graph)) return RESULT_CLOSED;
+    graphs_lock(is_first ? executable : graph);
+    graphs_lock(is_first ? graph : executable);
+    int status = driver.graph_update(executable->value, graph->value, &update->said);
+    graphs_unlock(graph);
+    graphs_unlock(executable);
+    handle_unpin(graph);
     return status;
 }
 

@@ -109,10 +109,19 @@ static PyObject *Handle_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
 }
 
 static PyObject *Handle_drop(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    if (is_child()) Py_RETURN_NONE;
+    bool is_dropped = true;
+    if (is_child()) Py_RETURN_TRUE;
     Py_BEGIN_ALLOW_THREADS
-    handle_drop(((HandleObject *)self)->handle);
+    is_dropped = handle_try_drop(((HandleObject *)self)->handle);
     Py_END_ALLOW_THREADS
+    return PyBool_FromLong(is_dropped);
+}
+
+/* relate(from): this was made of another one just now. */
+static PyObject *Handle_relate(PyObject *self, PyObject *from) {
+    struct handle *other;
+    if (!to_handle(from, &other)) return NULL;
+    graphs_relate(((HandleObject *)self)->handle, other);
     Py_RETURN_NONE;
 }
 
@@ -158,6 +167,7 @@ static PyMethodDef handle_methods[] = {
     METHOD(Handle, close, NOARGS),
     /* As close(), but what the driver refuses goes to sys.unraisablehook. */
     METHOD(Handle, drop, NOARGS),
+    METHOD(Handle, relate, O),
     /* Another library has it: close() no longer destroys. False if it was closed before. */
     METHOD(Handle, share, NOARGS),
     /* The driver destroyed it by itself; new uses are refused. */
