@@ -82,7 +82,7 @@ int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
  * without a lock of its own: it crashed when a graph was cloned, instantiated or destroyed while a
  * clone or an executable of it was destroyed in another thread (driver 580). The janitor destroys
  * those that a program drops, so the program cannot prevent it. The lock is recursive, because the
- * driver runs destructors of user objects in the call, and refuses calls of theirs. Without the
+ * driver runs destructors of user objects in the call, and refuses what they call. Without the
  * GIL. */
 void graphs_lock(struct handle *);
 void graphs_unlock(struct handle *);
