@@ -5,8 +5,9 @@ for a millisecond have used up its turn. From then on tasks that want to launch 
 first come, first served. A drain of the loop's bridge begins the next turn, and wakes as many of
 them as the last launches fitted into a millisecond. If these are few, it is the second drain, and
 the loop does everything else between the two: a task that the first one woke would come before the
-timers that are due, and before most of what has arrived. For many short launches that is no matter,
-and each turn of the loop costs some 100 us, in which it also asks for what the GPU has done.
+timers that are due, and before most of what has arrived. Where many fit, they are short, and what
+the loop does in between would cost more: with 64 tasks that launch for 0.05 ms, a launch took 131
+to 136 us of the loop's CPU so, and 107 to 110 with one drain (simulator, 2026-11-28).
 
 A launch that has used two milliseconds of its thread is long, and is reported to who asks for that.
 Its time on the clock says less: while launching threads have the GIL, a short one takes 5 ms.
@@ -28,7 +29,7 @@ from aiostream._base import development
 from aiostream._runtime import completion
 
 _TURN = 1_000_000  # nanoseconds
-_FEW = 5
+_FEW = 5  # launches, which fit into a turn
 LONG = 0.002  # seconds
 _lines: Counter[str] = Counter()  # of long launches in the development mode
 

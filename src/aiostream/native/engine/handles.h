@@ -82,8 +82,8 @@ int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
  * without a lock of its own: it crashed when a graph was cloned, instantiated or destroyed while a
  * clone or an executable of it was destroyed in another thread (driver 580). The janitor destroys
  * those that a program drops, so the program cannot prevent it. The lock is recursive, because the
- * driver runs destructors of user objects in the call, and refuses what they call. Without the
- * GIL. */
+ * driver runs destructors of user objects in the call, and refuses what they call. Take it without
+ * the GIL. */
 void graphs_lock(struct handle *);
 void graphs_unlock(struct handle *);
 /* The first was made of the second just now, and no other thread has it yet. */

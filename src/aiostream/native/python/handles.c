@@ -109,7 +109,7 @@ static PyObject *Handle_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
 }
 
 static PyObject *Handle_drop(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    bool is_dropped = true;
+    bool is_dropped;
     if (is_child()) Py_RETURN_TRUE;
     Py_BEGIN_ALLOW_THREADS
     is_dropped = handle_try_drop(((HandleObject *)self)->handle);
