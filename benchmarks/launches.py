@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import Child
-from benchmarks.launching import WAYS
+from benchmarks.launching import SERVER_WAYS, WAYS
 
 SECONDS = 60.0  # in which a process must answer, besides the time of its measure
 COLUMNS = {
@@ -82,7 +82,7 @@ def measured(ms: float, count: int, ways: list[str], options: argparse.Namespace
     Args:
         ms: How long a launch takes about.
         count: How many streams.
-        ways: Those of `WAYS` that are to be measured.
+        ways: Those of `WAYS`, or for a server of `SERVER_WAYS`, that are to be measured.
         options: `rounds`, `seconds`, `server`, `connections` and `older`, as of the command line.
 
     Raises:
@@ -118,7 +118,8 @@ def main(arguments: list[str]) -> int:
     """Measures, and prints a table for each length of launches and number of streams."""
     options = _parser().parse_args(arguments)
     words = options.ways.split("|") if options.ways else [""]
-    ways = [way for way in WAYS if any(word in way for word in words)]
+    known = SERVER_WAYS if options.server else WAYS
+    ways = [way for way in known if any(word in way for word in words)]
     streams = [int(each) for each in options.streams.split(",")]
     every: list[Any] = []
     what = "the simulator" if os.environ.get("AIOSTREAM_SIMULATOR") else "torch on a GPU"

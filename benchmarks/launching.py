@@ -32,7 +32,7 @@ KERNEL = 0.001  # seconds of work on the simulator, behind each launch
 LAYERS = {0.05: (1, 256), 0.3: (6, 4096), 4.0: (150, 256)}
 ROWS = 16
 
-Launch = Callable[[Any], None]  # gets a stream of aiostream
+Launch = Callable[[Any], None]  # gets a stream of aiostream, or `None` from `pool.run`
 Way = Callable[[Any, Launch], Awaitable[None]]
 
 
@@ -44,7 +44,8 @@ def burning(milliseconds: float) -> Launch:
         end = time.perf_counter() + milliseconds / 1e3
         while time.perf_counter() < end:
             pass
-        spin(stream, KERNEL)
+        if stream is not None:
+            spin(stream, KERNEL)
 
     return launch
 
@@ -135,6 +136,8 @@ WAYS = (
     "ThreadPoolExecutor(2), then await stream",
     "to_thread, blocking",
 )
+# The others take a stream of the pool first.
+SERVER_WAYS = ("pool run", *WAYS)
 
 
 class Kit:
@@ -227,7 +230,6 @@ def _application(kit: Kit) -> Any:
     """An ASGI application: `/<number of a way>`, `/ping`, which waits for no GPU, and `/usage`."""
     # Not an `asyncio.Queue`, at which a new request may come before those that wait.
     pool = aiostream.StreamPool.borrow(kit.streams)
-    ways = [kit.ways[name] for name in WAYS]
     loop_thread = threading.get_ident()
 
     async def answer(path: str) -> bytes:
@@ -236,8 +238,12 @@ def _application(kit: Kit) -> Any:
         if path == "/usage":
             assert threading.get_ident() == loop_thread
             return json.dumps([time.process_time(), time.thread_time()]).encode()
-        async with pool.stream() as stream:
-            await ways[int(path[1:])](stream, kit.launch)
+        name = SERVER_WAYS[int(path[1:])]
+        if name == "pool run":
+            await pool.run(kit.launch, None)
+        else:
+            async with pool.stream() as stream:
+                await kit.ways[name](stream, kit.launch)
         return b"done"
 
     async def application(scope: dict[str, Any], _: Any, send: Any) -> None:
@@ -289,7 +295,7 @@ async def _connected(port: int) -> AsyncIterator[Callable[[str], Awaitable[bytes
 async def _load(port: int, way: str, seconds: float, connections: int) -> dict[str, float]:
     took: list[float] = []
     pings: list[float] = []
-    path = f"/{WAYS.index(way)}"
+    path = f"/{SERVER_WAYS.index(way)}"
     begins = time.perf_counter() + seconds / 5  # what comes before warms up
     until = begins + seconds
 

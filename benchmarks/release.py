@@ -54,7 +54,7 @@ SERVER = (
     "blocking",
 )
 LAUNCHES = (
-    *("run_in_thread", "run", "run_in_thread, limiter of 2"),
+    *("run_in_thread", "pool run", "run_in_thread, limiter of 2"),
     *("ThreadPoolExecutor(2), then await stream", "to_thread, blocking"),
 )
 ENGINES = (

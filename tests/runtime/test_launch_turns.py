@@ -10,9 +10,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiostream import Stream, StreamClosedError, StreamPool
+from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool
 from support import Gate
-from waiters import until
+from waiters import end_lost_task, until, use_once
 
 pytestmark = pytest.mark.all_loops
 
@@ -185,13 +185,71 @@ async def test_stream_that_is_closed_while_the_call_waits() -> None:
     assert record.events == []
 
 
-async def test_a_pool_gives_its_stream_first() -> None:
-    """The order of the tasks is that of the streams."""
+async def test_tasks_of_a_pool_that_wait_for_their_turn_hold_no_stream(loop_kind: str) -> None:
+    """Others get one at once, and the tasks come in order all the same."""
     record = Record()
-    async with StreamPool(2) as pool, anyio.create_task_group() as tasks:
-        for number in range(6):
+    async with StreamPool(4) as pool, anyio.create_task_group() as tasks:
+        for number in range(12):
             tasks.start_soon(pool.run, record.launch, number, LONG)
-    assert sorted(map(str, record.launches())) == [str(n) for n in range(6)]
+        await until(lambda: len(record.launches()) > 0)
+        while len(record.launches()) < 11:
+            pool.release(pool.acquire_nowait())
+            await anyio.lowlevel.checkpoint()
+    launches = [int(str(each)) for each in record.launches()]
+    assert sorted(launches) == list(range(12))
+    assert launches == list(range(12)) or loop_kind == "trio"  # where new tasks have no order
+
+
+@pytest.mark.parametrize("end", ["turns", "close", "cancel"])
+async def test_tasks_of_a_pool_that_wait_for_their_turn_count(end: str) -> None:
+    """As tasks that are about to get a stream, or that wait for one, up to `max_waiting`."""
+    numbers: list[tuple[int, int, int]] = []
+    refused: list[type[Exception]] = []
+
+    def launch() -> None:
+        numbers.append((pool.idle, pool.lent, pool.waiting))
+        if end == "close":
+            pool.close()
+        elif end == "cancel":
+            tasks.cancel_scope.cancel()
+
+    async def request() -> None:
+        try:
+            await pool.run(launch)
+        except (PoolFullError, StreamClosedError) as error:
+            refused.append(type(error))
+
+    pool = StreamPool(2, max_waiting=1)
+    async with Stream() as other, anyio.create_task_group() as tasks:
+        other.enqueue_async(lambda _: burn(LONG)).cancel()
+        for _ in range(4):
+            tasks.start_soon(request)
+    assert numbers[0] == (0, 2, 1)
+    assert len(numbers) == (3 if end == "turns" else 1)
+    assert refused == [PoolFullError] + 2 * [StreamClosedError] * (end == "close")
+    assert (pool.lent, pool.waiting) == (0, 0)
+    pool.close()
+
+
+def test_task_of_a_pool_in_a_loop_that_has_ended_counts_no_more() -> None:
+    pool = StreamPool(1)
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> asyncio.Task[None]:
+        async with Stream() as other:
+            task = loop.create_task(pool.run(burn, 0))
+            other.enqueue_async(lambda _: burn(LONG)).cancel()
+            await asyncio.sleep(0)
+            loop.stop()
+            return task
+
+    task = loop.run_until_complete(begin())
+    loop.close()
+    assert (pool.lent, pool.waiting) == (1, 0)
+    asyncio.run(use_once(pool))
+    end_lost_task(task)
+    assert (pool.idle, pool.lent, pool.waiting) == (1, 0, 0)
+    pool.close()
 
 
 async def test_a_task_alone_launches_on() -> None:

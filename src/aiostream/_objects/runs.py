@@ -245,8 +245,16 @@ class RunMethods:
                 return await stream._run_observed(fn, *args, **kwargs)
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         is_generator = checks.plain_function(fn, "run", halves=True)
+        launches = loops.current_bridge().launches
+        has_turn = False  # whether the task has waited for its turn, and nothing came between
         if self._is_pool:
-            pool, stream = stream, stream._at_once() or await stream._in_turn()
+            pool = stream
+            if launches.wait:
+                await pool._launch_turn(launches)
+                has_turn = True
+            stream = pool._at_once()
+            if stream is None:
+                stream, has_turn = await pool._in_turn(not has_turn), False
             number = stream._number
             if pool._has_own:
                 args = (stream._own, *args)
@@ -255,8 +263,7 @@ class RunMethods:
         driven: halves.Halves | None = None
         asks = False  # whether the driver has to say that the stream is idle
         try:
-            launches = loops.current_bridge().launches
-            if launches.wait:
+            if launches.wait and not has_turn:
                 await waiting.launch_turn(launches)
             call: Callable[[], Any] = partial(fn, *args, **kwargs)
             if is_generator:  # the first half is a part of the call

@@ -29,6 +29,7 @@ from aiostream._handles.operand import new_wait_list, share_history
 from aiostream._objects import captures
 from aiostream._runtime import loops
 from aiostream._runtime.completion import set_result
+from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import waiting
 from aiostream.errors import ContextFailedError, CudaError, PoolFullError, StreamClosedError
@@ -68,6 +69,8 @@ class PoolCore:
         # many as there are free streams.
         self._queue: dict[int, Any] = {}
         self._next_ticket: Callable[[], int] = count(1).__next__
+        # The tickets of the tasks that wait for the turn of a launch, and need a stream after that.
+        self._launching: set[int] = set()
         self._asks = False  # some busy streams may have no event that reports them
         self._due = 0.0  # until then the loop will ask again by itself
         # `driver.latest_failure` when the contexts of this pool were known to be healthy.
@@ -128,8 +131,9 @@ class PoolCore:
         free = sum(FREE in stream._use for stream in self._recent.copy())
         busy = sum(min([*stream._use] or [FREE]) < FREE for stream in self._streams)
         # Of the tasks that wait, as many are awake or about to wake as streams are free.
-        wake = min(free, len(self._queue))
-        return free - wake, busy, self.size - free - busy + wake, len(self._queue) - wake
+        tasks = len(self._queue) + len(self._launching)
+        wake = min(free, tasks)
+        return free - wake, busy, self.size - free - busy + wake, tasks - wake
 
     # ------------------------------------------------------------------------------------------ use
 
@@ -166,6 +170,7 @@ class PoolCore:
                     "or make a pool for each loop"
                 )
         self._queue.clear()
+        self._launching.clear()
         self._due = 0.0
         for stream, last in numbers:
             # A finalizer or a signal handler may use the pool meanwhile: its uses have later
@@ -241,13 +246,34 @@ class PoolCore:
             self._enter()
         return self._at_once() or await self._in_turn()
 
-    async def _in_turn(self, is_limited: bool = True) -> Stream:
-        """Waits until it is this task's turn."""
+    async def _refuse_if_full(self) -> None:
         self._ask_again()
-        most = self._max_waiting if is_limited else None
-        if most is not None and len(self._queue) - len(self._recent) >= most:
+        most, tasks = self._max_waiting, len(self._queue) + len(self._launching)
+        if most is not None and tasks - len(self._recent) >= most:
             await loops.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
+
+    async def _launch_turn(self, launches: Launches) -> None:
+        """Waits until the loop has time for a launch.
+
+        That comes before the wait for a stream. Otherwise tasks that only wait for a turn would
+        have the streams, and nearly all others would wait twice.
+        """
+        self._enter()
+        await self._refuse_if_full()
+        ticket = self._next_ticket()
+        self._launching.add(ticket)
+        try:
+            await waiting.launch_turn(launches)
+        finally:
+            self._launching.discard(ticket)
+
+    async def _in_turn(self, is_limited: bool = True) -> Stream:
+        """Waits until it is this task's turn."""
+        if is_limited:
+            await self._refuse_if_full()
+        else:
+            self._ask_again()
         ticket, kept = self._next_ticket(), loops.current_bridge().kept
         try:
             while True:
