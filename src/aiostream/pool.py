@@ -303,7 +303,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await pool.run_in_thread(lambda batch: batch * 2, 21)
             42
         """
-        async with self.stream() as stream:
+        async with _Acquired(self, for_thread=True) as stream:
             args = self._before(stream, args)
             return await stream.run_in_thread(fn, *args, limiter=limiter, **kwargs)
 
@@ -312,6 +312,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
         `stream = await pool.acquire()` is yours until you release it. A block `async with
         pool.acquire() as stream:` releases it at its end, as one of `stream()` does.
+
+        If launches have used up the loop's turn, it first waits for the next, as `Stream.run` does.
+        A `run` on the stream that follows at once does not wait again.
 
         Cancellation: raises at once. You hold no stream then.
 
@@ -422,18 +425,18 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     """A coroutine that returns a stream of a pool, and a block that gives it back."""
 
-    __slots__ = ("_acquiring", "_pool", "_use")
+    __slots__ = ("_acquiring", "_for_thread", "_pool", "_use")
     _block = "pool.stream()"
     _or_else = ", because it may have to wait for a stream"
 
-    def __init__(self, pool: StreamPool[Any]) -> None:
-        self._pool = pool
+    def __init__(self, pool: StreamPool[Any], for_thread: bool = False) -> None:
+        self._pool, self._for_thread = pool, for_thread
         self._acquiring: Coroutine[Any, Any, Stream] | None = None
         self._use: tuple[Stream, int] | None = None
 
     def _begin(self) -> Coroutine[Any, Any, Stream]:
         # Once, so that a block which is entered twice is refused.
-        self._acquiring = acquiring = self._acquiring or self._pool._acquire()
+        self._acquiring = acquiring = self._acquiring or self._pool._acquire(self._for_thread)
         return acquiring
 
     def __await__(self) -> Generator[Any, Any, Stream]:

@@ -270,7 +270,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 self._comes = self._queues = own is None
                 if own is not None:
                     return
-                stream = await pool._in_turn(is_limited=False)
+                stream = await pool._in_turn(None, is_limited=False)
             number, self._comes, self._queues = stream._number, False, False
             run = stream.run_in_thread if self._in_thread else stream.run
             while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 
@@ -186,7 +187,7 @@ async def test_stream_that_is_closed_while_the_call_waits() -> None:
 
 
 async def test_tasks_of_a_pool_that_wait_for_their_turn_hold_no_stream(loop_kind: str) -> None:
-    """Others get one at once, and the tasks come in order all the same."""
+    """Others get one at once, and the tasks launch in the order in which they came."""
     record = Record()
     async with StreamPool(4) as pool, anyio.create_task_group() as tasks:
         for number in range(12):
@@ -198,6 +199,21 @@ async def test_tasks_of_a_pool_that_wait_for_their_turn_hold_no_stream(loop_kind
     launches = [int(str(each)) for each in record.launches()]
     assert sorted(launches) == list(range(12))
     assert launches == list(range(12)) or loop_kind == "trio"  # where new tasks have no order
+
+
+async def test_a_call_in_a_thread_does_not_wait_for_the_launches_of_the_loop() -> None:
+    is_called, record = threading.Event(), Record()
+
+    def launch(number: int) -> None:
+        record.launch(number, LONG)
+        assert len(record.launches()) < 12 or is_called.wait(10)
+
+    async with StreamPool(2) as pool, anyio.create_task_group() as tasks:
+        await pool.run_in_thread(burn, 0)  # which makes the thread
+        for number in range(12):
+            tasks.start_soon(pool.run, launch, number)
+        await anyio.lowlevel.checkpoint()
+        await pool.run_in_thread(is_called.set)
 
 
 @pytest.mark.parametrize("end", ["turns", "close", "cancel"])

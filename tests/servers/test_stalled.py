@@ -339,7 +339,7 @@ def test_held_gil(driver_kind: str, seconds: int, said: int) -> None:
         os.dup2(write, 2)
 
         async def main():
-            async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
+            async with aiostream.Stream(name="model", stalled_after=0.5) as stream:
                 with Gate() as gate:
                     gate.hold(stream)
                     task = asyncio.ensure_future(stream.synchronize_async())

@@ -246,15 +246,8 @@ class RunMethods:
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         is_generator = checks.plain_function(fn, "run", halves=True)
         launches = loops.current_bridge().launches
-        has_turn = False  # whether the task has waited for its turn, and nothing came between
         if self._is_pool:
-            pool = stream
-            if launches.wait:
-                await pool._launch_turn(launches)
-                has_turn = True
-            stream = pool._at_once()
-            if stream is None:
-                stream, has_turn = await pool._in_turn(not has_turn), False
+            pool, stream = stream, stream._at_once(launches) or await stream._in_turn(launches)
             number = stream._number
             if pool._has_own:
                 args = (stream._own, *args)
@@ -263,8 +256,10 @@ class RunMethods:
         driven: halves.Halves | None = None
         asks = False  # whether the driver has to say that the stream is idle
         try:
-            if launches.wait and not has_turn:
-                await waiting.launch_turn(launches)
+            if launches.wait:
+                if launches.turn_of is not stream:
+                    await waiting.launch_turn(launches)
+                launches.turn_of = None
             call: Callable[[], Any] = partial(fn, *args, **kwargs)
             if is_generator:  # the first half is a part of the call
                 driven = halves.Halves(operand, call)

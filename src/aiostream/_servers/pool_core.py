@@ -69,7 +69,7 @@ class PoolCore:
         # many as there are free streams.
         self._queue: dict[int, Any] = {}
         self._next_ticket: Callable[[], int] = count(1).__next__
-        # The tickets of the tasks that wait for the turn of a launch, and need a stream after that.
+        # The tickets of the tasks that wait for their turn to launch, and need a stream after that.
         self._launching: set[int] = set()
         self._asks = False  # some busy streams may have no event that reports them
         self._due = 0.0  # until then the loop will ask again by itself
@@ -119,7 +119,7 @@ class PoolCore:
 
     @property
     def lent(self) -> int:
-        """How many streams tasks hold, or get in the loop's next turn."""
+        """How many streams tasks hold, or are about to get."""
         return self._counts()[2]
 
     @property
@@ -131,9 +131,11 @@ class PoolCore:
         free = sum(FREE in stream._use for stream in self._recent.copy())
         busy = sum(min([*stream._use] or [FREE]) < FREE for stream in self._streams)
         # Of the tasks that wait, as many are awake or about to wake as streams are free.
-        tasks = len(self._queue) + len(self._launching)
-        wake = min(free, tasks)
+        wake = min(free, tasks := self._tasks())
         return free - wake, busy, self.size - free - busy + wake, tasks - wake
+
+    def _tasks(self) -> int:
+        return len(self._queue) + len(self._launching)
 
     # ------------------------------------------------------------------------------------------ use
 
@@ -181,8 +183,10 @@ class PoolCore:
         self._loop = getattr(bridge, "loop", _nothing) if len(self._contexts) == 1 else _nothing
         self._bridge = weakref.ref(bridge)
 
-    def _at_once(self) -> Stream | None:
-        """Gives out a stream if one is free and no task waits."""
+    def _at_once(self, launches: Launches | None = None) -> Stream | None:
+        """Gives out a stream if one is free and no task waits, nor has to before a launch."""
+        if launches and launches.wait:
+            return None
         loop, trio = self._loop(), turns.at_work
         is_usual = loop is not None and loop is _asyncio._get_running_loop() and not self._queue
         if is_usual and (trio is None or trio.name is None):
@@ -230,11 +234,11 @@ class PoolCore:
         stream._use[number] = task and _reference(task)
         return stream
 
-    async def _acquire(self) -> Stream:
+    async def _acquire(self, for_thread: bool) -> Stream:
         if observers and not is_observed():
-            return await observed("StreamPool.acquire", PoolCore._acquire, self)
+            return await observed("StreamPool.acquire", PoolCore._acquire, self, for_thread)
         bridge = loops.current_bridge()
-        checkpoint = bridge.checkpoint
+        checkpoint, launches = bridge.checkpoint, None if for_thread else bridge.launches
         # Without an await all other tasks of the loop would wait as long as streams are free.
         yields = checkpoint is None and not self._queue and bridge.must_yield()
         del bridge  # no frame that is suspended keeps it, because it would survive its loop
@@ -244,36 +248,32 @@ class PoolCore:
             await loops.yield_turn()
         if self._healthy_since is not driver.latest_failure:
             self._enter()
-        return self._at_once() or await self._in_turn()
+        return self._at_once(launches) or await self._in_turn(launches)
 
-    async def _refuse_if_full(self) -> None:
-        self._ask_again()
-        most, tasks = self._max_waiting, len(self._queue) + len(self._launching)
-        if most is not None and tasks - len(self._recent) >= most:
-            await loops.checkpoint()  # a task that tries again and again must not keep the loop
-            raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
+    async def _in_turn(self, launches: Launches | None, is_limited: bool = True) -> Stream:
+        """Waits until it is this task's turn.
 
-    async def _launch_turn(self, launches: Launches) -> None:
-        """Waits until the loop has time for a launch.
-
-        That comes before the wait for a stream. Otherwise tasks that only wait for a turn would
-        have the streams, and nearly all others would wait twice.
+        Args:
+            launches: Those of the loop, if the task may launch in it. Their turn comes first.
+                Otherwise tasks that wait only for that would have the streams, and nearly all
+                others would wait twice.
+            is_limited: Whether `max_waiting` counts for the task.
         """
         self._enter()
-        await self._refuse_if_full()
-        ticket = self._next_ticket()
-        self._launching.add(ticket)
-        try:
-            await waiting.launch_turn(launches)
-        finally:
-            self._launching.discard(ticket)
-
-    async def _in_turn(self, is_limited: bool = True) -> Stream:
-        """Waits until it is this task's turn."""
-        if is_limited:
-            await self._refuse_if_full()
-        else:
-            self._ask_again()
+        self._ask_again()
+        most = self._max_waiting if is_limited else None
+        if most is not None and self._tasks() - len(self._recent) >= most:
+            await loops.checkpoint()  # a task that tries again and again must not keep the loop
+            raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
+        if launches and launches.wait:
+            self._launching.add(ticket := self._next_ticket())
+            try:
+                await waiting.launch_turn(launches)
+            finally:
+                self._launching.discard(ticket)
+            if stream := self._at_once():
+                launches.turn_of = stream
+                return stream
         ticket, kept = self._next_ticket(), loops.current_bridge().kept
         try:
             while True:
