@@ -261,8 +261,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         If the pool has `each`, it calls `fn(own, *args, **kwargs)`, where `own` is what belongs to
         the stream. So a method works as it is: `pool.run(Replica.answer, request)`.
 
-        The stream is current in `fn`, and back in the pool afterwards, also after a cancellation or
-        an error. Cancellation, threads and errors are those of `acquire` and of `Stream.run`.
+        If it has to wait for its turn, it takes the stream after that. The stream is current in
+        `fn`, and back in the pool afterwards, also after a cancellation or an error. Cancellation, threads and errors are those of `acquire` and of `Stream.run`.
 
         Raises:
             PoolFullError: `max_waiting` tasks wait already. A server answers with 503.
@@ -303,7 +303,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await pool.run_in_thread(lambda batch: batch * 2, 21)
             42
         """
-        async with _Acquired(self, for_thread=True) as stream:
+        async with self.stream() as stream:
             args = self._before(stream, args)
             return await stream.run_in_thread(fn, *args, limiter=limiter, **kwargs)
 
@@ -312,9 +312,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
         `stream = await pool.acquire()` is yours until you release it. A block `async with
         pool.acquire() as stream:` releases it at its end, as one of `stream()` does.
-
-        If launches have used up the loop's turn, it first waits for the next, as `Stream.run` does.
-        A `run` on the stream that follows at once does not wait again.
 
         Cancellation: raises at once. You hold no stream then.
 
@@ -425,18 +422,18 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     """A coroutine that returns a stream of a pool, and a block that gives it back."""
 
-    __slots__ = ("_acquiring", "_for_thread", "_pool", "_use")
+    __slots__ = ("_acquiring", "_pool", "_use")
     _block = "pool.stream()"
     _or_else = ", because it may have to wait for a stream"
 
-    def __init__(self, pool: StreamPool[Any], for_thread: bool = False) -> None:
-        self._pool, self._for_thread = pool, for_thread
+    def __init__(self, pool: StreamPool[Any]) -> None:
+        self._pool = pool
         self._acquiring: Coroutine[Any, Any, Stream] | None = None
         self._use: tuple[Stream, int] | None = None
 
     def _begin(self) -> Coroutine[Any, Any, Stream]:
         # Once, so that a block which is entered twice is refused.
-        self._acquiring = acquiring = self._acquiring or self._pool._acquire(self._for_thread)
+        self._acquiring = acquiring = self._acquiring or self._pool._acquire()
         return acquiring
 
     def __await__(self) -> Generator[Any, Any, Stream]:

@@ -260,17 +260,18 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 comes within a turn, and a stream is free. Otherwise another task begins.
         """
         tasks, pool, stream, number = self._tasks, self._pool, None, 0
+        launches = None if self._in_thread else loops.current_bridge().launches
         try:
             if own is not None:
                 self._comes, tasks[id(batch)] = True, (batch, None)
                 await loops.yield_turn()
-            if own is None or len(self._waiting) == 1:
+            if (own is None or len(self._waiting) == 1) and not (launches and launches.wait):
                 stream = pool._at_once()
             if stream is None:
                 self._comes = self._queues = own is None
                 if own is not None:
                     return
-                stream = await pool._in_turn(None, is_limited=False)
+                stream = await pool._in_turn(launches, is_limited=False)
             number, self._comes, self._queues = stream._number, False, False
             run = stream.run_in_thread if self._in_thread else stream.run
             while True:

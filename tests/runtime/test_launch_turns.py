@@ -187,15 +187,14 @@ async def test_stream_that_is_closed_while_the_call_waits() -> None:
 
 
 async def test_tasks_of_a_pool_that_wait_for_their_turn_hold_no_stream(loop_kind: str) -> None:
-    """Others get one at once, and the tasks launch in the order in which they came."""
+    """Others get one before they launch, and they launch in the order in which they came."""
     record = Record()
     async with StreamPool(4) as pool, anyio.create_task_group() as tasks:
         for number in range(12):
             tasks.start_soon(pool.run, record.launch, number, LONG)
         await until(lambda: len(record.launches()) > 0)
-        while len(record.launches()) < 11:
-            pool.release(pool.acquire_nowait())
-            await anyio.lowlevel.checkpoint()
+        async with pool.stream():
+            assert len(record.launches()) < 6
     launches = [int(str(each)) for each in record.launches()]
     assert sorted(launches) == list(range(12))
     assert launches == list(range(12)) or loop_kind == "trio"  # where new tasks have no order
@@ -245,6 +244,31 @@ async def test_tasks_of_a_pool_that_wait_for_their_turn_count(end: str) -> None:
     assert refused == [PoolFullError] + 2 * [StreamClosedError] * (end == "close")
     assert (pool.lent, pool.waiting) == (0, 0)
     pool.close()
+
+
+async def test_close_of_a_pool_tells_tasks_that_wait_for_their_turn_at_once() -> None:
+    record, told = Record(), 0
+
+    async def request() -> None:
+        nonlocal told
+        with pytest.raises(StreamClosedError):
+            await pool.run(record.launch, 0, LONG)
+        told += 1
+
+    pool, others = StreamPool(2), [Stream() for _ in range(12)]
+    async with anyio.create_task_group() as tasks:
+        for stream in others:
+            tasks.start_soon(stream.run, record.launch, 1, LONG)
+        await until(lambda: len(record.launches()) > 0)
+        for _ in range(3):
+            tasks.start_soon(request)
+        await until(lambda: pool.waiting == 1)
+        pool.close()
+        await until(lambda: told == 3)
+        assert len(record.launches()) < 12
+    assert 0 not in record.launches()
+    for stream in others:
+        stream.close()
 
 
 def test_task_of_a_pool_in_a_loop_that_has_ended_counts_no_more() -> None:

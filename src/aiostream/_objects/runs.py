@@ -247,7 +247,8 @@ class RunMethods:
         is_generator = checks.plain_function(fn, "run", halves=True)
         launches = loops.current_bridge().launches
         if self._is_pool:
-            pool, stream = stream, stream._at_once(launches) or await stream._in_turn(launches)
+            pool, free = stream, None if launches.wait else stream._at_once()
+            stream = free or await pool._in_turn(launches)
             number = stream._number
             if pool._has_own:
                 args = (stream._own, *args)

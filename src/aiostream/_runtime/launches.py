@@ -3,7 +3,7 @@
 A launch is a function that enqueues work, in the thread of a loop. Launches that have kept the loop
 for about a millisecond have used up its turn. From then on tasks that want to launch wait in one
 queue, first come, first served. A drain of the loop's bridge begins the next turn, and wakes as
-many of them as the last launches needed to use one up. If these are few, it is the second drain,
+many of them as the last launches fitted into one. If these are few, it is the second drain,
 and the loop does everything else between the two: a task that the first one woke would come before
 the timers that are due, and before most of what has arrived. Where many fit, they are short, and
 what the loop does in between would cost more: with 64 tasks that launch for 0.05 ms, a launch took
@@ -34,7 +34,7 @@ from aiostream._base import development
 from aiostream._runtime import completion
 
 _TURN = 1_250_000  # nanoseconds
-_FEW = 8  # launches, which use up a turn
+_FEW = 7  # launches, which fit into a turn
 LONG = 0.002  # seconds
 _lines: Counter[str] = Counter()  # of long launches in the development mode
 
@@ -77,7 +77,7 @@ class Launches:
         self._drains = 0
         self._spent = self.count = 0  # of this turn
         self._used = 0  # the time of the thread at the last launch or drain, if it is asked for
-        self._fitting = 1  # how many launches use up a turn, by the last ones
+        self._fitting = 1  # how many launches a turn has time for, by the last ones
         # Whether the first of the woken tasks launches also in a turn that calls of `enqueue_async`
         # have used up. They do not wait, so without this it could wait for good.
         self.owes_one = False
@@ -89,7 +89,8 @@ class Launches:
         """Notes how long a launch has kept the loop."""
         self.count += 1
         self._spent += nanoseconds
-        if self._spent >= _TURN and not self._drains:
+        # Another one like this would not fit.
+        if self._spent + nanoseconds > _TURN and not self._drains:
             self._end_turn()
         if limit < math.inf:
             before, self._used = self._used, thread_time_ns()
@@ -117,7 +118,7 @@ class Launches:
             self._drains -= 1
             return
         if self.count:
-            self._fitting = 1 + (_TURN - 1) * self.count // max(1, self._spent)
+            self._fitting = max(1, _TURN * self.count // max(1, self._spent))
             self._spent = self.count = 0
         self.turn_of = None
         if not self._drains:

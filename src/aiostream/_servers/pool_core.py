@@ -69,8 +69,8 @@ class PoolCore:
         # many as there are free streams.
         self._queue: dict[int, Any] = {}
         self._next_ticket: Callable[[], int] = count(1).__next__
-        # The tickets of the tasks that wait for their turn to launch, and need a stream after that.
-        self._launching: set[int] = set()
+        # Those of the tasks that wait for their turn to launch, and need a stream after that.
+        self._launching: dict[int, Any] = {}
         self._asks = False  # some busy streams may have no event that reports them
         self._due = 0.0  # until then the loop will ask again by itself
         # `driver.latest_failure` when the contexts of this pool were known to be healthy.
@@ -183,9 +183,13 @@ class PoolCore:
         self._loop = getattr(bridge, "loop", _nothing) if len(self._contexts) == 1 else _nothing
         self._bridge = weakref.ref(bridge)
 
-    def _at_once(self, launches: Launches | None = None) -> Stream | None:
-        """Gives out a stream if one is free and no task waits, nor has to before a launch."""
-        if launches and launches.wait:
+    def _at_once(self, has_turn: bool = False) -> Stream | None:
+        """Gives out a stream if one is free and no task waits.
+
+        Args:
+            has_turn: Whether the task has just been in `_launching`, so those there come later.
+        """
+        if not has_turn and len(self._recent) <= len(self._launching):
             return None
         loop, trio = self._loop(), turns.at_work
         is_usual = loop is not None and loop is _asyncio._get_running_loop() and not self._queue
@@ -234,11 +238,11 @@ class PoolCore:
         stream._use[number] = task and _reference(task)
         return stream
 
-    async def _acquire(self, for_thread: bool) -> Stream:
+    async def _acquire(self) -> Stream:
         if observers and not is_observed():
-            return await observed("StreamPool.acquire", PoolCore._acquire, self, for_thread)
+            return await observed("StreamPool.acquire", PoolCore._acquire, self)
         bridge = loops.current_bridge()
-        checkpoint, launches = bridge.checkpoint, None if for_thread else bridge.launches
+        checkpoint = bridge.checkpoint
         # Without an await all other tasks of the loop would wait as long as streams are free.
         yields = checkpoint is None and not self._queue and bridge.must_yield()
         del bridge  # no frame that is suspended keeps it, because it would survive its loop
@@ -248,13 +252,13 @@ class PoolCore:
             await loops.yield_turn()
         if self._healthy_since is not driver.latest_failure:
             self._enter()
-        return self._at_once(launches) or await self._in_turn(launches)
+        return self._at_once() or await self._in_turn()
 
-    async def _in_turn(self, launches: Launches | None, is_limited: bool = True) -> Stream:
+    async def _in_turn(self, launches: Launches | None = None, is_limited: bool = True) -> Stream:
         """Waits until it is this task's turn.
 
         Args:
-            launches: Those of the loop, if the task may launch in it. Their turn comes first.
+            launches: Those of the loop, if the task launches next. Their turn comes first.
                 Otherwise tasks that wait only for that would have the streams, and nearly all
                 others would wait twice.
             is_limited: Whether `max_waiting` counts for the task.
@@ -266,12 +270,12 @@ class PoolCore:
             await loops.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         if launches and launches.wait:
-            self._launching.add(ticket := self._next_ticket())
+            ticket = self._next_ticket()
             try:
-                await waiting.launch_turn(launches)
+                await waiting.launch_turn(launches, partial(self._note, ticket))
             finally:
-                self._launching.discard(ticket)
-            if stream := self._at_once():
+                self._launching.pop(ticket, None)
+            if stream := self._at_once(has_turn=True):
                 launches.turn_of = stream
                 return stream
         ticket, kept = self._next_ticket(), loops.current_bridge().kept
@@ -305,14 +309,22 @@ class PoolCore:
         finally:
             kept.pop((id(self), ticket), None)
 
+    def _note(self, ticket: int, future: Any) -> None:
+        self._launching[ticket] = weakref.ref(future)
+
     def _wake(self, most: int | None, answer: Callable[[], object] = _nothing) -> None:
-        """Wakes the first tasks that wait. With an error for an answer, it is raised there."""
-        if most == 0 or not self._queue:
+        """Wakes the first tasks that wait for a stream, or with an answer all.
+
+        If the answer is an error, it is raised there.
+        """
+        if most == 0 or not (self._queue or self._launching):
             return
         try:
             first = [*islice(self._queue.values(), most)]
         except RuntimeError:  # a finalizer or a signal handler has used the pool in between
             first = [*islice(self._queue.copy().values(), most)]
+        if most is None:
+            first += self._launching.copy().values()
         for reference in first:
             future = reference()
             if future is not None and not (future.done() or loops.is_dead(future)):

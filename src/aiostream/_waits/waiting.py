@@ -227,19 +227,27 @@ def synchronize(awaited: Any, limit: float | None) -> None:
     driver.raise_for(answer, "cuEventQuery", operand.name)
 
 
-async def launch_turn(launches: Launches) -> None:
+async def launch_turn(launches: Launches, waits_for: Callable[[Any], object] | None = None) -> None:
     """Waits until this loop has time for another launch: see `_runtime/launches.py`.
 
     Call it if `launches.wait` is true, and ask afterwards what may have changed meanwhile.
 
     Cancellation: raises at once.
+
+    Args:
+        launches: Those of the loop.
+        waits_for: It is called with each future that the task awaits. If that gets an error for a
+            result, the error is raised.
     """
     ticket, woken = launches.next_ticket(), False
     try:
         # Others may have used up the turn in which a task was woken. Then it waits for the next.
         while launches.is_over if woken else launches.wait:
             launches.waiting[ticket] = future = _current_bridge().new_future()
-            await future
+            if waits_for is not None:
+                waits_for(future)
+            if error := await future:
+                raise error
             woken = True
             if launches.owes_one:
                 launches.owes_one = False
