@@ -262,7 +262,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         the stream. So a method works as it is: `pool.run(Replica.answer, request)`.
 
         If it has to wait for its turn, it takes the stream after that. The stream is current in
-        `fn`, and back in the pool afterwards, also after a cancellation or an error. Cancellation, threads and errors are those of `acquire` and of `Stream.run`.
+        `fn`, and back in the pool afterwards, also after a cancellation or an error. Cancellation,
+        threads and errors are those of `acquire` and of `Stream.run`.
 
         Raises:
             PoolFullError: `max_waiting` tasks wait already. A server answers with 503.

@@ -11,8 +11,8 @@ what the loop does in between would cost more: with 64 tasks that launch for 0.0
 
 The shorter a turn, the fewer requests a server reads and answers in one go, and the more each of
 them costs: the client is woken more often, and code and data have left the processor's caches.
-With launches of 0.2 ms it served 0.95 of what it serves without turns if these took 1 ms, and
-0.99 to 1.04 with 1.25 ms, where `/ping` had a p99 of 2.1 ms (H200, 2026-11-28).
+With launches of 0.3 ms a server with `pool.run` answered 0.95 times as many as without turns if
+these took 1 ms, and 0.97 times with 1.25 or 1.5 ms (simulator, 2026-11-28).
 
 A launch that has used two milliseconds of its thread is long, and is reported to who asks for that.
 Its time on the clock says less: while launching threads have the GIL, a short one takes 5 ms.
