@@ -287,8 +287,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 results = await waiting.within(self._context.copy(), call)
                 _settle(batch, self._outcomes(results, len(batch)))
                 batch.clear()
-                if own is not None or len(pool._queue) > self._queues:  # others want the stream
-                    break
+                if own is not None or pool._tasks() - len(pool._recent) > self._queues:
+                    break  # others want the stream
             pool._give(stream, number)
         except BaseException as error:
             if stream is not None and number:
