@@ -260,18 +260,17 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 comes within a turn, and a stream is free. Otherwise another task begins.
         """
         tasks, pool, stream, number = self._tasks, self._pool, None, 0
-        launches = None if self._in_thread else loops.current_bridge().launches
         try:
             if own is not None:
                 self._comes, tasks[id(batch)] = True, (batch, None)
                 await loops.yield_turn()
-            if (own is None or len(self._waiting) == 1) and not (launches and launches.wait):
+            if own is None or len(self._waiting) == 1:
                 stream = pool._at_once()
             if stream is None:
                 self._comes = self._queues = own is None
                 if own is not None:
                     return
-                stream = await pool._in_turn(launches, is_limited=False)
+                stream = await pool._in_turn(is_limited=False)
             number, self._comes, self._queues = stream._number, False, False
             run = stream.run_in_thread if self._in_thread else stream.run
             while True:
@@ -287,8 +286,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 results = await waiting.within(self._context.copy(), call)
                 _settle(batch, self._outcomes(results, len(batch)))
                 batch.clear()
-                if own is not None or pool._tasks() - len(pool._recent) > self._queues:
-                    break  # others want the stream
+                if own is not None or len(pool._queue) > self._queues:  # others want the stream
+                    break
             pool._give(stream, number)
         except BaseException as error:
             if stream is not None and number:

@@ -257,10 +257,9 @@ class RunMethods:
         driven: halves.Halves | None = None
         asks = False  # whether the driver has to say that the stream is idle
         try:
-            if launches.wait:
-                if launches.turn_of is not stream:
-                    await waiting.launch_turn(launches)
-                launches.turn_of = None
+            if launches.wait and launches.turn_of is not stream:
+                await waiting.launch_turn(launches)
+            launches.turn_of = None
             call: Callable[[], Any] = partial(fn, *args, **kwargs)
             if is_generator:  # the first half is a part of the call
                 driven = halves.Halves(operand, call)

@@ -70,12 +70,14 @@ class Launches:
         self.queue = 0  # the number of the bridge's, which sets it
         # Whether a task that wants to launch has to wait.
         self.wait = False
-        # A stream of a pool whose task has waited for its turn already, and launches next.
+        # The stream of a task that has waited for its turn first, and launches in this step.
         self.turn_of: object = None
         # How many drains it takes until the next turn. If there are any, the bridge's descriptor is
         # readable, so a drain will come.
         self._drains = 0
         self._spent = self.count = 0  # of this turn
+        # Whether another launch like the last one does not fit into the turn.
+        self.is_over = False
         self._used = 0  # the time of the thread at the last launch or drain, if it is asked for
         self._fitting = 1  # how many launches a turn has time for, by the last ones
         # Whether the first of the woken tasks launches also in a turn that calls of `enqueue_async`
@@ -89,9 +91,10 @@ class Launches:
         """Notes how long a launch has kept the loop."""
         self.count += 1
         self._spent += nanoseconds
-        # Another one like this would not fit.
-        if self._spent + nanoseconds > _TURN and not self._drains:
-            self._end_turn()
+        if self._spent + nanoseconds > _TURN:
+            self.is_over = True
+            if not self._drains:
+                self._end_turn()
         if limit < math.inf:
             before, self._used = self._used, thread_time_ns()
             used = min(nanoseconds, self._used - before)
@@ -104,11 +107,6 @@ class Launches:
         self._drains = 2 if self._fitting <= _FEW else 1
         self.wait = True
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the turn is over, for a task that was woken in it."""
-        return self._spent >= _TURN
-
     def drained(self) -> None:
         """A drain of the bridge: begins a turn, and wakes the tasks whose turn it is."""
         if limit < math.inf:
@@ -120,7 +118,7 @@ class Launches:
         if self.count:
             self._fitting = max(1, _TURN * self.count // max(1, self._spent))
             self._spent = self.count = 0
-        self.turn_of = None
+            self.is_over = False
         if not self._drains:
             return
         is_full = len(self.waiting) >= self._fitting

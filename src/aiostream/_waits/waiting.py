@@ -254,6 +254,7 @@ async def launch_turn(launches: Launches, waits_for: Callable[[Any], object] | N
                 break
     finally:
         launches.waiting.pop(ticket, None)
+        future = error = None  # an error that refers to this frame would keep itself alive
 
 
 @types.coroutine
