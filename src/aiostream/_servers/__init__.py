@@ -8,5 +8,4 @@ fires a ticket, and the drain of that loop has the pool ask for the stream.
 (`native/engine/failures.c`), which ends the process if the program has asked for that. Otherwise
 the janitor reads the note and has the listeners called, one after another, in a thread of their
 own. `ending` waits until nothing is pending: it asks the counts, so that no wait pays for it.
-`clients` notices those that leave.
 """

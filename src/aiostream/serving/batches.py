@@ -1,4 +1,4 @@
-"""What a model server needs between its requests and a pool: batches, and clients that leave."""
+"""Batches: many requests share one launch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from aiostream import _native
 from aiostream._base import checks
 from aiostream._runtime import completion, loops
 from aiostream._runtime.observing import is_observed, observed, observers
-from aiostream._servers.clients import while_connected
 from aiostream._waits import pending, waiting
 from aiostream.errors import PoolFullError
 from aiostream.pool import StreamPool
-
-__all__ = ["Batches", "while_connected"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

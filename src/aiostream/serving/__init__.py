@@ -1,0 +1,17 @@
+"""What a model server needs between its requests and a pool: batches, and clients that leave.
+
+A handler awaits an item of `Batches` (`batches`). For each stream that it gets, a task takes the
+items that wait, runs the function on the stream, and gives each waiting task its result. In the
+block of `while_connected` (`clients`) a second task receives for the handler, and cancels the block
+when the client leaves. All of it runs in the thread of one loop.
+
+Nothing here polls the GPU or calls the driver: the pool does.
+"""
+
+from aiostream.serving.batches import Batches
+from aiostream.serving.clients import while_connected
+
+__all__ = ["Batches", "while_connected"]
+
+# Where programs import them from.
+Batches.__module__ = while_connected.__module__ = __name__
