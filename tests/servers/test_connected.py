@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -130,29 +131,95 @@ async def test_its_item_leaves_the_queue() -> None:
     assert same.sizes == {1: 1}
 
 
+BODY = {"type": "http.request", "body": b"part", "more_body": False}
+MORE = {"type": "http.request", "body": b"", "more_body": True}
+SOCKET = {"type": "websocket.receive", "text": "hello"}
+
+
 @pytest.mark.parametrize(
-    ("message", "error"),
+    ("messages", "error"),
     [
-        ({"type": "http.request", "body": b"part", "more_body": False}, "read the body"),
-        ({"type": "http.request", "body": b"", "more_body": True}, "read the body"),
-        ({"type": "websocket.receive", "text": "hello"}, "got websocket.receive"),
+        ([BODY], "read the body before. If you have, its `receive` replays"),
+        ([MORE], "read the body before. If you have, its `receive` replays"),
+        ([SOCKET], "got websocket.receive"),
+        ([EMPTY, EMPTY], "got a body: .* its `receive` replays it"),
+        ([EMPTY, BODY], "got a body: .* its `receive` replays it"),
+        ([EMPTY, SOCKET], "got websocket.receive"),
     ],
 )
 async def test_what_the_block_would_take_from_the_program_is_refused(
-    message: dict[str, Any], error: str
+    messages: list[dict[str, Any]], error: str
 ) -> None:
     with pytest.raises(RuntimeError, match=error):
-        async with while_connected(Client(message).receive):
+        async with while_connected(Client(*messages).receive):
             await anyio.sleep_forever()
 
 
-async def test_an_error_of_receive_is_raised() -> None:
-    async def receive() -> Any:
-        raise ConnectionError("lost")
+@requests_of
+@pytest.mark.parametrize("message", [EMPTY, BODY])
+@pytest.mark.all_loops
+async def test_a_receive_that_replays_does_not_keep_the_loop(
+    request_of: Any, message: dict[str, Any]
+) -> None:
+    """As in a middleware that has read the body: each call is answered at once."""
 
-    with pytest.raises(ConnectionError, match="lost"):
+    class Replay(Client):
+        async def receive(self) -> dict[str, Any]:
+            return message
+
+    request = request_of(Replay())
+    if request_of is starlette:
+        await request.body()
+    with pytest.raises(RuntimeError, match="its `receive` replays it"):
+        async with while_connected(request):
+            await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("lost"), asyncio.CancelledError("lost")])
+@pytest.mark.all_loops
+async def test_an_error_of_receive_is_raised(error: BaseException) -> None:
+    """Also one that looks as if the task were cancelled."""
+
+    async def receive() -> Any:
+        raise error
+
+    with pytest.raises(type(error), match="lost"):
         async with while_connected(receive):
             await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("is_handled", [False, True])
+@pytest.mark.parametrize("make", [asyncio.TaskGroup, anyio.create_task_group])
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_a_group_that_fails_in_the_block_is_as_without(make: Any, is_handled: bool) -> None:
+    """asyncio's own leaves its cancellation requested, on Python 3.11, if the task waits for it."""
+    reached = []
+
+    async def fail() -> None:
+        await turns()
+        raise KeyError("its own")
+
+    async def answer() -> None:
+        async with while_connected(Client(EMPTY).receive):
+            try:
+                async with make() as group:
+                    if make is asyncio.TaskGroup:
+                        group.create_task(fail())
+                    else:
+                        group.start_soon(fail)
+            except* KeyError:
+                if not is_handled:
+                    raise
+            reached.append("end")
+            await turns()
+
+    if is_handled:
+        await answer()
+    else:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await answer()
+        assert repr(caught.value.exceptions[0]) == repr(KeyError("its own"))
+    assert reached == ["end"] * is_handled
 
 
 async def test_only_http_requests_are_taken() -> None:

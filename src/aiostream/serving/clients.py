@@ -6,6 +6,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+_A_BODY = (
+    "while_connected got a body: read the body before. If you have, its `receive` replays it, and "
+    "never says that the client leaves: a middleware has to await the server's `receive` after it"
+)
+
 
 @contextlib.asynccontextmanager
 async def while_connected(request: Any, /) -> AsyncIterator[None]:
@@ -30,8 +35,9 @@ async def while_connected(request: Any, /) -> AsyncIterator[None]:
     Raises:
         TypeError: It is something else, such as a WebSocket, whose messages the block would take.
             Receive these yourself: their end is an exception.
-        RuntimeError: The body of the request was not read before, or `receive` is a WebSocket's.
-            The block is cancelled first.
+        RuntimeError: The body of the request was not read before, `receive` gives it a second time,
+            or `receive` is a WebSocket's. The block is cancelled first.
+        BaseException: What `receive` has raised. The block is cancelled first.
 
     Example:
         >>> from aiostream import serving
@@ -50,28 +56,37 @@ async def while_connected(request: Any, /) -> AsyncIterator[None]:
             f"while_connected takes an HTTP request or its `receive`, not {type(request).__name__}"
         )
     problems: list[BaseException] = []
+    cancelled, receiving = anyio.get_cancelled_exc_class(), anyio.CancelScope()
 
     async def watch() -> None:
-        try:
-            while (message := await receive())["type"] != "http.disconnect":
-                # The server sends an empty body for a request without one.
-                if message["type"] != "http.request":
-                    raise RuntimeError(f"while_connected got {message['type']}: it is for HTTP")
-                if message.get("body") or message.get("more_body"):
-                    raise RuntimeError("read the body of the request before while_connected")
-        except Exception as error:
-            problems.append(error)
-        group.cancel_scope.cancel()
+        with receiving:
+            try:
+                is_empty = False
+                while (message := await receive())["type"] != "http.disconnect":
+                    if message["type"] != "http.request":
+                        raise RuntimeError(f"while_connected got {message['type']}: it is for HTTP")
+                    # The server sends one empty body for a request without one.
+                    if is_empty or message.get("body") or message.get("more_body"):
+                        raise RuntimeError(_A_BODY)
+                    is_empty = True
+            except BaseException as error:
+                # It is -inf if this task is cancelled. Else the cancellation comes from `receive`.
+                if isinstance(error, cancelled) and anyio.current_effective_deadline() < 0:
+                    raise
+                problems.append(error)
+            group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
         group.start_soon(watch)
         try:
             yield
-        except anyio.get_cancelled_exc_class():
+        except cancelled:
             raise
         except BaseException as error:  # raised below, as if there were no task group
             problems.insert(0, error)
-        group.cancel_scope.cancel()
+        # Not the group, which would cancel this task too. On Python 3.11 anyio does not take that
+        # back if an asyncio.TaskGroup has failed here, whose own request to cancel remains.
+        receiving.cancel()
     if problems:
         try:
             raise problems[0]
