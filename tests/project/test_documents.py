@@ -425,7 +425,7 @@ class Stream(aiostream.Stream):
 """
 
 BATCHES = """
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import assert_type
 
 import aiostream
@@ -442,10 +442,59 @@ class Replica:
         yield
         return []
 
+    def choosy(self, items: list[int]) -> list[str | ValueError]:
+        return []
+
+    def broad(self, items: list[int]) -> Sequence[str | Exception]:
+        return []
+
+    def choosy_halves(self, items: list[int]) -> Generator[None, None, list[str | KeyError]]:
+        yield
+        return []
+
+    def tensor(self, items: list[int]) -> "Tensor":
+        return Tensor()
+
+
+class Tensor:  # torch's has these types
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, indices: None | int | slice | list[int]) -> "Tensor":
+        return self
+
 
 async def ask(pool: aiostream.StreamPool[Replica]) -> None:
     assert_type(await serving.Batches(pool, Replica.plain, most=2)(1), str)
     assert_type(await serving.Batches(pool, Replica.halves, most=2, in_thread=True)(1), str)
+    assert_type(await serving.Batches(pool, Replica.choosy, most=2)(1), str)
+    assert_type(await serving.Batches(pool, Replica.broad, most=2)(1), str)
+    assert_type(await serving.Batches(pool, Replica.choosy_halves, most=2)(1), str)
+    assert_type(await serving.Batches(pool, Replica.tensor, most=2)(1), Tensor)
+"""
+
+BATCHES_OF_NUMPY = """
+from collections.abc import Generator
+from typing import Any, assert_type
+
+import aiostream
+import numpy as np
+import numpy.typing as npt
+from aiostream import serving
+
+
+def plain(items: list[int]) -> npt.NDArray[np.float32]:
+    return np.zeros((len(items), 8), np.float32)
+
+
+def halves(items: list[int]) -> Generator[None, None, npt.NDArray[np.float32]]:
+    yield
+    return np.zeros((len(items), 8), np.float32)
+
+
+async def ask(pool: aiostream.StreamPool) -> None:
+    assert_type(await serving.Batches(pool, plain, most=2)(1), Any)
+    assert_type(await serving.Batches(pool, halves, most=2)(1), Any)
 """
 
 A_METHOD_THAT_A_POOL_DOES_NOT_HAVE = """
@@ -466,6 +515,8 @@ def test_type_checkers_accept_what_is_right_and_refuse_what_is_wrong(
     shown = [each.code for each in programs_of(ROOT / "docs/batches.md") if not each.needs]
     assert shown
     right = [*shown, EACH_NAME, BATCHES, A_SUBCLASS_WITH_AN_END_OF_ITS_OWN]
+    if importlib.util.find_spec("numpy"):
+        right.append(BATCHES_OF_NUMPY)
     files = {f"right_{number}.py": program for number, program in enumerate(right)}
     files["wrong.py"] = A_METHOD_THAT_A_POOL_DOES_NOT_HAVE
     output = check_types(checker, tmp_path, files)

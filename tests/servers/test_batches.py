@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import collections
 import contextlib
 import contextvars
+import re
 import sys
 import time
-from collections import Counter
+import types
+from collections import Counter, UserDict, UserList
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
 
-from aiostream import PoolFullError, Stream, StreamPool
+from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool
 from aiostream.serving import Batches
 from batching import double, held
 from support import Gate
@@ -338,6 +343,177 @@ async def test_another_number_of_results_is_a_type_error_for_that_batch(results:
         assert what in str(made.outcomes[number])
 
 
+class Scores(NamedTuple):
+    """As `torch.topk` returns it."""
+
+    values: list[int]
+    indices: list[int]
+
+
+class Tensor:
+    """As much of an array as `Batches` asks for."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> int:
+        return self.rows[index]
+
+
+# Each of two items.
+UNORDERED: dict[str, Callable[[], Any]] = {
+    "set": lambda: {1, 2},
+    "frozenset": lambda: frozenset({1, 2}),
+    "dict": lambda: {0: 1, 1: 2},
+    "dict_keys": {1: 0, 2: 0}.keys,
+    "dict_values": {0: 1, 1: 2}.values,
+    "dict_items": {0: 1, 1: 2}.items,
+    "mappingproxy": lambda: types.MappingProxyType({0: 1, 1: 2}),
+    "UserDict": lambda: UserDict({0: 1, 1: 2}),
+    "Counter": lambda: Counter([1, 2]),
+    "str": lambda: "ab",
+    "bytes": lambda: b"ab",
+    "bytearray": lambda: bytearray(b"ab"),
+    "memoryview": lambda: memoryview(b"ab"),
+    "Scores": lambda: Scores([1, 2], [0, 0]),
+    "map": lambda: map(str, {1, 2}),  # another one's stream would compute it
+    "int": lambda: 2,
+}
+
+
+def in_halves(results: Any) -> Any:
+    yield
+    return results
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+async def test_what_is_no_ordered_collection_is_a_type_error_for_that_batch(name: str) -> None:
+    async with held() as (made, group):
+        made.gate.open()
+        made.answer = lambda items: UNORDERED[name]() if len(items) == 2 else items
+        for fn in (made.fn, lambda items: in_halves(made.answer(items))):
+            async with Batches(made.pool, fn, most=2) as made.batches:
+                await made.begin_together(group, 1, 2)
+                await until(lambda: len(made.outcomes) == 2)
+                assert await made.batches(3) == 3
+            for number in (1, 2):
+                error = made.outcomes.pop(number)
+                assert isinstance(error, TypeError)
+                assert f"got 2 items and returned {name}: it returns a list" in str(error)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [list, tuple, collections.deque, UserList, partial(array.array, "i"), Tensor, "numpy.array"],
+)
+async def test_each_ordered_collection_gives_its_items_in_order(kind: Any) -> None:
+    if kind == "numpy.array":
+        kind = pytest.importorskip("numpy").array
+    async with held() as (made, group):
+        made.answer = lambda items: kind(double(items))
+        await made.begin(group, 0, 3, 1, 2)
+    assert made.outcomes == {0: 0, 1: 2, 2: 4, 3: 6}
+
+
+async def test_a_row_of_an_array_for_each_item() -> None:
+    numpy = pytest.importorskip("numpy")
+    async with held() as (made, group):
+        made.answer = lambda items: numpy.array([[each, -each] for each in items])
+        await made.begin(group, 0, 3, 1)
+    assert {item: [*row] for item, row in made.outcomes.items()} == {
+        0: [0, 0],
+        3: [3, -3],
+        1: [1, -1],
+    }
+
+
+async def test_a_class_of_exceptions_is_no_result() -> None:
+    async with held() as (made, group):
+        made.answer = lambda items: [ValueError if item == 1 else item for item in items]
+        await made.begin_together(group, 1, 2)
+        await until(lambda: made.seen != [])
+        await made.begin(group, 3)
+    for number in (1, 2):
+        assert isinstance(made.outcomes[number], TypeError)
+        assert "returned a class of exceptions in place of one" in str(made.outcomes[number])
+    assert made.outcomes[3] == 3
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("in_half", [0, 1, 2])
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_a_cancelled_error_of_a_function_cancels_no_task(
+    in_half: int, number: int, in_thread: bool
+) -> None:
+    """As `future.result()` of a cancelled future raises it: all tasks get one error."""
+    table: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+    table.cancel("the table was not loaded")
+
+    def halves(items: list[int]) -> Any:
+        if in_half == 2:
+            yield
+        results = [table.result()[item] for item in items]
+        yield
+        return results
+
+    def fn(items: list[int]) -> Any:
+        if items == [9]:
+            return items
+        return halves(items) if in_half else [table.result()[item] for item in items]
+
+    def is_told(error: object) -> bool:
+        return (
+            isinstance(error, RuntimeError)
+            and re.search(r"fn has raised CancelledError\('the table was not", str(error))
+            is not None
+            and isinstance(error.__cause__, asyncio.CancelledError)
+        )
+
+    async with StreamPool(1) as pool, Batches(pool, fn, most=4, in_thread=in_thread) as scored:
+        asks = [scored(item) for item in range(number)]
+        errors = await asyncio.gather(*asks, return_exceptions=True)
+        assert all(map(is_told, errors)), errors
+        # Also in a task that has been asked to end before, as on Python 3.11 a TaskGroup leaves it.
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="its task was not cancelled"):
+            await scored(1)
+        task.uncancel()
+        assert await scored(9) == 9
+
+
+@pytest.mark.parametrize("come_together", [False, True])
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.all_loops
+async def test_a_function_that_closes_the_pool_has_the_last_batch(
+    most: int, come_together: bool
+) -> None:
+    """The others come before it, or while it runs."""
+    async with held(most=most) as (made, group):
+        made.gate.open()
+
+        def answer(items: list[int]) -> list[int]:
+            if not come_together and len(made.seen) == 1:
+                for each in range(1, 5):
+                    group.start_soon(made.ask, each)
+            made.pool.close()
+            return double(items)
+
+        made.answer = answer
+        await made.begin_together(group, *(range(5) if come_together else [0]))
+        await until(lambda: len(made.outcomes) == 5)
+    assert len(made.seen) == 1
+    for item, outcome in made.outcomes.items():
+        assert (outcome == 2 * item) if item in made.seen[0] else type(outcome) is StreamClosedError
+
+
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 async def test_an_end_of_the_program_in_a_batch_is_raised_in_its_task(kind: Any) -> None:
     def fn(items: list[int]) -> list[int]:
@@ -414,7 +590,10 @@ async def test_a_task_of_a_batch_that_is_cancelled_leaves_no_item_waiting() -> N
             for task in tasks:
                 task.cancel()
             await until(lambda: len(made.outcomes) == 3)
-            assert {type(error) for error in made.outcomes.values()} == {RuntimeError}
+            for error in made.outcomes.values():
+                assert isinstance(error, RuntimeError)
+                assert str(error) == "the task of Batches of Held.fn was cancelled"
+                assert isinstance(error.__cause__, asyncio.CancelledError)
         made.gate.open()
         assert await made.batches(3) == 6
 

@@ -7,10 +7,10 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, MappingView, Set
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from aiostream import _native
 from aiostream._base import checks
@@ -23,11 +23,19 @@ from aiostream.pool import StreamPool
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Own = TypeVar("Own")
-# What a function of batches returns, or yields once and then returns. An exception is raised.
-Found = Sequence[Result | BaseException]
-Results = Found[Result] | Generator[None, None, Found[Result]]
+Failure = TypeVar("Failure", bound=BaseException)
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem as Rows
+
+    # What a function of batches returns, or yields once and then returns. A row that is an
+    # exception is raised, and is no result. pyright sees that of one kind of exceptions: of a union
+    # it takes away the types that stand here, and what alone is left for `Failure`.
+    Found = Rows[Result | Failure] | Rows[Result | BaseException | Exception]
+    Results = Found[Result, Failure] | Generator[None, None, Found[Result, Failure]]
 # Items, and when they came, by the future of their task.
 Batch = dict[Any, tuple[Item, float]]
+# These have no order, are text, or are records: a subclass of a tuple has a name for each part.
+_NO_ROWS = (Set, MappingView, str, bytes, bytearray, memoryview, tuple)
 
 
 class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
@@ -56,8 +64,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
     Args:
         pool: Where the batches run. Its own `max_waiting` does not count for them.
         fn: What `pool.run` takes: a function, or a function in two halves. It gets a list of items,
-            and returns one result for each. If the pool has `each`, it gets first what belongs to
-            the stream.
+            and returns a list, a tuple, an array or a like collection with one result for each, in
+            their order. If the pool has `each`, it gets first what belongs to the stream.
         most: How many items a batch has at most.
         max_waiting: How many items may wait for a batch, without those that idle streams are
             about to take. If you set it, one more gets a `PoolFullError`. `None` sets no limit.
@@ -88,12 +96,12 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
     @overload
     def __init__(
-        self, pool: StreamPool[None], fn: Callable[[list[Item]], Results[Result]], *,
+        self, pool: StreamPool[None], fn: Callable[[list[Item]], Results[Result, Failure]], *,
         most: int, max_waiting: int | None = None, in_thread: bool = False,
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self, pool: StreamPool[Own], fn: Callable[[Own, list[Item]], Results[Result]], *,
+        self, pool: StreamPool[Own], fn: Callable[[Own, list[Item]], Results[Result, Failure]], *,
         most: int, max_waiting: int | None = None, in_thread: bool = False,
     ) -> None: ...  # fmt: skip
     def __init__(
@@ -176,8 +184,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
 
         Raises:
             PoolFullError: `max_waiting` items wait already. A server answers with 503.
-            RuntimeError: The block has not begun, or has ended. Or this is another loop.
-            TypeError: `fn` has returned another number of results than it got items.
+            RuntimeError: The block has not begun, or has ended. Or this is another loop. Or `fn`
+                has raised asyncio's `CancelledError`, which is the cause then: no task was
+                cancelled.
+            TypeError: `fn` has returned another number of results than it got items, or something
+                else than a collection in their order, or a class of exceptions as a result.
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
             BaseException: What `fn` has raised, or the result, if that is an exception.
@@ -256,7 +267,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             own: The future of the task that calls this, whose item alone is served: if no other one
                 comes within a turn, and a stream is free. Otherwise another task begins.
         """
-        tasks, pool, stream, number = self._tasks, self._pool, None, 0
+        tasks, pool, stream, number, thrown = self._tasks, self._pool, None, 0, list[object]()
         try:
             if own is not None:
                 self._comes, tasks[id(batch)] = True, (batch, None)
@@ -280,10 +291,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 items = [item for item, _ in batch.values()]
                 call = run(self._fn, *pool._before(stream, (items,)))
                 # In a context of its own, so that what one batch sets does not reach the next.
-                results = await waiting.within(self._context.copy(), call)
+                results = await waiting.within(self._context.copy(), call, thrown)
                 _settle(batch, self._outcomes(results, len(batch)))
                 batch.clear()
-                if own is not None or len(pool._queue) > self._queues:  # others want the stream
+                # The pool was closed meanwhile, or others want the stream.
+                if own is not None or pool._closed or len(pool._queue) > self._queues:
                     break
             pool._give(stream, number)
         except BaseException as error:
@@ -298,15 +310,21 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
             if own is not None and not number:
                 self._waiting.pop(own, None)
                 raise
+            is_trio = loops.current_bridge().checkpoint is not None
             is_cancelled = isinstance(error, loops.current_bridge().cancelled)
             if not self._comes:  # no task will take what waits
                 self._take_into(batch, sys.maxsize)
+            if is_cancelled:
+                # Else `fn` has raised it. It cannot raise trio's, which comes from trio alone.
+                is_cancelled = bool(thrown) or is_trio or not number
+                what = f"{self._fn_name} has raised {error!r}, but its task was not cancelled"
+                if is_cancelled:
+                    what = f"the task of {self._called} was cancelled"
+                error, error.__cause__ = RuntimeError(what), error  # the new one's cause is the old
             # A task raises it, or it may be lost.
             is_over = isinstance(error, Exception) or any(map(loops.is_awaited, batch))
-            if is_cancelled:
-                error = RuntimeError(f"the task of {self._called} was cancelled")
             _settle(batch, chain([error], map(completion.copy_of, repeat(error))))
-            if is_cancelled or not (is_over or loops.current_bridge().checkpoint):
+            if is_cancelled or not (is_over or is_trio):
                 raise
             if not is_over:  # it would end the run of trio if it left a system task
                 _native.write_unraisable(error, self._fn)
@@ -325,16 +343,22 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
                 if loops.is_awaited(future):  # else its task was cancelled, and has yet to run
                     batch[future] = entry
 
-    def _outcomes(self, results: Sequence[Result | BaseException], size: int) -> list[Any]:
-        # A list now, because the stream's next user may overwrite what a lazy one would read.
-        found = list(results) if isinstance(results, Iterable) else None
-        if found is None or len(found) != size:
-            what = type(results).__name__ if found is None else f"{len(found)} results"
-            raise TypeError(
-                f"{self._fn_name} got {size} items and returned {what}: it returns one result for "
-                "each item"
-            )
-        return found
+    def _outcomes(self, results: Any, size: int) -> list[Any]:
+        kind = type(results)
+        named = kind is not list and (hasattr(kind, "keys") or issubclass(kind, _NO_ROWS))
+        if not hasattr(kind, "__getitem__") or (named and kind is not tuple):
+            what = kind.__name__
+        # A list now, because the stream's next user may overwrite what is read from an array later.
+        elif len(found := list(results)) != size:
+            what = f"{len(found)} results"
+        elif [each for each in found if isinstance(each, type) and issubclass(each, BaseException)]:
+            what = "a class of exceptions in place of one"
+        else:
+            return found
+        raise TypeError(
+            f"{self._fn_name} got {size} items and returned {what}: it returns a list, a tuple or "
+            "an array, with one result for each item"
+        )
 
     def _pending(self) -> list[tuple[Any, str, float]]:
         """Returns the future, the call and the beginning of each wait for a result."""
