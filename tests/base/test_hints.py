@@ -11,7 +11,7 @@ import pytest
 
 import aiostream
 import internals
-from aiostream import Event, Stream, StreamPool
+from aiostream import Event, Stream, StreamPool, serving
 from commands import python
 from support import succeed
 
@@ -46,10 +46,11 @@ def test_a_guess_is_answered(owners: dict[str, Any]) -> None:
 
 def test_what_is_advised_exists_and_what_exists_has_no_hint(owners: dict[str, Any]) -> None:
     owners |= {"stream": owners["Stream"], "pool": owners["StreamPool"], "event": owners["Event"]}
+    owners["Batches"] = serving.Batches(owners["StreamPool"], list, most=1)
     for owner, table in internals.ADVICE.items():
         names = [*table]
-        if owner == "()":
-            for kind in (Stream, StreamPool, Event):
+        if owner.endswith("()"):
+            for kind in (serving.Batches,) if owner == "Batches()" else (Stream, StreamPool, Event):
                 assert not {*names} & {*inspect.signature(kind).parameters}
         else:
             assert not [name for name in names if hasattr(owners[owner], name)]
@@ -74,6 +75,50 @@ def test_a_guessed_keyword_is_answered(call: Any, write: str) -> None:
         call()
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         Stream(colour=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "write"),
+    [
+        ("max_batch_size", "`most=32`"),
+        ("max_wait", "nothing for it: a batch begins when a stream is free"),
+        ("timeout", r"`async with asyncio\.timeout\(1\):` around `await batches\(item\)`"),
+        ("key", "a `Batches` for each key"),
+        ("max_queue", "`max_waiting=256`"),
+    ],
+)
+def test_a_guessed_keyword_of_batches_is_answered(
+    keyword: str, write: str, owners: dict[str, Any]
+) -> None:
+    make: Any = serving.Batches
+    said = rf"^Batches.__init__\(\) takes no keyword '{keyword}': write {write}"
+    with pytest.raises(TypeError, match=said):
+        make(owners["StreamPool"], list, **{keyword: 3})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        make(owners["StreamPool"], list, most=1, colour=3)
+
+
+@pytest.mark.parametrize("name", ["submit", "run", "put", "predict", "close", "stats", "timeout"])
+def test_any_name_that_batches_lack_is_answered(name: str, owners: dict[str, Any]) -> None:
+    class Mine(serving.Batches[Any, Any]):
+        """A subclass has the same hints."""
+
+    for kind in (serving.Batches, Mine):
+        made: Any = kind(owners["StreamPool"], list, most=1)
+        said = (
+            rf"^'{kind.__name__}' object has no attribute '{name}': write .*`await batches\(item\)`"
+        )
+        with pytest.raises(AttributeError, match=said):
+            getattr(made, name)
+        assert not hasattr(made, name)
+        with pytest.raises(AttributeError, match=r"has no attribute '_put'$"):
+            getattr(made, "_put")  # noqa: B009, a private name
+
+
+def test_the_package_says_where_batches_are() -> None:
+    assert not hasattr(aiostream, "Batches")
+    with pytest.raises(AttributeError, match=r"aiostream\.serving\.Batches\(pool, fn, most=32\)"):
+        _ = aiostream.Batches  # type: ignore[attr-defined]
 
 
 def test_other_names_get_the_usual_error(owners: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ _read(os.path.join(os.path.dirname(__file__), "hints.txt"))
 
 def _advice(owner: str, name: str) -> str:
     """The end of the error for a name that `owner`, a key of the table, does not have."""
-    advice = ADVICE[owner].get(name)
+    advice = ADVICE[owner].get(name) or ADVICE[owner].get("*")
     return f": write {advice}" if advice else ""
 
 
@@ -49,12 +49,13 @@ def missing(owner: str, said: str, name: str) -> AttributeError:
 
 def answers_keywords(init: Callable[P, None]) -> Callable[P, None]:
     """Has the errors for keywords that a constructor does not take say what to write."""
+    owner = own if (own := init.__qualname__.replace(".__init__", "()")) in ADVICE else "()"
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in ADVICE["()"].keys() & kwargs:
+        for name in ADVICE[owner].keys() & kwargs:
             said = f"{init.__qualname__}() takes no keyword {name!r}"
-            raise TypeError(said + _advice("()", name))
+            raise TypeError(said + _advice(owner, name))
         init(*args, **kwargs)
 
     return checked

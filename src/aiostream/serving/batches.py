@@ -13,7 +13,7 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from aiostream import _native
-from aiostream._base import checks
+from aiostream._base import checks, hints
 from aiostream._runtime import completion, loops
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._waits import pending, waiting
@@ -38,7 +38,7 @@ Batch = dict[Any, tuple[Item, float]]
 _NO_ROWS = (Set, MappingView, str, bytes, bytearray, memoryview, tuple)
 
 
-class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
+class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.Hinted):
     """Collects items into batches while the GPU is busy, and runs each on a stream of a pool.
 
     `async with Batches(pool, fn, most=32) as score:` gives you a function: `await score(item)`
@@ -104,6 +104,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock):
         self, pool: StreamPool[Own], fn: Callable[[Own, list[Item]], Results[Result, Failure]], *,
         most: int, max_waiting: int | None = None, in_thread: bool = False,
     ) -> None: ...  # fmt: skip
+    @hints.answers_keywords
     def __init__(
         self, pool: StreamPool[Any], fn: Callable[..., Any], *,
         most: int, max_waiting: int | None = None, in_thread: bool = False,
