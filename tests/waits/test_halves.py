@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import gc
 import importlib
@@ -166,19 +165,6 @@ async def test_what_cannot_be_driven_is_refused(stream: Stream) -> None:
 
     with pytest.raises(TypeError, match="not an async generator function"):
         await stream.run(asynchronous)
-
-
-async def test_context_variables_stay_set(stream: Stream) -> None:
-    variable = contextvars.ContextVar("variable", default=0)
-
-    def launch() -> Halves:
-        variable.set(1)
-        yield
-        assert variable.get() == 1
-        variable.set(2)
-
-    await stream.run(launch)
-    assert variable.get() == 2
 
 
 async def test_it_is_one_await_for_those_who_watch(call: Call, waits: list[Any]) -> None:
@@ -575,26 +561,6 @@ async def test_a_decorator_begins_anew_for_each_half(monkeypatch: pytest.MonkeyP
 
 
 # ------------------------------------------------------------------------------------- in a thread
-
-
-async def test_halves_in_threads_share_a_context(stream: Stream) -> None:
-    variable = contextvars.ContextVar("variable", default=0)
-    variable.set(1)
-    threads: list[str] = []
-
-    def launch() -> Halves:
-        assert variable.get() == 1
-        variable.set(2)
-        threads.append(threading.current_thread().name)
-        yield
-        assert variable.get() == 2
-        threads.append(threading.current_thread().name)
-
-    for limiter in None, anyio.CapacityLimiter(1):
-        await stream.run_in_thread(launch, limiter=limiter)
-    assert variable.get() == 1
-    assert len(threads) == 4
-    assert threading.current_thread().name not in threads
 
 
 @pytest.mark.parametrize("half", range(3))

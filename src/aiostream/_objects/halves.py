@@ -15,6 +15,9 @@ The stream stays in use from the call of the function until after the last half 
 pinned, or a mark lies in `shared.held`. A pool does not use the stream again while a mark is there.
 When the mark is gone, the stream may still be busy with what a close has enqueued.
 
+All halves and the close run in one context of variables, in whichever thread: a copy of the
+caller's, made at the call.
+
 `drive` does all this but the close for a `Work` (`runs.py`), whose result the `Halves` then is.
 """
 
@@ -59,7 +62,8 @@ class Halves:
         self, operand: Operand, call: Callable[[], Any], context: contextvars.Context | None = None
     ) -> None:
         self.operand, self.call = operand, call
-        self.context: Any = context  # in which it is closed
+        # Of variables. A task that is left at a `yield` must not keep what the halves have set.
+        self.context = contextvars.copy_context() if context is None else context
         self.generator: Any = None
         self.ended = False
         self.is_idle = False  # the stream, when it had ended
@@ -76,7 +80,7 @@ class Halves:
 
     def begin(self) -> Any:
         """Calls the function, and runs the first half if that returns a generator."""
-        result = self.call()
+        result = self.context.run(self.call)
         if type(result) is GeneratorType:
             self.adopt(result)
             self.step()
@@ -95,13 +99,13 @@ class Halves:
             RuntimeError: It has left open what belongs to the thread.
             BaseException: What the generator raised.
         """
-        generator, before = self.generator, _settings(self.operand)
+        generator, before, run = self.generator, _settings(self.operand), self.context.run
         try:
             if error is None:
-                yielded = generator.send(None)
+                yielded = run(generator.send, None)
             else:
                 self.take()
-                yielded = generator.throw(error)
+                yielded = run(generator.throw, error)
             now = _settings(self.operand)
             # torch may have been imported in this half.
             if yielded is None and (now == before or now[: len(before)] == before):
@@ -109,7 +113,7 @@ class Halves:
             self.take()
             differs = [n for n, a, b in zip(_NAMES, before, now, strict=False) if a != b]
             error = _misuse(generator.__qualname__, yielded, differs)
-            generator.throw(error)  # at which a block puts back what it has changed
+            run(generator.throw, error)  # at which a block puts back what it has changed
             raise error  # it has yielded once more
         except StopIteration as stop:
             self.value, self.ended = stop.value, True
@@ -138,14 +142,13 @@ class Halves:
         generator, self.generator = self.generator, None
         try:
             if generator is not None:
-                generator.close()
+                self.context.run(generator.close)
         finally:
             self._end()
 
     def leave(self, work: _native.Work) -> None:
         """The task leaves. If this is open, it is closed when the GPU has passed."""
         work.result, work.in_halves = self, self.is_open
-        self.context = contextvars.copy_context()
 
     def _end(self) -> None:
         try:
@@ -242,13 +245,13 @@ def close(halves: Halves, code: int, waits: _native.WaitList | None) -> None:
         code: 0 if the GPU has passed, or else an error.
         waits: A wait list of the stream, which is pinned; or `None`.
     """
-    operand, run = halves.operand, (halves.context or contextvars.Context()).run
+    operand = halves.operand
     if code:
         halves.take()
-    call = partial(run, in_libraries(operand, halves.close))
+    call = in_libraries(operand, halves.close)
     try:
         if waits is None or _native.call_in_context(operand.handle, waits, call, False):
-            run(halves.close)  # without its stream, which is gone
+            halves.close()  # without its stream, which is gone
     except KeyboardInterrupt:  # this is the thread of the loop, which has to end
         raise
     except BaseException as error:

@@ -201,6 +201,10 @@ class RunMethods:
         `yield`. Nothing that belongs to the thread may stay open over a `yield`, such as a block of
         torch's `inference_mode`: decorate the function in place of that.
 
+        The context variables of a function in two halves are its own, as a task's are. All halves
+        and the close run in one copy of yours, made at the call, and you see nothing of what they
+        set. Any other function shares yours.
+
         Other tasks may run between this call and `fn`: if launches have kept the loop for about a
         millisecond, this one waits for its turn, first come, first served. The state of the stream
         is asked after that.

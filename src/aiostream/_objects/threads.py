@@ -350,8 +350,8 @@ class ThreadStream:
         operand = self._operand
         if limiter is not None and not hasattr(limiter, "acquire_on_behalf_of_nowait"):
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        function: Any = partial(fn, *args, **kwargs)
-        halves = Halves(operand, function, launchers.copied_context(limiter is None))
+        context = launchers.copied_context(limiter is None)
+        halves = Halves(operand, partial(fn, *args, **kwargs), context)
         with_own = bool(args) and args[0] is vars(self).get("_own", halves)
         del args, kwargs  # this frame would keep what they hold
         step: Any = halves.begin
@@ -359,8 +359,7 @@ class ThreadStream:
         try:
             while True:
                 try:
-                    function = partial(halves.context.run, step)
-                    call = _ThreadCall(operand, function, limiter, halves, bare)
+                    call = _ThreadCall(operand, step, limiter, halves, bare)
                     result = await self._in_thread(call, fn, with_own)
                     if halves.generator is None:
                         return result
@@ -377,7 +376,7 @@ class ThreadStream:
                         call._close(0)
                     raise
         finally:
-            del step, function, halves  # a traceback refers to this frame
+            del step, halves  # a traceback refers to this frame
 
     async def _in_thread(self, call: _ThreadCall, fn: Any, with_own: bool) -> Any:
         limiter, future = call.limiter, cast("Any", call.future)
