@@ -135,6 +135,7 @@ static void *loop(void *argument) {
                     "a lag of %lld ns is longer than there has been a queue", (long long)lag);
         }
         queue_close(queue); /* what is pending goes to the janitor */
+        if (chance(2)) queues_trim();
     }
     return NULL;
 }

@@ -172,6 +172,38 @@ def test_a_loop_that_is_dropped_and_not_closed(
         assert len(os.listdir("/proc/self/fd")) - before < 3 * 4
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of asyncio
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("end", ["dropped", "closed"])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, Blind])
+def test_descriptors_of_many_loops_are_closed(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], end: str
+) -> None:
+    """Those that were there at once, too."""
+
+    def begin(gate: Gate, count: int) -> None:
+        gate.hold(stream)
+        for _ in range(count):
+            loop = new_loop()
+            begin_in(loop, "enqueue_async", stream, Owner())
+            if end == "closed":
+                loop.close()
+
+    def more() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")) - before
+
+    with contextlib.closing(Stream()) as stream:
+        with Gate() as gate:
+            begin(gate, 1)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            with Gate() as gate:
+                begin(gate, 10)
+            assert asyncio.run(aiostream.drain(5))
+            assert settle(lambda: more() < 10)
+
+
 @pytest.mark.needs_gil("the loop may begin to run meanwhile")
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_uvloop])
 def test_drain_does_not_wait_for_a_loop_that_does_not_run(

@@ -37,8 +37,8 @@ class _Readerless:
         def gone(_: Any, forget: Any = self._forget, run: Any = process.run_in_janitor) -> None:
             run(forget)
 
-        # Weak, because only its loop may keep a bridge alive. A descriptor outlives its bridge and
-        # goes to another one, because queues are recycled and never closed.
+        # Weak, because only its loop may keep a bridge alive. The descriptor, or its number, goes
+        # to another one then, because queues are recycled.
         self._bridge = weakref.ref(bridge, gone)
         self._failed = False  # the loop could not be asked
 

@@ -8,8 +8,9 @@
  * janitor takes.
  *
  * A push takes no lock, allocates nothing, waits for nothing and knows no Python, because the
- * driver's threads push. A queue and its descriptors are recycled and never freed or closed,
- * because a host function pushes first and writes to the descriptor afterwards.
+ * driver's threads push. A queue is recycled and never freed, because a thread may come late and
+ * look at it. Its descriptors are closed when no point refers to it any more, unless the next loop
+ * is to get them.
  *
  * The queue also carries what else one loop has: its timer, its budget for waits that are ready,
  * how late it comes (its lateness), the waits of futures that it polls, and spare points and waits,
@@ -39,6 +40,16 @@ static bool listen_to(struct queue *queue, int descriptor) {
     return epoll_ctl(queue->descriptor, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
+static void close_descriptors(struct queue *queue) {
+    int error = errno;
+    int *descriptors[] = {&queue->eventfd, &queue->timer.descriptor, &queue->descriptor};
+    for (int i = 0; i < 3; i++) {
+        if (*descriptors[i] >= 0) close(*descriptors[i]);
+        *descriptors[i] = -1;
+    }
+    errno = error;
+}
+
 /* Each step needs the one before it, so errno is that of the first step that failed. */
 static bool open_descriptors(struct queue *queue) {
     queue->timer.descriptor = queue->descriptor = -1;
@@ -46,17 +57,10 @@ static bool open_descriptors(struct queue *queue) {
     if (queue->eventfd >= 0)
         queue->timer.descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     if (queue->timer.descriptor >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
-    return queue->descriptor >= 0 && listen_to(queue, queue->eventfd) &&
-           listen_to(queue, queue->timer.descriptor);
-}
-
-static void discard(struct queue *queue) {
-    int error = errno;
-    int descriptors[] = {queue->eventfd, queue->timer.descriptor, queue->descriptor};
-    for (int i = 0; i < 3; i++)
-        if (descriptors[i] >= 0) close(descriptors[i]);
-    free(queue);
-    errno = error;
+    bool opened = queue->descriptor >= 0 && listen_to(queue, queue->eventfd) &&
+                  listen_to(queue, queue->timer.descriptor);
+    if (!opened) close_descriptors(queue);
+    return opened;
 }
 
 static struct queue *queue_allocate(void) { /* table_lock held */
@@ -67,7 +71,9 @@ static struct queue *queue_allocate(void) { /* table_lock held */
     struct queue *queue = calloc(1, sizeof *queue);
     if (!queue) return NULL;
     if (!open_descriptors(queue)) {
-        discard(queue);
+        int error = errno;
+        free(queue);
+        errno = error;
         return NULL;
     }
     pthread_mutex_init(&queue->spares.lock, NULL);
@@ -82,8 +88,9 @@ struct queue *queue_open(void) {
     pthread_mutex_lock(&table_lock);
     struct queue *queue = free_queues;
     static uint64_t identities;
-    if (queue) free_queues = queue->next_free;
-    else queue = queue_allocate();
+    if (!queue) queue = queue_allocate();
+    else if (queue->descriptor >= 0 || open_descriptors(queue)) free_queues = queue->next_free;
+    else queue = NULL;
     if (queue) queue->identity = ++identities;
     pthread_mutex_unlock(&table_lock);
     if (!queue) return NULL;
@@ -135,6 +142,14 @@ void queue_unref(struct queue *queue) {
     pthread_mutex_lock(&table_lock);
     queue->next_free = free_queues;
     free_queues = queue;
+    pthread_mutex_unlock(&table_lock);
+}
+
+void queues_trim(void) {
+    pthread_mutex_lock(&table_lock);
+    struct queue *queue = free_queues ? free_queues->next_free : NULL;
+    /* those that were freed later come first */
+    for (; queue && queue->descriptor >= 0; queue = queue->next_free) close_descriptors(queue);
     pthread_mutex_unlock(&table_lock);
 }
 

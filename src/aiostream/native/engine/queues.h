@@ -41,8 +41,7 @@ struct polled_waits {
 };
 
 /* `refs` counts the owner and every point that has not fired. At zero no thread can push any more,
- * and the queue may be recycled. A late write to its descriptor then wakes the next owner for
- * nothing, and does no other harm. */
+ * and the queue may be recycled. */
 struct queue {
     /* any thread pushes; the consumer takes it whole, or a thread that sees `closed` */
     _Atomic(struct queue_entry *) head;
@@ -72,11 +71,11 @@ struct queue {
      * passed them, and those of a closed loop for the next loop that uses the queue. */
     _Atomic int waits;
     struct timer timer;
-    int eventfd; /* these three are constant */
+    int eventfd; /* these two are constant until it is free, and then -1 if they were closed */
     /* readable when something has arrived, or a timer is due: an epoll of the eventfd and the
      * timer's descriptor */
     int descriptor;
-    int index;
+    int index;                 /* constant */
     _Atomic uint64_t identity; /* unlike an index, never used again; written before it is open */
     struct queue *next_free;   /* under table_lock */
 };
@@ -89,6 +88,8 @@ struct queue *queue_at(int index);
 void queue_wake(struct queue *);
 void queue_ref(struct queue *);   /* for a point that may still be pushed */
 void queue_unref(struct queue *); /* after the last one the queue may be recycled */
+/* Closes the descriptors of all queues that are free, but for those of the next one. */
+void queues_trim(void);
 void queue_push(struct queue *, struct queue_entry *);
 /* takes all that has arrived, oldest first; by the consumer */
 struct queue_entry *queue_take(struct queue *);

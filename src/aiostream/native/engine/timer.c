@@ -88,7 +88,7 @@ struct timer_entry *timer_take_due(struct timer *timer, int64_t now, int64_t soo
     timer->first = *link;
     *link = NULL;
     if (!timer->first) timer->last = NULL;
-    set(timer, timer->first ? timer->first->time : 0);
+    if (!timer->closed) set(timer, timer->first ? timer->first->time : 0);
     pthread_mutex_unlock(&timer->lock);
     return due;
 }
@@ -98,8 +98,8 @@ struct timer_entry *timer_close(struct timer *timer) {
     struct timer_entry *left = timer->first;
     timer->first = timer->last = NULL;
     timer->count = 0;
-    timer->closed = true;
     set(timer, 0);
+    timer->closed = true; /* nothing uses the descriptor from now on */
     pthread_mutex_unlock(&timer->lock);
     return left;
 }

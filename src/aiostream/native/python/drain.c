@@ -156,6 +156,7 @@ static void close_queue(PyObject *self) {
     if (!queue || is_child()) return;
     waits_leave_loop(queue);
     queue_close(queue);
+    queues_trim();
 }
 
 static PyObject *Queue_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
@@ -325,6 +326,7 @@ static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
         Py_END_ALLOW_THREADS
     }
     bool failed = !queue_drain(draining.queue, arrive, &draining);
+    if (orphaned) queues_trim(); /* those of closed loops, whose last points have come */
     if (failed) Py_XDECREF(draining.raised);
     else raise_again(draining.raised);
     if (failed || draining.raised) return NULL;
