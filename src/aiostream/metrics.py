@@ -135,11 +135,11 @@ def _checked(what: str, kind: type[T], named: Mapping[str, T] | None) -> dict[st
     if named is None:
         return {}
     checks.instance(Mapping, named, f"{what} maps names to {kind.__name__} objects, and is not")
-    # Here, because a wrong one would fail at each scrape, long after the mistake.
-    for name, each in named.items():
+    copied = dict(named)
+    for name, each in copied.items():
         checks.instance(str, name, f"a name in {what} is a str, not")
         checks.instance(kind, each, f"{what}[{name!r}] is a {kind.__name__}, not")
-    return dict(named)
+    return copied
 
 
 class Collector:
@@ -152,7 +152,7 @@ class Collector:
     - futures, waits and host functions that are pending, the age of the oldest wait, and how
       futures ended,
     - how often each stage of waiting was used,
-    - the streams of the pools that you name, and the tasks that wait for one,
+    - the streams of the pools that you name and that are open, and the tasks that wait for one,
     - of the `Batches` that you name the items that wait, and the batches by their size,
     - handles that are open, and what has leaked,
     - the places that have blocked a loop, how often and how long, if `blocking.install` counts,
@@ -164,15 +164,16 @@ class Collector:
     Threads: any. A scrape never blocks, and calls the driver only for its `health()`.
 
     Args:
-        pools: The pools to report, by the name that their numbers get.
+        pools: The pools to report, by the name that their numbers get. Each scrape reads this
+            mapping again, so if you replace a pool, put the new one into your dict.
         batches: The same for `serving.Batches`.
         buckets: Upper bounds of the histograms, in seconds. The last one may be infinity, as in
             `prometheus_client.Histogram.DEFAULT_BUCKETS`.
 
     Raises:
         ImportError: When it is scraped, `prometheus_client` is not installed.
-        TypeError: `pools` or `batches` does not map names to such objects, or `buckets` are not
-            numbers.
+        TypeError: `pools` or `batches` does not map names to such objects, now or when it is
+            scraped. Or `buckets` are not numbers.
         ValueError: `buckets` do not rise, or one is negative or a NaN.
 
     Example:
@@ -191,8 +192,8 @@ class Collector:
         buckets: Sequence[float] = BUCKETS,
     ) -> None:
         self._bounds = _bounds_of(buckets)
-        self._pools = _checked("pools", StreamPool, pools)
-        self._batches = _checked("batches", Batches, batches)
+        self._pools, self._batches = pools, batches
+        self._named()  # a wrong one would fail at each scrape, long after the mistake
         # By call and outcome: the counts of the buckets, and the sum of the seconds.
         self._histograms: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
         # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
@@ -200,6 +201,11 @@ class Collector:
         # step, and a scrape copies first.
         self._lock = threading.RLock()
         self._end = on_wait(self._observe)
+
+    def _named(self) -> tuple[dict[str, StreamPool[Any]], dict[str, Batches[Any, Any]]]:
+        # Copied for each scrape, because another thread may replace one meanwhile.
+        pools = _checked("pools", StreamPool, self._pools)
+        return pools, _checked("batches", Batches, self._batches)
 
     def close(self) -> None:
         """Ends the timing of waits. What was counted remains. You may call it again."""
@@ -227,7 +233,8 @@ class Collector:
     def _families(self, failed: Exception | None) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        now, pools = statistics(), self._pools.items()
+        now, (pools, batches) = statistics(), self._named()
+        open_pools = [(name, pool) for name, pool in pools.items() if not pool.closed]
         blocking = sys.modules.get("aiostream.blocking")  # what is not imported counts nothing
         places = blocking.places() if blocking is not None else []
         gauges = {
@@ -244,14 +251,14 @@ class Collector:
             },
             ("aiostream_pool_streams", "Streams of a pool, by their state", "pool", "state"): {
                 (name, *state): count
-                for name, pool in pools
+                for name, pool in open_pools
                 for state, count in _fields(pool, "idle", "busy", "lent").items()
             },
             ("aiostream_pool_waiting_tasks", "Tasks that wait for a stream", "pool"): {
-                (name,): pool.waiting for name, pool in pools
+                (name,): pool.waiting for name, pool in open_pools
             },
             ("aiostream_batches_waiting_items", "Items that wait for a batch", "batches"): {
-                (name,): batches.waiting for name, batches in self._batches.items()
+                (name,): each.waiting for name, each in batches.items()
             },
             ("aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps"): {
                 (): int(isinstance(failed, ContextFailedError))
@@ -272,8 +279,8 @@ class Collector:
             },
             ("aiostream_batches", "Batches by how many items they had", "batches", "size"): {
                 (name, str(size)): count
-                for name, batches in self._batches.items()
-                for size, count in sorted(batches.sizes.copy().items())
+                for name, each in batches.items()
+                for size, count in sorted(each.sizes.copy().items())
             },
             ("aiostream_blocking_calls", "Driver calls that blocked a loop", "call", "place"): {
                 (each.call, each.place): each.calls for each in places

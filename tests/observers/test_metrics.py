@@ -406,6 +406,27 @@ async def test_pools_of_a_collector_are_checked_at_once() -> None:
         Collector(pools={"a": pool}).close()
 
 
+async def test_a_collector_follows_a_pool_that_is_replaced() -> None:
+    pools = {"model": StreamPool(1), "other": StreamPool(3)}
+
+    def idle() -> dict[str, float]:
+        lines = scrape().items()
+        return {name.split('"')[1]: count for name, count in lines if 'state="idle"' in name}
+
+    with scraped(pools=pools) as scrape:
+        assert idle() == {"model": 1, "other": 3}
+        pools["model"].close()
+        assert idle() == {"other": 3}
+        assert not [name for name in scrape() if 'pool="model"' in name]
+        pools["model"] = StreamPool(2)
+        assert idle() == {"model": 2, "other": 3}
+        del pools["other"]
+        assert idle() == {"model": 2}
+        pools["model"] = None  # type: ignore[assignment]
+        with pytest.raises(TypeError, match="'model'"):
+            scrape()
+
+
 # ------------------------------------------------------------------------------ logging
 
 
