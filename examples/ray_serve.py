@@ -38,7 +38,7 @@ class Model:
 
     def __init__(self, milliseconds: float = 5.0, stalled_after: float = 30.0) -> None:
         self._seconds = milliseconds / 1000
-        aiostream.exit_on_context_failed(stalled=True)
+        self._stop_watching = aiostream.exit_on_context_failed(stalled=True)
         load_kernels(aiostream.Device(0).primary_context)
         self._pool = aiostream.StreamPool(4, 0, name="model", stalled_after=stalled_after)
 
@@ -63,6 +63,7 @@ class Model:
         """Serve awaits it after the last request."""
         await aiostream.drain(10)
         self._pool.close()  # without waiting, because the GPU may hang
+        self._stop_watching()
 
 
 def application(deployment: Any = Model, *, replicas: int = 2, gpus: float = 1.0) -> Any:

@@ -119,12 +119,11 @@ def application() -> Starlette:
             one_process = os.environ.get(_ONE) == "1"
             app.state.gpu = None if one_process else claim.enter_context(claimed_gpu(count))
             # Now CUDA starts, and sees one GPU or all.
-            stop_watching = aiostream.exit_on_context_failed()
+            claim.callback(aiostream.exit_on_context_failed())
             app.state.devices = Devices(list(range(aiostream.Device.count())), streams=8)
             yield
             await aiostream.drain(10)
             app.state.devices.close()
-            stop_watching()
 
     return Starlette(routes=[Route("/infer", infer), Route("/ping", ping)], lifespan=lifespan)
 

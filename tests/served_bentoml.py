@@ -16,7 +16,7 @@ class Model:
 
     @bentoml.on_startup
     async def start(self) -> None:
-        aiostream.exit_on_context_failed()
+        self.stop_watching = aiostream.exit_on_context_failed()
         testing.load_kernels(aiostream.Device(0).primary_context)
         self.pool = aiostream.StreamPool(4, 0)
 
@@ -24,6 +24,7 @@ class Model:
     async def stop(self) -> None:
         await aiostream.drain(10)
         await self.pool.aclose()
+        self.stop_watching()
 
     def __is_alive__(self) -> bool:
         return aiostream.health() is None

@@ -22,8 +22,13 @@ class Streams(WorkerPlugin):
     name = "streams"
 
     def setup(self, worker: object) -> None:
-        aiostream.exit_on_context_failed()
+        self.stop_watching = aiostream.exit_on_context_failed()
         worker.streams = [aiostream.Stream(0) for _ in range(4)]  # type: ignore[attr-defined]
+
+    def teardown(self, worker: object) -> None:
+        for stream in worker.streams:  # type: ignore[attr-defined]
+            stream.close()
+        self.stop_watching()
 
 
 async def infer(n: int) -> int:

@@ -161,6 +161,28 @@ def test_snippets_are_python() -> None:
         assert is_known, (program.name, program.how)
 
 
+BEGINS = {"exit_on_context_failed", "on_context_failed", "on_stalled", "on_wait"}
+# The engine ends their process, and offers nothing that is called before.
+ENDS_WITH_ITS_PROCESS = {"needs Ray", "needs LitServe"}
+
+
+def test_what_is_begun_is_ended() -> None:
+    """Otherwise it goes on in a test process that has used an application."""
+    kept = {p.name for p in PROGRAMS if p.how.partition(": ")[2] in ENDS_WITH_ITS_PROCESS}
+    texts = {p.name: p.code for p in PROGRAMS if p.name not in kept}
+    texts |= {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    begun = {
+        name: each.value.func.attr
+        for name, text in texts.items()
+        for each in ast.walk(ast.parse(text))
+        if isinstance(each, ast.Expr)
+        and isinstance(each.value, ast.Call)
+        and isinstance(each.value.func, ast.Attribute)
+        and each.value.func.attr in BEGINS
+    }
+    assert begun == {}
+
+
 @pytest.mark.parametrize(
     "program",
     [program for program in PROGRAMS if not program.how.startswith("shown")],

@@ -418,3 +418,29 @@ def test_a_rerun_is_checked(tmp_path: Path) -> None:
     out = pytest_of(tmp_path, suite, "--aiostream=simulator", *IMPATIENT).stdout
     assert "Failed: 1 more streams, events or graphs ar" in out
     assert "1 passed, 1 error" in out
+
+
+@pytest.mark.parametrize("option", [(), ("--aiostream=simulator",)])
+def test_an_application_that_is_not_ended_says_why_pytest_ends(
+    tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    """pytest captures stderr, and what it has captured is lost with the process."""
+    suite = """
+    import time
+    import aiostream
+    from aiostream import simulator
+
+    def test_uses_an_application():
+        simulator.install()
+        aiostream.exit_on_context_failed()
+
+    def test_loses_a_context():
+        stream = aiostream.Stream()
+        simulator.break_context(700)
+        while True:
+            time.sleep(0.01)
+    """
+    done = pytest_of(tmp_path, suite, *option)
+    assert done.returncode == 70, done.stdout
+    assert "the CUDA context is lost" in done.stderr
+    assert "(exit_on_context_failed)" in done.stderr

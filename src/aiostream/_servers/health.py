@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import signal as signals
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -246,7 +247,8 @@ def exit_on_context_failed(
 
     Native code ends the process, wherever the library meets the error (see `on_context_failed`). It
     does so before any task or listener gets the error, and also if Python is blocked. It writes one
-    line to stderr. Like `os._exit`, it flushes nothing and runs no `atexit` handlers.
+    line to stderr, also if pytest captures that. Like `os._exit`, it flushes nothing and runs no
+    `atexit` handlers.
 
     With `grace`, the process first gets the signal, and tasks and listeners get the error. If the
     process has not ended after these seconds, native code ends it with `code`. Once the grace has
@@ -271,7 +273,8 @@ def exit_on_context_failed(
             write them, and the process ends without them two seconds later.
 
     Returns:
-        A function that ends this. You may call it again.
+        A function that ends this. You may call it again. Call it when your application ends, if the
+        process goes on, as in a test.
 
     Raises:
         TypeError, ValueError: An argument is not of these, or you gave a signal without a grace.
@@ -294,7 +297,9 @@ def exit_on_context_failed(
     process.start()
     if process.savers:  # a trace of this process is to be written first, which needs Python
         grace = max(grace, 1)
-    number = _native.exit_arm(code, math.ceil(grace * 1e9), signal or 0, stalled)
+    # What pytest has captured is lost when the process ends.
+    stderr = getattr(sys.modules.get("aiostream_pytest"), "STDERR", 2)
+    number = _native.exit_arm(code, math.ceil(grace * 1e9), signal or 0, stalled, stderr)
     if stalled and (stall := _native.stall()) is not None:  # it may have been said before
         _native.stall_end(stall[0], stuck.stacks())
     return partial(_native.exit_disarm, number)

@@ -59,7 +59,8 @@ static struct ending {
     bool stalled;
     int number; /* of the latest exit_arm */
 } ending;
-static bool has_begun_to_end; /* then only `process` above may change */
+static bool has_begun_to_end;              /* then only `process` above may change */
+static _Atomic int output = STDERR_FILENO; /* the descriptor of what is said here */
 static void (*_Atomic failure_listener)(void);
 static _Atomic int expecting;
 
@@ -85,7 +86,7 @@ static void *end_after_grace(void *unused) {
 
 /* The process must also end if stderr is a full pipe that no process reads. */
 static bool can_say(void) {
-    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    struct pollfd out = {.fd = output, .events = POLLOUT};
     /* POLLERR: the pipe is closed, and a write might raise SIGPIPE */
     return poll(&out, 1, 100) == 1 && out.revents == POLLOUT;
 }
@@ -106,7 +107,7 @@ static void end_process(const char *what, const char *stacks) {
         snprintf(when, sizeof when, "in %.3g s at the latest", (double)ending.grace_ns / 1e9);
     if (can_say()) {
         dprintf(
-            STDERR_FILENO,
+            output,
             "aiostream: %s. Process %ld ends %s, with exit code %d (exit_on_context_failed).\n%s",
             what, (long)getpid(), when, ending.status, stacks);
     }
@@ -123,8 +124,9 @@ static void end_for_code(int place) {
     end_process(what, "");
 }
 
-int exit_arm(int status, int64_t grace_ns, int signal, bool stalled) {
+int exit_arm(int status, int64_t grace_ns, int signal, bool stalled, int descriptor) {
     pthread_mutex_lock(&failure_lock);
+    output = descriptor;
     int number = ending.number + 1;
     if (!has_begun_to_end) {
         if (!ending.process) failures_expect(1);
@@ -319,5 +321,5 @@ void stall_act(int64_t now, int64_t worked) {
     }
     pthread_mutex_unlock(&failure_lock);
     if (*text && can_say())
-        dprintf(STDERR_FILENO, "aiostream: %s. The listeners are called later.\n", text);
+        dprintf(output, "aiostream: %s. The listeners are called later.\n", text);
 }

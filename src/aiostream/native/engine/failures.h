@@ -68,9 +68,11 @@ bool failures_expected(void);
 
 /* Arms the end of the process at the first fatal code, or at once if it has met one already. 709
  * does not count, because only one context was destroyed. With a grace period, the process first
- * gets a signal (0: none), and the listener is called. A number for exit_disarm, which ends the
- * latest alone. 0: Python ends, and so does whatever was armed. */
-int exit_arm(int status, int64_t grace_ns, int signal, bool stalled); /* at a stall too */
+ * gets a signal (0: none), and the listener is called. The descriptor gets a line that says why. A
+ * number for exit_disarm, which ends the latest alone. 0: Python ends, and so does whatever was
+ * armed. */
+int exit_arm(int status, int64_t grace_ns, int signal, bool stalled, /* at a stall too */
+             int descriptor);
 void exit_disarm(int number);
 
 #endif

@@ -57,13 +57,14 @@ static PyObject *native_failures_expect(PyObject *Py_UNUSED(self), PyObject *mor
     Py_RETURN_NONE;
 }
 
-/* exit_arm(status, grace_ns, signal, stalled) */
+/* exit_arm(status, grace_ns, signal, stalled, descriptor) */
 static PyObject *native_exit_arm(PyObject *Py_UNUSED(self), PyObject *args) {
-    int status, signal, stalled;
+    int status, signal, stalled, descriptor;
     long long grace_ns;
-    if (!PyArg_ParseTuple(args, "iLip", &status, &grace_ns, &signal, &stalled) || refuse_in_child())
+    if (!PyArg_ParseTuple(args, "iLipi", &status, &grace_ns, &signal, &stalled, &descriptor) ||
+        refuse_in_child())
         return NULL;
-    int number = exit_arm(status, grace_ns, signal, stalled);
+    int number = exit_arm(status, grace_ns, signal, stalled, descriptor);
     waker_wake_if_parked(); /* so that the watcher reads the health of idle contexts */
     return PyLong_FromLong(number);
 }
