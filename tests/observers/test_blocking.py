@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import inspect
 import json
 import re
@@ -14,7 +15,7 @@ import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ from cuda.bindings import driver as cuda
 
 import aiostream
 import internals
-from aiostream import Stream, blocking, metrics, simulator, trace
+from aiostream import Stream, StreamPool, blocking, metrics, serving, simulator, trace
 from aiostream.testing import check, spin
 from compiling import gcc
 from installed import beside
-from support import PLAIN_LOOPS, new_uvloop, run_on, succeed
+from support import ASYNCIO_LOOPS, PLAIN_LOOPS, new_uvloop, run_on, succeed
 
 HERE = Path(__file__).name
 
@@ -551,6 +552,75 @@ async def test_what_a_launch_calls_is_named_only_if_it_blocks() -> None:
     assert sorted(call.kind for call in found if call.kind != "enqueues") == ["launches", "waits"]
 
 
+async def test_one_line_that_blocks_in_a_launch_is_reported_once() -> None:
+    """With its own cure. The same holds for a line that may block."""
+    async with Stream() as stream:
+
+        def launch() -> None:
+            spin(stream, 0.01)
+            stream.synchronize()
+
+        def may_launch() -> None:
+            spin(stream, 0.01)
+            stream.synchronize()  # allow_blocking: a test
+
+        await stream.run(spin, stream, 0.001)  # loads the kernel
+        with blocking.watch() as found:
+            await stream.run(launch)
+            await stream.run(may_launch)
+    assert [call.kind for call in found if call.kind != "enqueues"] == ["waits"]
+
+
+async def launched_by(way: str, stream: Stream, pool: StreamPool, function: Any) -> None:
+    """Without a line here that calls it."""
+    if way in ("one item", "items"):
+        async with serving.Batches(pool, function, most=4) as score:
+            await asyncio.gather(*(score(n) for n in range(2 if way == "items" else 1)))
+    else:
+        call = {"run": stream.run, "pool.run": pool.run}[way]
+        await asyncio.create_task(call(function, [1]))
+
+
+def long_function(items: list[int]) -> list[int]:
+    burn(0.004)
+    return items
+
+
+def long_halves(items: list[int]) -> Generator[None, None, list[int]]:
+    burn(0.004)
+    yield
+    burn(0.004)
+    return items
+
+
+@pytest.mark.parametrize("way", ["run", "pool.run", "one item", "items"])
+@pytest.mark.parametrize("function", [long_function, long_halves])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
+async def test_a_launch_that_no_line_of_the_program_calls_is_its_function_s(
+    way: str, function: Callable[..., Any], wrapped: bool
+) -> None:
+    fn = functools.partial(function) if wrapped else function
+    async with Stream() as stream, StreamPool(1) as pool:
+        with blocking.watch() as found:
+            await launched_by(way, stream, pool, fn)
+    launches = [call for call in found if call.kind == "launches"]
+    assert len(launches) == (1 if function is long_function else 2)
+    for call in launches:
+        assert (call.file, call.line) == (__file__, function.__code__.co_firstlineno)
+        assert call.lines[-1] == (__file__, call.line, function.__name__)
+
+
+async def test_the_function_of_a_batch_may_launch_for_long_if_it_says_so() -> None:
+    def may_block(items: list[int]) -> list[int]:  # allow_blocking: a test
+        return long_function(items)
+
+    async with StreamPool(1) as pool, serving.Batches(pool, may_block, most=4) as score:
+        with blocking.watch() as found:
+            await score(1)
+    assert "launches" not in [call.kind for call in found]
+
+
 async def test_a_line_may_launch_for_long_if_it_says_so() -> None:
     async with Stream() as stream:
         with blocking.watch() as found, blocking.watch(threshold=0.05) as longer:
@@ -582,7 +652,7 @@ def test_the_development_mode_warns_once_for_each_line(driver_kind: str) -> None
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             asyncio.run(main(), debug=False)
-        print([(each.lineno, "run_in_thread" in str(each.message)) for each in found])
+        print([(each.lineno, "launch of burn()" in str(each.message)) for each in found])
     """
     printed = succeed(driver_kind, script, PYTHONDEVMODE="1")
     lines = textwrap.dedent(script).splitlines()

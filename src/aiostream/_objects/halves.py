@@ -146,10 +146,6 @@ class Halves:
         finally:
             self._end()
 
-    def leave(self, work: _native.Work) -> None:
-        """The task leaves. If this is open, it is closed when the GPU has passed."""
-        work.result, work.in_halves = self, self.is_open
-
     def _end(self) -> None:
         try:
             self.operand.shared.held.remove(self.mark)
@@ -167,8 +163,8 @@ def _misuse(name: str, yielded: object, differs: list[str]) -> Exception:
     )
 
 
-async def drive(work: _native.Work, halves: Halves, launches: Launches) -> Any:
-    """Runs the halves, and waits for the GPU after each. Returns what the generator returned.
+async def drive(work: _native.Work, halves: Halves, launches: Launches, fn: Any) -> Any:
+    """Runs the halves of `fn`, and waits for the GPU after each. Returns what it returned.
 
     If this raises, or no wait is possible after an error that the generator has caught, the work
     has not ended, and the caller leaves it.
@@ -205,7 +201,7 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches) -> Any:
             try:
                 error = _advance(halves, waits, error)
             finally:
-                launches.note(waiting.now() - began)
+                launches.note(waiting.now() - began, fn)
     finally:
         error = None  # its traceback refers to this frame
 

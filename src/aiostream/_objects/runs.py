@@ -278,10 +278,10 @@ class RunMethods:
             try:
                 refusal = work.begin(operand.handle, wait_list)
             finally:
-                launches.note(waiting.now() - began)
+                launches.note(waiting.now() - began, fn)
             if isinstance(refusal, GeneratorType):
                 driven = driven or halves.Halves(operand, call)
-                result = _native.plain_result(await halves.drive(work, driven, launches))
+                result = _native.plain_result(await halves.drive(work, driven, launches, fn))
                 if work.objects is not None:
                     asks = True
                     _leave(work)
@@ -296,8 +296,8 @@ class RunMethods:
                 is_here = not isinstance(problem, GeneratorExit)
                 if is_here:
                     work.left_by = pending.left_here(fn)
-                if driven is not None:
-                    driven.leave(work)
+                if driven is not None:  # if it is open, it is closed when the GPU has passed
+                    work.result, work.in_halves = driven, driven.is_open
                 _leave(work, is_here)
             if pool is not None:
                 pool._give(stream, number, problem)

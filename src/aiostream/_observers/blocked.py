@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dis
+import inspect
 import linecache
 import os
 import sys
@@ -18,6 +19,7 @@ import sysconfig
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import methodcaller
@@ -45,9 +47,11 @@ class BlockingCall:
             Of a long launch it is the method of aiostream, such as `Stream.run`.
         kind: What it does: `waits`, `copies`, `stages`, `allocates`, `loads`, `enqueues` or
             `begins`. Or it is `launches`: Python that enqueues work, and no driver call.
-        seconds: How long it blocked. Of a launch only the time in which its thread had a core.
+        seconds: How long it blocked. Of a launch only the time in which its thread had a core, and
+            without driver calls that have blocked.
         file: The file of `line`.
-        line: The innermost line of your program that led to the call.
+        line: The innermost line of your program that led to the call. Of a launch that no line of
+            yours has called, such as that of a batch, the first line of the function.
         lines: The file, line and function of each step that led to the call, from the task's first
             one.
         thread: The thread's name.
@@ -114,6 +118,8 @@ _found: dict[int, tuple[int, BlockingCall | None, bool]] = {}
 _reader: threading.Thread | None = None
 forwarding: Any = None  # the module, once its library is loaded; any thread may assign it
 _prepared: list[None] = []  # has an item once the next two are registered
+# The last calls that have ended: their threads, and from when to when.
+_ended: deque[tuple[int, int, int]] = deque(maxlen=1000)
 missed = 0  # calls whose line could not be read in time
 raising: dict[int, BlockingCall] = {}  # by thread: what its exception is about
 
@@ -195,6 +201,8 @@ def deliver() -> None:
 def _locate(call: Any) -> None:
     """Finds out where a call comes from, and reports it if it has ended."""
     global missed
+    if call.ended:
+        _ended.append((call.thread, call.began, call.ended))
     try:
         number, found, can_raise = _found.get(call.note, (0, None, False))
         if number != call.number:
@@ -244,14 +252,14 @@ def _find(call: Any, frames: turns.Frames, here: list[Any]) -> tuple[BlockingCal
         at = None if frame is None else dis.opname[code.co_code[frame.f_lasti]]
         in_call = at in _CALLS and not code.co_filename.startswith(_of_loops())
         del frame  # `_in_loop` empties `frames`
-    name, kind = call.name.decode(), forwarding.KINDS[call.kind]
+    which = call.name.decode(), forwarding.KINDS[call.kind], 0.0
     stream = call.stream if call.stream != forwarding.NO_STREAM else None
-    found = _in_loop(frames, here, name, kind, 0.0, stream, call.began)
+    found = _in_loop(frames, here, which, stream, call.began)
     return found, in_call and found is not None and found.task is not None
 
 
 def _in_loop(
-    frames: turns.Frames, here: list[Any], call: str, kind: str, seconds: float, *others: Any
+    frames: turns.Frames, here: list[Any], call: tuple[str, str, float], *rest: Any, of: Any = None
 ) -> BlockingCall | None:
     running = turns.loop_in(frames, here)
     if running is None:
@@ -259,9 +267,19 @@ def _in_loop(
     outermost, loop, task = running
     lines = [(code, line) for code, line, _ in frames[:outermost] or frames[:1]]
     del frames[:]  # they would keep the program's variables alive while files are read
+    # In a task of the library no line is the program's, and a batch's may be that of one item.
+    is_ours = all(code.co_filename.startswith(_LIBRARIES) for code, _ in lines)
+    if is_ours or any(code.co_name == "within" for code, _ in lines):
+        lines[:0] = [(code, code.co_firstlineno) for code in _code_of(of)]
     if (place := _place(lines)) is None:
         return None
-    return BlockingCall(call, kind, seconds, *place, here[0] or "a thread", loop, task, *others)
+    return BlockingCall(*call, *place, here[0] or "a thread", loop, task, *rest)
+
+
+def _code_of(function: Any) -> list[CodeType]:
+    function = inspect.unwrap(getattr(function, "func", function))  # of a `functools.partial`
+    found = (getattr(each, "__code__", None) for each in (function, type(function).__call__))
+    return [code for code in found if isinstance(code, CodeType)][:1]
 
 
 def _of_loops() -> tuple[str, ...]:
@@ -310,13 +328,19 @@ def _report_to(least: float, made: BlockingCall) -> list[Subscriber]:
     return counting
 
 
-def _report_launch(nanoseconds: int) -> None:
-    """Reports a long launch of this thread, whose method has called this."""
-    *frames, name, kind, task, trio_task = _native.frames_here()[2:]  # without its own and `note`
+def _report_launch(used: int, nanoseconds: int, function: Any) -> None:
+    """Reports a long launch of this thread, whose method has called this.
+
+    Without the driver calls in it that have blocked, because those are reported by themselves.
+    """
+    frames, here = (found := _native.frames_here()[2:])[:-4], found[-4:]  # not its own and `note`
     names = (code.co_name for code, *_ in frames)
     call = f"Stream.{next(each for each in (*names, 'run') if each in ('run', 'enqueue_async'))}"
-    began, seconds = time.perf_counter_ns() - nanoseconds, nanoseconds / 1e9
-    here = [name, kind, task, trio_task]
-    if made := _in_loop(frames, here, call, "launches", seconds, None, began):
-        with _lock:
+    began, me = time.perf_counter_ns() - nanoseconds, threading.get_ident()
+    with _lock:
+        deliver()
+        # By their ends, because the launch began a little sooner than that.
+        others = sum(end - start for of, start, end in _ended if of == me and end > began)
+        which = call, "launches", min(used, nanoseconds - others) / 1e9
+        if made := _in_loop(frames, here, which, None, began, of=function):
             _report_to(launches.LONG, made)

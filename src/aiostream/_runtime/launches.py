@@ -39,13 +39,14 @@ LONG = 0.002  # seconds
 _lines: Counter[str] = Counter()  # of long launches in the development mode
 
 
-def warn(nanoseconds: int) -> None:
+def warn(used: int, _: int, function: Any) -> None:
     """Warns once for each line. Not of its first launch, which may load kernels."""
     line, level = development.caller()
-    _lines[line] += 1
-    if _lines[line] == 2:
+    of = "" if function is None else f" of {completion.name_of(function)}()"
+    _lines[line + of] += 1
+    if _lines[line + of] == 2:
         text = (
-            f"a launch has kept the event loop for {nanoseconds / 1e6:.1f} ms of CPU: await "
+            f"a launch{of} has kept the event loop for {used / 1e6:.1f} ms of CPU: await "
             "stream.run_in_thread(fn), or capture a graph once and launch that"
         )
         try:
@@ -55,9 +56,10 @@ def warn(nanoseconds: int) -> None:
 
 
 USUAL_LIMIT = LONG * 1e9 if sys.flags.dev_mode else math.inf
-# From how many nanoseconds on a launch is reported, and to what. Any thread, one assignment each.
+# From how many nanoseconds of its thread on a launch is reported, and to what: with these, those on
+# the clock, and the function. Any thread, one assignment each.
 limit: float = USUAL_LIMIT
-report: Callable[[int], object] = warn
+report: Callable[[int, int, Any], object] = warn
 
 
 class Launches:
@@ -87,8 +89,8 @@ class Launches:
         self.waiting: dict[int, Any] = {}
         self.next_ticket = count(1).__next__
 
-    def note(self, nanoseconds: int) -> None:
-        """Notes how long a launch has kept the loop."""
+    def note(self, nanoseconds: int, function: Any = None) -> None:
+        """Notes how long a launch has kept the loop, of a function if its line is not here."""
         self.count += 1
         self._spent += nanoseconds
         if self._spent + nanoseconds > _TURN:
@@ -99,7 +101,7 @@ class Launches:
             before, self._used = self._used, thread_time_ns()
             used = min(nanoseconds, self._used - before)
             if used >= limit:
-                report(used)
+                report(used, nanoseconds, function)
 
     def _end_turn(self) -> None:
         # The drain is asked for first, because after an interrupt tasks would wait for it in vain.
