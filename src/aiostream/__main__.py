@@ -68,13 +68,12 @@ def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
     compare.add_argument(
         "--quick", action="store_true", help="as little as shows that it works: a second"
     )
-    for each in (demo, doctor, compare):
-        each.add_argument("--simulator", action="store_true", help="use no GPU, but the simulator")
     blocking = command(
         "blocking",
         "run a program, and say which of its lines block an event loop",
         "It prints the ten lines that block longest, by driver calls of any library.",
-        usage="%(prog)s [--action ACTION] [--threshold SECONDS] -- (FILE | -m MODULE) ...",
+        usage="%(prog)s [--action ACTION] [--threshold SECONDS] [--simulator] "
+        "-- (FILE | -m MODULE) ...",
     )
     blocking.add_argument(
         "--action",
@@ -89,6 +88,8 @@ def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
         default=0.001,
         help="shorter calls do not count (default: 0.001)",
     )
+    for each in (demo, doctor, compare, blocking):
+        each.add_argument("--simulator", action="store_true", help="use no GPU, but the simulator")
     blocking.add_argument("program", nargs=argparse.REMAINDER, help="after `--`")
     return parser, commands.choices
 
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
     import aiostream
+    from aiostream._base import stand_ins
 
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, as after `>&-`
     parser, commands = _parsers(aiostream.__version__)
@@ -119,6 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser = commands.get(options.command, parser)  # its errors show its usage
             if others:
                 parser.error(f"unrecognized arguments: {' '.join(others)}")
+            stand_ins.says_so = options.command != "blocking"
+            if getattr(options, "simulator", False):
+                os.environ["AIOSTREAM_SIMULATOR"] = "1"
+                stand_ins.install_simulator("--simulator", final=False)
             if options.command != "blocking":
                 return _run(parser, options)
         finally:
@@ -149,12 +155,6 @@ def _run(parser: Parser, options: argparse.Namespace) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    from aiostream._base import stand_ins
-
-    stand_ins.says_so = True
-    if options.simulator:
-        os.environ["AIOSTREAM_SIMULATOR"] = "1"
-        stand_ins.install_simulator("--simulator", final=False)
     if options.command == "doctor":
         from aiostream._tools import doctor as _doctor
 

@@ -64,6 +64,13 @@ def test_the_command_names_the_lines_of_a_program_and_of_its_workers(
         assert "stream.synchronize()  (task 'request 1')" in table
 
 
+def test_the_command_takes_the_simulator(app: Path) -> None:
+    """Its program and the workers of that have no GPU either."""
+    done = commands.command("none", *COMMAND[:-1], "--simulator", "--", str(app), "worker")
+    assert (done.returncode, done.stdout) == (0, "['worker']\n"), done.stderr
+    assert done.stderr.count(f"cuStreamSynchronize {app}:{LINE}") == 2
+
+
 def test_the_command_says_what_is_missing(driver_kind: str, tmp_path: Path) -> None:
     done = commands.command(driver_kind, "blocking")
     assert done.returncode == 2
