@@ -36,8 +36,11 @@ _GATE_WAS_FORGOTTEN = (
 )
 
 
-# The descriptor that `exit_on_context_failed` writes to. pytest's own capture would lose the line.
+# The descriptor that `exit_on_context_failed` writes to. What pytest captures is lost when the
+# process ends, and it has not begun to capture when it imports this.
 STDERR = 2
+with contextlib.suppress(OSError):  # it is closed
+    STDERR = os.dup(2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,10 +78,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses the driver, and switches the checks on, if the option asks for that."""
-    global STDERR
-    if STDERR == 2:
-        with contextlib.suppress(OSError):  # it is closed
-            STDERR = os.dup(2)  # pytest captures nothing at this moment
     for marker in (
         "cuda_leaks(n): the test leaves n points leaked, as by losing a context",
         "cuda_ledger_off(reason): what the test leaves behind is not checked",

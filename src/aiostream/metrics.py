@@ -135,8 +135,7 @@ def _checked(what: str, kind: type[T], named: Mapping[str, T] | None) -> dict[st
     if named is None:
         return {}
     checks.instance(Mapping, named, f"{what} maps names to {kind.__name__} objects, and is not")
-    copied = dict(named)
-    for name, each in copied.items():
+    for name, each in (copied := dict(named)).items():
         checks.instance(str, name, f"a name in {what} is a str, not")
         checks.instance(kind, each, f"{what}[{name!r}] is a {kind.__name__}, not")
     return copied
@@ -193,7 +192,9 @@ class Collector:
     ) -> None:
         self._bounds = _bounds_of(buckets)
         self._pools, self._batches = pools, batches
-        self._named()  # a wrong one would fail at each scrape, long after the mistake
+        # Here too, because a wrong one would fail at each scrape, long after the mistake.
+        _checked("pools", StreamPool, pools)
+        _checked("batches", Batches, batches)
         # By call and outcome: the counts of the buckets, and the sum of the seconds.
         self._histograms: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
         # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
@@ -201,11 +202,6 @@ class Collector:
         # step, and a scrape copies first.
         self._lock = threading.RLock()
         self._end = on_wait(self._observe)
-
-    def _named(self) -> tuple[dict[str, StreamPool[Any]], dict[str, Batches[Any, Any]]]:
-        # Copied for each scrape, because another thread may replace one meanwhile.
-        pools = _checked("pools", StreamPool, self._pools)
-        return pools, _checked("batches", Batches, self._batches)
 
     def close(self) -> None:
         """Ends the timing of waits. What was counted remains. You may call it again."""
@@ -233,8 +229,9 @@ class Collector:
     def _families(self, failed: Exception | None) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        now, (pools, batches) = statistics(), self._named()
-        open_pools = [(name, pool) for name, pool in pools.items() if not pool.closed]
+        # Copies, because another thread may replace one meanwhile.
+        now, pools = statistics(), _checked("pools", StreamPool, self._pools).items()
+        batches = _checked("batches", Batches, self._batches)
         blocking = sys.modules.get("aiostream.blocking")  # what is not imported counts nothing
         places = blocking.places() if blocking is not None else []
         gauges = {
@@ -251,11 +248,12 @@ class Collector:
             },
             ("aiostream_pool_streams", "Streams of a pool, by their state", "pool", "state"): {
                 (name, *state): count
-                for name, pool in open_pools
+                for name, pool in pools
+                if not pool.closed
                 for state, count in _fields(pool, "idle", "busy", "lent").items()
             },
             ("aiostream_pool_waiting_tasks", "Tasks that wait for a stream", "pool"): {
-                (name,): pool.waiting for name, pool in open_pools
+                (name,): pool.waiting for name, pool in pools if not pool.closed
             },
             ("aiostream_batches_waiting_items", "Items that wait for a batch", "batches"): {
                 (name,): each.waiting for name, each in batches.items()

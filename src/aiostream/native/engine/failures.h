@@ -66,13 +66,12 @@ void failures_call_listener(void);
 void failures_expect(int more);
 bool failures_expected(void);
 
-/* Arms the end of the process at the first fatal code, or at once if it has met one already. 709
- * does not count, because only one context was destroyed. With a grace period, the process first
- * gets a signal (0: none), and the listener is called. The descriptor gets a line that says why. A
- * number for exit_disarm, which ends the latest alone. 0: Python ends, and so does whatever was
- * armed. */
-int exit_arm(int status, int64_t grace_ns, int signal, bool stalled, /* at a stall too */
-             int descriptor);
+/* Arms the end of the process at the first fatal code, or at once if it has met one already, and if
+ * `stalled` at a stall too. 709 does not count, because only one context was destroyed. With a
+ * grace period, the process first gets a signal (0: none), and the listener is called. The
+ * descriptor gets a line that says why. A number for exit_disarm, which ends the latest alone. 0:
+ * Python ends, and so does whatever was armed. */
+int exit_arm(int status, int64_t grace_ns, int signal, bool stalled, int descriptor);
 void exit_disarm(int number);
 
 #endif

