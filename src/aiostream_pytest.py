@@ -108,12 +108,12 @@ def _use_gpu() -> None:
     from aiostream import Device, NoDriverError, blocking
     from aiostream._base import stand_ins
 
-    blocking.install("count")()
     try:
+        blocking.install("count")()
         Device.count()  # loads the driver: the first one that is loaded is the process's for good
     except NoDriverError as problem:
         raise RuntimeError(
-            f"{problem}\nFor tests without a GPU, use --aiostream=simulator"
+            f"{problem}\nWithout a GPU, use --aiostream=simulator in place of this option"
         ) from problem
     if stand_ins.is_simulated():
         raise RuntimeError(

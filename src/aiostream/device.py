@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiostream import _native
-from aiostream._base import checks, driver, turns
+from aiostream._base import checks, driver, hints, turns
 from aiostream._runtime import process
 from aiostream.errors import ContextFailedError, CudaError
 
@@ -81,7 +81,7 @@ def _ordinal_of_name(name: str, index: int | None) -> int:
     return current._device_ordinal() if current is not None else 0
 
 
-class Device:
+class Device(hints.Hinted):
     """A CUDA device, known by its ordinal. Devices compare equal by ordinal.
 
     Wherever you can pass a device, you can also pass what `ordinal` takes.

@@ -74,7 +74,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         *,
         device: DeviceLike | None = None,
     ) -> None:
-        checks.flag("timing", timing)
+        checks.flag("timing", timing, ". Name a device: `Event(device=0)`")
         checks.flag("blocking_sync", blocking_sync)
         checks.flag("interprocess", interprocess)
         if timing and interprocess:

@@ -49,6 +49,7 @@ def check(answer: tuple[Any, ...]) -> Any:
 
     Raises:
         CudaError: The code is not 0.
+        TypeError: This is no tuple.
 
     Example:
         >>> from cuda.bindings import driver as cuda
@@ -57,7 +58,8 @@ def check(answer: tuple[Any, ...]) -> Any:
         ...     memory = check(cuda.cuMemAlloc(1024))
         ...     check(cuda.cuMemFree(memory))
     """
-    code, *outputs = answer
+    rule = "check takes the tuple that a function of cuda.bindings.driver returns, not"
+    code, *outputs = checks.instance(tuple, answer, rule)
     if int(code) != 0:
         raise driver.error(int(code), "a call of cuda.bindings")
     return driver.unpacked(tuple(outputs))

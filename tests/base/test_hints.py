@@ -21,6 +21,8 @@ GUESSES = {
     "StreamPool": "get get_nowait put submit map shutdown synchronize drain resize get_size "
     "get_idle_size",
     "Event": "wait cuda_event ptr done set",
+    "Device": "ordinal index id device_id context set_current",
+    "Statistics": "streams events pending",
     "aiostream": "Pool run gather to_thread synchronize current_stream ExternalStream CUDAError "
     "record Gate PoolFull OutOfMemory PoolTimeout device_count is_available fail_after create_pool",
 }
@@ -29,7 +31,10 @@ GUESSES = {
 @pytest.fixture
 def owners() -> Any:
     stream, pool, event = Stream(), StreamPool(1), Event()
-    yield {"Stream": stream, "StreamPool": pool, "Event": event, "aiostream": aiostream}
+    yield {
+        **{"Stream": stream, "StreamPool": pool, "Event": event, "Device": stream.device},
+        **{"Statistics": aiostream.statistics(), "aiostream": aiostream},
+    }
     for each in (stream, pool, event):
         each.close()
 
@@ -45,17 +50,22 @@ def test_a_guess_is_answered(owners: dict[str, Any]) -> None:
 
 
 def test_what_is_advised_exists_and_what_exists_has_no_hint(owners: dict[str, Any]) -> None:
-    owners |= {"stream": owners["Stream"], "pool": owners["StreamPool"], "event": owners["Event"]}
+    for name in ("Stream", "Event", "Device"):
+        owners[name.lower()] = owners[name]
+    owners["pool"] = owners["StreamPool"]
     owners["Batches"] = serving.Batches(owners["StreamPool"], list, most=1)
     for owner, table in internals.ADVICE.items():
         names = [*table]
         if owner.endswith("()"):
             for kind in (serving.Batches,) if owner == "Batches()" else (Stream, StreamPool, Event):
                 assert not {*names} & {*inspect.signature(kind).parameters}
+        elif owner == "run":
+            assert not {*names} & {*inspect.signature(Stream.run).parameters}
         else:
             assert not [name for name in names if hasattr(owners[owner], name)]
+        spelled = r"\b(aiostream|stream|pool|event|device|Stream)\.(\w+)"
         for advice in table.values():
-            for written in re.findall(r"\b(aiostream|stream|pool|event|Stream)\.(\w+)", advice):
+            for written in re.findall(spelled, advice):
                 assert written[1] in dir(owners[written[0]]), advice  # `own` may be unset
 
 
@@ -75,6 +85,8 @@ def test_a_guessed_keyword_is_answered(call: Any, write: str) -> None:
         call()
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         Stream(colour=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"not 0\. Name a device: `Event\(device=0\)`"):
+        Event(0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

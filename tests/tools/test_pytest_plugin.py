@@ -373,7 +373,7 @@ def test_fixtures_work_without_the_option(tmp_path: Path) -> None:
     [
         ("--aiostream-devices=2", {}, "--aiostream-devices needs --aiostream=simulator"),
         ("--aiostream=gpu", {"AIOSTREAM_SIMULATOR": "1"}, "AIOSTREAM_SIMULATOR"),
-        ("--aiostream=gpu", {"CUDA_VISIBLE_DEVICES": "-1"}, "--aiostream=gpu: "),
+        ("--aiostream=gpu", {"CUDA_VISIBLE_DEVICES": "-1"}, "use --aiostream=simulator in place"),
     ],
 )
 def test_options_are_refused_that_mean_nothing(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiostream
+import internals
 from aiostream import serving, trace
-from aiostream.testing import spin
+from aiostream.testing import check, spin
 
 
 def fails_itself(*_: Any) -> None:
@@ -34,6 +39,97 @@ async def test_a_function_that_takes_no_stream_or_wants_one() -> None:
                 with pytest.raises(TypeError) as found:
                     await call(fails, *args)
                 assert not hasattr(found.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "write"),
+    [
+        ("timeout", r"asyncio\.timeout\(1\).*anyio\.fail_after\(1\)"),
+        ("limiter", r"run_in_thread\(fn, limiter="),
+        ("priority", r"StreamPool\(4, priority=-1\)"),
+    ],
+)
+async def test_a_keyword_that_the_function_gets(keyword: str, write: str) -> None:
+    call: Any
+
+    def needs(*, timeout: int, limiter: int, priority: int) -> None:
+        raise AssertionError
+
+    async with aiostream.StreamPool(1) as pool, aiostream.Stream() as stream:
+        for call in (stream.run, pool.run, stream.run_in_thread, stream.enqueue_async):
+            if keyword == "limiter" and call == stream.run_in_thread:
+                continue
+            with pytest.raises(TypeError, match="unexpected keyword") as found:
+                await call(lambda *_: None, **{keyword: 3})
+            said = f"{call.__name__} passes keywords to fn. In place of {keyword}=, write "
+            assert found.match(said + f".*{write}")
+            with pytest.raises(TypeError) as found:
+                await call(needs)
+            assert "keywords" not in str(getattr(found.value, "__notes__", ""))
+
+
+def decorated(fn: Any) -> Any:
+    @functools.wraps(fn)
+    def wrapper(*args: Any) -> Any:
+        return fn(*args)
+
+    return wrapper
+
+
+@decorated
+def score(items: list[int]) -> list[int]:
+    if not items:
+        fails_itself()
+    return items
+
+
+async def test_a_decorated_function_without_what_belongs_to_the_stream() -> None:
+    """Such as torch's `inference_mode()`, whose frame is between."""
+    call: Any
+    async with aiostream.StreamPool(1, each=Replica) as pool:
+        for call in (pool.run, pool.run_in_thread):
+            with pytest.raises(TypeError, match=r"A pool with `each` calls fn\(own, \*args\)"):
+                await call(score, [1])
+            with pytest.raises(TypeError) as found:
+                await call(decorated(fails_itself))
+            assert not hasattr(found.value, "__notes__")
+    async with aiostream.Stream() as stream:
+        with pytest.raises(TypeError) as found:
+            await stream.run(score, [])
+        assert not hasattr(found.value, "__notes__")
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_a_value_at_the_yield(in_thread: bool) -> None:
+    def halves() -> Iterator[int]:
+        yield 3
+
+    call: Any
+    async with aiostream.Stream() as stream:
+        call = stream.run_in_thread if in_thread else stream.run
+        with pytest.raises(TypeError, match="write `yield`, and `return` the result behind it"):
+            await call(halves)
+
+
+def test_a_thread_with_a_loop_of_its_own() -> None:
+    async def main() -> None:
+        async with aiostream.StreamPool(1) as pool, pool.stream():
+            with pytest.raises(RuntimeError, match=r"run_coroutine_threadsafe\(coroutine, loop\)"):
+                await asyncio.to_thread(lambda: asyncio.run(pool.run(int)))
+
+    asyncio.run(main())
+
+
+def test_what_check_unpacks() -> None:
+    cuda = internals.bindings()
+    with ThreadPoolExecutor(1) as fresh:  # a thread without a current context
+        refused = fresh.submit(cuda.cuMemAlloc, 1024).result()
+    advice = r"INVALID_CONTEXT.*`with stream\.context\.as_current\(\):`"
+    with pytest.raises(aiostream.CudaError, match=advice):
+        check(refused)
+    answer: Any = 0
+    with pytest.raises(TypeError, match=r"the tuple that a function of cuda\.bindings"):
+        check(answer)
 
 
 class Replica:

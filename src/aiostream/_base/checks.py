@@ -17,7 +17,7 @@ from numbers import Integral
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from aiostream._base import clash
+from aiostream._base import clash, hints
 
 # Here, because each public module imports this one early. If the other project's `__init__` runs in
 # place of this package's, `from aiostream import trace` still gets the module of this package.
@@ -123,10 +123,10 @@ def label(value: Any) -> str | None:
     return None if value is None else instance(str, value, "a name is a str, not")
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: Any, advice: str = "") -> bool:
     """Returns a bool. A value that is merely true or false is a mistake, such as a stream."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} is True or False, not {value!r}")
+        raise TypeError(f"{name} is True or False, not {value!r}{advice}")
     return value
 
 
@@ -239,15 +239,20 @@ def explain_call(problem: BaseException, name: str, fn: Any, with_own: bool = Fa
         fn: The function.
         with_own: Whether it gets first what belongs to the stream of a pool (`each`).
     """
-    last, code = problem.__traceback__, getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
-    if not isinstance(problem, TypeError) or "would never run" in str(problem):
+    last, inner, said = problem.__traceback__, inspect.unwrap(fn), str(problem)
+    code, called = getattr(inner, "__code__", None), f"{getattr(inner, '__qualname__', None)}()"
+    if not isinstance(problem, TypeError) or "would never run" in said:
         return
     while last is not None:
         frame = last.tb_frame
-        if frame.f_code is code or frame.f_globals.get("__name__", "")[:10] != "aiostream.":
+        is_others = frame.f_globals.get("__name__", "")[:10] != "aiostream."
+        if frame.f_code is code or (is_others and called not in said):  # not of a decorator
             return
         last = last.tb_next
-    if not with_own:
+    keywords = hints.ADVICE["run"]
+    if keyword := next((each for each in keywords if f"keyword argument '{each}'" in said), None):
+        note = f"{name} passes keywords to fn. In place of {keyword}=, write {keywords[keyword]}"
+    elif not with_own:
         passes = "*args), without the stream" if name.startswith("run") else "stream, *args)"
         note = f"{name} calls fn({passes}. Names with `enqueue` pass it, others do not"
     else:

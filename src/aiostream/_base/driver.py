@@ -36,9 +36,6 @@ MINIMUM = {
 }
 _CONTEXT_IS_DESTROYED = 709
 _NOT_INITIALIZED, _NO_DEVICE, _INVALID_DEVICE, _NOT_SUPPORTED, NOT_READY = 3, 100, 101, 801, 600
-_TRY_SIMULATOR = (
-    ". Without a GPU, set AIOSTREAM_SIMULATOR=1, or use `pytest --aiostream=simulator` for tests"
-)
 _ASKED = "AIOSTREAM_SIMULATOR=1"
 _ADVICE = hints.ADVICE["driver"]
 _ADVICE |= dict.fromkeys(
@@ -123,7 +120,7 @@ def _initialize(with_simulator: bool) -> ModuleType:
     if int(code) == _NO_DEVICE and is_simulated and stand_ins.simulator().has_no_devices():
         raise errors.NoDriverError(_ADVICE["no-simulated-device"])
     if int(code) in (_NO_DEVICE, _INVALID_DEVICE) and visible is not None:
-        advice = "" if is_simulated else _TRY_SIMULATOR
+        advice = "" if is_simulated else stand_ins.WITHOUT_DRIVER
         said = _ADVICE["no-device-seen"].format(code=code, visible=visible)
         raise errors.NoDriverError(said + advice)
     if int(code) != 0:

@@ -13,14 +13,16 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from aiostream import _native
+from aiostream import _native, errors
 
 _ADVICE_TO_WATCH = (
     ". Start the program with `python -m aiostream blocking -- PROGRAM`, or set the environment "
     "variable AIOSTREAM_BLOCKING=warn and import aiostream before any library that uses CUDA, or "
     "call `aiostream.blocking.install()` before. For tests use `pytest --aiostream=gpu`"
 )
-_ADVICE_WITHOUT_DRIVER = ". Without a GPU, set the environment variable AIOSTREAM_SIMULATOR=1"
+WITHOUT_DRIVER = (
+    ". Without a GPU, set AIOSTREAM_SIMULATOR=1, or use `pytest --aiostream=simulator` for tests"
+)
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _registered: list[None] = []  # has an item once `recover` knows what to do with the watcher
 
@@ -137,7 +139,8 @@ def load_forwarding() -> Any:
     """Loads the library that sees the calls that block, and returns its module.
 
     Raises:
-        RuntimeError: A driver is loaded already, or none was found.
+        RuntimeError: A driver is loaded already.
+        NoDriverError: None was found.
         OSError: A library cannot be loaded.
         ModuleNotFoundError: It is not installed.
     """
@@ -146,8 +149,9 @@ def load_forwarding() -> Any:
         forwarding.load()
     except RuntimeError as error:
         is_loaded = forwarding.loaded_driver() is not None
-        advice = _ADVICE_TO_WATCH if is_loaded else _ADVICE_WITHOUT_DRIVER
-        raise RuntimeError(f"{error}{advice}") from None
+        if not is_loaded:
+            raise errors.NoDriverError(f"{error}{WITHOUT_DRIVER}") from None
+        raise RuntimeError(f"{error}{_ADVICE_TO_WATCH}") from None
     # Of this library's own waits, which make no call of the driver that waits.
     _native.wrap_blocking(forwarding.connect(_native.IS_PYTHON_THREAD, _native.FRAMES_HERE))
     return forwarding

@@ -155,7 +155,10 @@ class Halves:
 
 def _misuse(name: str, yielded: object, differs: list[str]) -> Exception:
     if yielded is not None:
-        return TypeError(f"{name} yields nothing, not {type(yielded).__name__}: write `yield`")
+        return TypeError(
+            f"{name} yields nothing, not {type(yielded).__name__}: write `yield`, "
+            "and `return` the result behind it"
+        )
     return RuntimeError(
         f"{name} has changed the {' and the '.join(differs)} of its thread at a `yield`, for all "
         "other tasks. End such a block before the `yield`. Or decorate the function, as with "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from aiostream import _native
+from aiostream._base import hints
 from aiostream._runtime import completion
 
 __all__ = ["FutureCounts", "HandleCounts", "PointCounts", "Statistics", "WaitCounts", "statistics"]
@@ -119,7 +120,7 @@ class WaitCounts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Statistics:
+class Statistics(hints.Hinted):
     """A snapshot of the library's counters in this process. `statistics()` makes it.
 
     Attributes:

@@ -169,7 +169,8 @@ class PoolCore:
                 raise RuntimeError(
                     f"the pool{self._called} is in use in another event loop: {held} streams are "
                     f"lent{self._holding(held)}, {waiting} tasks wait. Give them back there first, "
-                    "or make a pool for each loop"
+                    "or make a pool for each loop. A thread writes "
+                    "`asyncio.run_coroutine_threadsafe(coroutine, loop).result()`"
                 )
         self._queue.clear()
         self._launching.clear()
