@@ -55,7 +55,7 @@ class HostFunction:
             first = (error,) if self.takes_status else ()
             # A copy, because launches of a graph may be under way in several contexts at once.
             run = self.context.copy().run
-            _native.plain_result(run(self.function, *first, *self.arguments))
+            _native.plain_result(run(self.function, *first, *self.arguments), False)
         except BaseException as error:
             # SystemExit too, because only the driver's own code is above this frame. An exception
             # that left it could be raised to no caller.

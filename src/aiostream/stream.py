@@ -602,7 +602,8 @@ class Stream(
         Threads: call it in the thread of a running asyncio or trio loop. The future settles there.
 
         Raises:
-            TypeError: `fn` is not callable, or is a coroutine or generator function.
+            TypeError: `fn` is not callable, or is a coroutine or generator function. Or it has
+                returned a coroutine or a generator, whose body would never run.
             RuntimeError: No loop runs in this thread.
             StreamClosedError: The stream is closed.
             StreamCaptureError: The stream captures. Or `fn` has left it capturing.

@@ -603,10 +603,14 @@ async def test_it_runs_in_a_copy_of_its_callers_context(
     assert request.get() == "second"
 
 
-async def test_a_coroutine_of_it_is_reported(stream: Stream, unraisable: list[Any]) -> None:
+async def test_what_would_never_run_is_reported(stream: Stream, unraisable: list[Any]) -> None:
     async def later() -> None:
         pass
 
+    def halves() -> Any:
+        yield
+
     stream.launch_host_func(lambda: later())
+    stream.launch_host_func(lambda: halves())
     await stream
-    assert ["would never run" in text for _, text, _ in unraisable] == [True]
+    assert ["would never run" in text for _, text, _ in unraisable] == [True, True]

@@ -598,6 +598,23 @@ async def test_a_coroutine_for_a_result_is_refused_and_closed(call: str, make: A
     gc.collect()
 
 
+@pytest.mark.parametrize("call", ["enqueue_async", "ready"])
+async def test_a_generator_for_a_result_is_refused_where_none_is_run(call: str) -> None:
+    """A decorator or a lambda hides that the function is a generator function."""
+    ended: list[str] = []
+
+    def halves() -> Any:
+        ended.append("begun")
+        yield
+
+    async with Stream() as stream, StreamPool(1) as pool:
+        with pytest.raises(TypeError, match="would never run"):
+            await CALLS[call](stream, pool, lambda: halves())
+        assert ended == []
+        assert await pool.run_in_thread(lambda: halves()) is None
+    assert ended == ["begun"]
+
+
 async def test_a_coroutine_of_what_belongs_to_a_stream_is_refused() -> None:
     with pytest.raises(TypeError, match="would never run"):
         StreamPool(1, each=lambda _: answer())

@@ -61,7 +61,7 @@ async def ready(query: Callable[[], T], /, *, key: Hashable = None) -> T:
         True
     """
     checks.plain_function(query, "ready", "pass a function that says whether the work is over")
-    start, answer = _clock(), _native.plain_result(query())
+    start, answer = _clock(), _native.plain_result(query(), False)
     if answer:
         await loops.checkpoint()
         return answer
@@ -133,7 +133,7 @@ class Questions:
             if began > begin + _PASS:
                 break
             try:
-                answer = _native.plain_result(each.context.run(each.query))
+                answer = _native.plain_result(each.context.run(each.query), False)
                 over = bool(answer)
                 each.plan(over, len(self.asked))
             except BaseException as raised:  # the task raises it

@@ -21,6 +21,7 @@ struct enqueuing {
     enum point_kind kind;
     bool asks;    /* whether the context is healthy, and whether the stream captures */
     bool enters;  /* the context of the stream, in which there is a call to make */
+    bool drives;  /* the caller runs a generator that the call returns */
     bool at_once; /* the work may be done when it is enqueued; then, that it is */
     int refusal;  /* of the point behind the work */
 };
@@ -91,7 +92,8 @@ static void record(struct enqueuing *with, struct handle *stream) {
  * are to be kept alive until the GPU has passed what it has enqueued. */
 static int carry_out(struct enqueuing *with, struct handle *stream, PyObject *call) {
     CompletionObject *self = with->completion;
-    PyObject *result = call ? plain_result(PyObject_CallNoArgs(call)) : Py_NewRef(Py_None);
+    PyObject *result =
+        call ? plain_result(PyObject_CallNoArgs(call), with->drives) : Py_NewRef(Py_None);
     if (is_child()) { /* `call` has forked, and the driver is the parent's */
         if (result) refuse_in_child();
         Py_XDECREF(result);
@@ -303,7 +305,7 @@ PyObject *Completion_expect(PyObject *object, PyObject *args) {
 PyObject *Completion_run(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
-    struct enqueuing with = {.completion = self, .asks = true, .enters = true};
+    struct enqueuing with = {.completion = self, .asks = true, .enters = true, .drives = true};
     PyObject *call;
     if (!PyArg_ParseTuple(args, "O&O&O&O", to_waits, &with.waits, to_strategy, &with.strategy,
                           to_handle, &stream, &call))
@@ -338,8 +340,8 @@ PyMethodDef enqueue_functions[] = {
     METHOD(native, call_with, VARARGS),
     /* Makes a call in the context of a pinned stream: 0, or why not. */
     METHOD(native, call_in_context, VARARGS),
-    /* Returns a result, unless it is a coroutine. */
-    METHOD(native, plain_result, O),
+    /* Returns a result, unless it is a coroutine, or a generator that the caller does not run. */
+    METHOD(native, plain_result, VARARGS),
     /* Keeps an object for the life of the process: counted. */
     METHOD(native, leak, O),
     {NULL, NULL, 0, NULL},

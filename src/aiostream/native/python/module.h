@@ -102,9 +102,10 @@ PyObject *as_text(const char *);
 void free_object(PyObject *);
 
 /* Takes what a user's function has returned, and returns it. NULL: the function has raised, or it
- * is a coroutine, which would never run: raises a TypeError, and closes it. */
-PyObject *plain_result(PyObject *result);
-PyObject *native_plain_result(PyObject *module, PyObject *result);
+ * is a coroutine, or a generator that the caller does not drive. That would never run: raises a
+ * TypeError, and closes it. */
+PyObject *plain_result(PyObject *result, bool drives);
+PyObject *native_plain_result(PyObject *module, PyObject *args);
 /* Adds a type that it has made, and makes it if the module is imported first. -1: an exception is
  * set. */
 int add_type(PyObject *module, PyTypeObject **, const char *name, int size, unsigned flags,

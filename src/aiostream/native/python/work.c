@@ -101,16 +101,20 @@ static void Work_dealloc(PyObject *object) {
     free_object(object);
 }
 
-PyObject *plain_result(PyObject *result) {
-    if (!result || (PyObject *)Py_TYPE(result) != coroutine_type) return result;
+PyObject *plain_result(PyObject *result, bool drives) {
+    PyObject *kind = result ? (PyObject *)Py_TYPE(result) : NULL;
+    if (!kind || (kind != coroutine_type && (drives || kind != generator_type))) return result;
     Py_XDECREF(PyObject_CallMethod(result, "close", NULL));
     PyErr_Format(PyExc_TypeError, "a plain function returned %R, which would never run", result);
     Py_DECREF(result);
     return NULL;
 }
 
-PyObject *native_plain_result(PyObject *Py_UNUSED(module), PyObject *result) {
-    return plain_result(Py_NewRef(result));
+PyObject *native_plain_result(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *result;
+    int drives = true;
+    if (!PyArg_ParseTuple(args, "O|p", &result, &drives)) return NULL;
+    return plain_result(Py_NewRef(result), drives);
 }
 
 /* begin(handle, wait_list): makes the call in the stream's context. 0, or a refusal, or the
@@ -135,7 +139,7 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     self->handle = Py_NewRef(args[0]);
     self->thread = PyThread_get_thread_ident();
     self->pinned = true;
-    self->result = plain_result(PyObject_CallNoArgs(self->call));
+    self->result = plain_result(PyObject_CallNoArgs(self->call), true);
     call_leave(under_way);
     if (self->result && (PyObject *)Py_TYPE(self->result) == generator_type)
         return Py_NewRef(self->result);
