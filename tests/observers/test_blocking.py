@@ -538,6 +538,25 @@ async def test_a_long_launch_is_reported_with_its_line_and_task(loop_kind: str) 
     assert one.stream is None
 
 
+async def test_a_long_launch_of_a_graph_has_its_own_name(stream: Stream) -> None:
+    def burning(original: Callable[..., int]) -> Callable[..., int]:
+        def slow(*args: int) -> int:
+            burn(0.004)
+            return original(*args)
+
+        return slow
+
+    with stream.capture_executable() as capture:
+        spin(stream, 0)
+    signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    with capture.executable as executable, blocking.watch() as found:
+        for call, name in (("cuGraphLaunch", "launch"), ("cuGraphUpload", "upload")):
+            with internals.native_call_replaced(call, signature, burning):
+                await getattr(executable, f"{name}_async")(stream)
+    launches = [call.call for call in found if call.kind == "launches"]
+    assert launches == ["ExecutableGraph.launch_async", "ExecutableGraph.upload_async"]
+
+
 async def test_what_a_launch_calls_is_named_only_if_it_blocks() -> None:
     async with Stream() as stream:
 

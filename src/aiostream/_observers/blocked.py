@@ -301,6 +301,7 @@ def _place(
     return own.co_filename, line, steps
 
 
+_LAUNCHES = ("Stream.run", "Stream.enqueue_async", "Graph.launch_async", "Graph.upload_async")
 _LOOPS = ("asyncio", "trio", "anyio", "uvloop")
 _FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _LIBRARIES = ("<frozen", *(f"{folder}/" for folder in [*_FOLDERS, Path(__file__).parents[1]]))
@@ -334,8 +335,8 @@ def _report_launch(used: int, nanoseconds: int, function: Any) -> None:
     Without the driver calls in it that have blocked, because those are reported by themselves.
     """
     frames, here = (found := _native.frames_here()[2:])[:-4], found[-4:]  # not its own and `note`
-    names = (code.co_name for code, *_ in frames)
-    call = f"Stream.{next(each for each in (*names, 'run') if each in ('run', 'enqueue_async'))}"
+    names = (code.co_qualname.replace("RunMethods", "Stream") for code, *_ in frames)
+    call = next((each for each in names if each.endswith(_LAUNCHES)), "Stream.run")
     began, me = time.perf_counter_ns() - nanoseconds, threading.get_ident()
     with _lock:
         deliver()
