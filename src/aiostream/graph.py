@@ -94,7 +94,9 @@ class Graph(_AnyGraph):
     Threads: you may use it in any thread, but in one at a time with its clones and executables,
         because the driver does not guard them. What you drop is destroyed when no call of this
         library clones, instantiates, updates or destroys one of them. If you or another library
-        call the driver for that, close clones and executables, and do not drop them.
+        call the driver for that, close clones and executables, and do not drop them. A destructor
+        of a user object must not wait for a lock under which you make such a call: the call fails
+        after a second (code 600).
 
     Raises:
         NoDriverError: There is no CUDA driver.
@@ -458,7 +460,7 @@ class ExecutableGraph(_AnyGraph):
         source._require_open()
         self._require_open()
         code, result, node, before = _native.graph_update(self._handle, source._handle)
-        if code <= 0:
+        if code <= 0 or code == driver.NOT_READY:
             driver.raise_for(code, "cuGraphExecUpdate", self._name)
             return
         where = f" at node {node:#x}" if node else ""

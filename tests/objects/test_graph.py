@@ -124,38 +124,108 @@ MAKERS: dict[str, tuple[Callable[[Graph, ExecutableGraph], object], int]] = {
 }
 
 
+def destroyed_during(call: str, use: Callable[[], object], held: list[Any]) -> bool:
+    """Drops what is held while `use` is in a driver call. Whether it was destroyed in that time."""
+    _, count = MAKERS[call]
+    name = "cuGraphDestroy" if isinstance(held[0], Graph) else "cuGraphExecDestroy"
+    destroyed, overlaps = threading.Event(), []
+
+    def destroy(original: Callable[..., int]) -> Callable[..., int]:
+        return lambda handle: destroyed.set() or original(handle)
+
+    def use_slowly(original: Callable[..., int]) -> Callable[..., int]:
+        def slow(*args: int) -> int:
+            held.clear()  # the janitor destroys it as soon as it may
+            overlaps.append(destroyed.wait(0.05))
+            return original(*args)
+
+        return slow
+
+    signature = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count)
+    destructor = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    with (
+        internals.native_call_replaced(name, destructor, destroy),
+        internals.native_call_replaced(call, signature, use_slowly),
+    ):
+        use()
+        assert destroyed.wait(5)
+    return any(overlaps)
+
+
 @pytest.mark.parametrize("dropped", [Graph, ExecutableGraph])
 @pytest.mark.parametrize("call", MAKERS)
 def test_what_is_dropped_is_not_destroyed_during_a_call_on_its_graph(
     stream: Stream, call: str, dropped: type
 ) -> None:
     """The driver crashes then, and the program does not know when a dropped object is destroyed."""
-    use, count = MAKERS[call]
-    name = "cuGraphDestroy" if dropped is Graph else "cuGraphExecDestroy"
-    destroyed, overlaps = threading.Event(), []
+    use, _ = MAKERS[call]
     with captured(stream) as graph, graph.instantiate() as executable:
         held = [graph.clone() if dropped is Graph else graph.instantiate()]
+        assert not destroyed_during(call, lambda: use(graph, executable), held)
 
-        def destroy(original: Callable[..., int]) -> Callable[..., int]:
-            return lambda handle: destroyed.set() or original(handle)
 
-        def use_slowly(original: Callable[..., int]) -> Callable[..., int]:
-            def slow(*args: int) -> int:
-                held.clear()  # the janitor destroys it as soon as it may
-                overlaps.append(destroyed.wait(0.05))
-                return original(*args)
+def itself(graph: Graph) -> Graph:
+    return graph
 
-            return slow
 
-        signature = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count)
-        destructor = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-        with (
-            internals.native_call_replaced(name, destructor, destroy),
-            internals.native_call_replaced(call, signature, use_slowly),
-        ):
-            use(graph, executable)
-            assert destroyed.wait(5)
-    assert overlaps == [False]
+def by_handle(graph: Graph) -> Graph:
+    return Graph.borrow(int(graph))
+
+
+def taken_back(graph: Graph) -> Graph:
+    return Graph.from_raw(graph.into_raw())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(by_handle, by_handle), (by_handle, itself), (itself, by_handle), (itself, taken_back)],
+)
+def test_two_objects_on_one_graph_are_one_to_the_janitor(
+    stream: Stream, first: Callable[[Graph], Graph], second: Callable[[Graph], Graph]
+) -> None:
+    graph = captured(stream)
+    held: list[Any] = [first(graph).clone()]
+    again = second(graph)
+    assert not destroyed_during("cuGraphClone", lambda: again.clone().close(), held)
+    with again.clone() as clone:
+        held = [first(clone).instantiate()]
+        assert not destroyed_during("cuGraphClone", lambda: again.clone().close(), held)
+    again.close()
+    graph.close()
+
+
+def test_objects_on_other_graphs_share_nothing(stream: Stream) -> None:
+    with captured(stream) as graph, captured(stream) as other:
+        held: list[Any] = [by_handle(graph).clone()]
+        use = by_handle(other)
+        assert destroyed_during("cuGraphClone", lambda: use.clone().close(), held)
+
+
+def test_a_destructor_that_waits_for_a_lock_of_the_thread_that_clones(stream: Stream) -> None:
+    """The janitor destroys a clone, and another thread has the lock and wants to use the graph."""
+    cuda, lock, began = internals.bindings(), threading.Lock(), threading.Event()
+
+    def wait_for_lock(_: int) -> None:
+        began.set()
+        with lock:
+            pass
+
+    destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(wait_for_lock)
+    address = cuda.CUhostFn(ctypes.cast(destroy, ctypes.c_void_p).value)
+    graph = captured(stream)
+    dropped = [graph.clone()]
+    made = internals.driver_call("cuUserObjectCreate", 0, address, 1, 1)
+    internals.driver_call("cuGraphRetainUserObject", cuda.CUgraph(int(dropped[0])), made, 1, 1)
+    with lock:
+        dropped.clear()
+        assert began.wait(5)
+        with pytest.raises(CudaError, match="wait for a lock that this thread holds") as caught:
+            graph.clone()
+        assert (caught.value.code, caught.value.call) == (600, "cuGraphClone")
+        graph.close()
+    assert graph.closed
+    assert settle(lambda: statistics().handles.open == 1)
+    assert statistics().balanced
 
 
 def test_nothing_else_waits_for_a_slow_call(stream: Stream) -> None:

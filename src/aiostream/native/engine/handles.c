@@ -25,47 +25,56 @@ static const uint64_t SHARED = 1ull << 35;
 
 /* --- graphs --- */
 
-struct family {
-    pthread_mutex_t lock;
-    _Atomic int64_t refs; /* the handles that have it */
-};
+/* All handles of graphs, in which a borrowed one finds its relatives, and their references. Nothing
+ * else is done under it. */
+static pthread_mutex_t graphs_guard = PTHREAD_MUTEX_INITIALIZER;
+static struct handle *graphs;
 
-static struct family *family_new(void) {
-    struct family *family = calloc(1, sizeof *family);
-    pthread_mutexattr_t kind;
-    if (!family) return NULL;
-    pthread_mutexattr_init(&kind);
-    pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&family->lock, &kind);
-    pthread_mutexattr_destroy(&kind);
-    family->refs = 1;
-    return family;
+static void graphs_add(struct handle *handle) {
+    handle->root = handle;
+    handle->lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+    pthread_mutex_lock(&graphs_guard);
+    if ((handle->next = graphs)) graphs->link = &handle->next;
+    *(handle->link = &graphs) = handle;
+    pthread_mutex_unlock(&graphs_guard);
 }
 
-static void family_unref(struct family *family) {
-    if (!family || atomic_fetch_sub(&family->refs, 1) > 1) return;
-    pthread_mutex_destroy(&family->lock);
-    free(family);
-}
-
-void graphs_lock(struct handle *handle) {
-    if (handle->family) pthread_mutex_lock(&handle->family->lock);
-}
-
-void graphs_unlock(struct handle *handle) {
-    if (handle->family) pthread_mutex_unlock(&handle->family->lock);
+/* Whether it may name a graph that exists. One that was released may come back by from_raw. */
+static bool may_exist(struct handle *handle) {
+    return !handle->owned || !(atomic_load(&handle->word) & (CLOSING | DESTROYED));
 }
 
 void graphs_relate(struct handle *made, struct handle *from) {
-    atomic_fetch_add(&from->family->refs, 1);
-    family_unref(made->family);
-    made->family = from->family;
+    pthread_mutex_lock(&graphs_guard);
+    for (struct handle *each = graphs; each && !from; each = each->next)
+        if (each != made && each->value == made->value && may_exist(each)) from = each;
+    if (from) {
+        made->root = from->root;
+        atomic_fetch_add(&made->root->refs, 1);
+    }
+    pthread_mutex_unlock(&graphs_guard);
 }
 
+/* The time is counted in beats, of which a process that was stopped has missed all. */
+bool graphs_lock(struct handle *handle) {
+    enum { BEATS = 6000 }; /* some 0.16 ms each */
+    const struct timespec beat = {.tv_nsec = 100000};
+    int64_t before = 0, now;
+    for (int beats = 0; pthread_mutex_trylock(&handle->root->lock); before = now) {
+        now = atomic_load(&handle->root->destroying);
+        beats = now % 2 && now == before ? beats + 1 : 0;
+        if (beats == BEATS) return false;
+        nanosleep(&beat, NULL);
+    }
+    return true;
+}
+
+void graphs_unlock(struct handle *handle) { pthread_mutex_unlock(&handle->root->lock); }
+
 bool handle_try_drop(struct handle *handle) {
-    if (handle->family && pthread_mutex_trylock(&handle->family->lock)) return false;
+    if (handle->root && pthread_mutex_trylock(&handle->root->lock)) return false;
     handle_drop(handle);
-    graphs_unlock(handle);
+    if (handle->root) graphs_unlock(handle);
     return true;
 }
 
@@ -74,18 +83,13 @@ bool handle_try_drop(struct handle *handle) {
 struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
-    struct family *family = NULL;
-    if ((kind == HANDLE_GRAPH || kind == HANDLE_GRAPH_EXEC) && !(family = family_new())) {
-        free(handle);
-        return NULL;
-    }
     *handle = (struct handle){.refs = 1,
                               .value = value,
                               .context = context,
                               .kind = kind,
                               .owned = owned,
-                              .family = family,
                               .identity = context ? context_identity(context) : 0};
+    if (kind == HANDLE_GRAPH || kind == HANDLE_GRAPH_EXEC) graphs_add(handle);
     if (owned) {
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
         atomic_fetch_add(&counters[HANDLES_OPEN], 1);
@@ -100,7 +104,7 @@ struct handle *handle_borrow(struct handle *parent) {
     handle->context = parent->context;
     handle->identity = parent->identity;
     handle->parent = parent;
-    if (handle->family) graphs_relate(handle, parent);
+    if (handle->root) graphs_relate(handle, parent);
     return handle;
 }
 
@@ -117,9 +121,13 @@ void handle_hide(struct handle *handle) {
 }
 
 void handle_unref(struct handle *handle) {
-    if (atomic_fetch_sub(&handle->refs, 1) > 1) return;
-    family_unref(handle->family);
-    free(handle);
+    struct handle *root = handle->root;
+    if (root) pthread_mutex_lock(&graphs_guard);
+    bool is_last = atomic_fetch_sub(&handle->refs, 1) == 1;
+    if (is_last && root && (*handle->link = handle->next)) handle->next->link = handle->link;
+    if (root) pthread_mutex_unlock(&graphs_guard);
+    if (is_last && root && root != handle) handle_unref(root);
+    if (is_last) free(handle);
 }
 
 bool handle_is_open(const struct handle *handle) {
@@ -142,8 +150,11 @@ static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "
 static int call_destructor(struct handle *handle) {
     int (*const destructors[])(void *) = {driver.stream_destroy, driver.event_destroy,
                                           driver.graph_destroy, driver.graph_exec_destroy};
-    graphs_lock(handle);
+    if (!handle->root) return destructors[handle->kind](handle->value);
+    if (!graphs_lock(handle)) return CUDA_NOT_READY;
+    atomic_fetch_add(&handle->root->destroying, 1);
     int status = destructors[handle->kind](handle->value);
+    atomic_fetch_add(&handle->root->destroying, 1);
     graphs_unlock(handle);
     return status;
 }
@@ -162,6 +173,12 @@ static int destroy(struct handle *handle, bool shared) {
         status = failure_noted(call_destructor(handle), DESTRUCTORS[handle->kind]);
         relaxed_leave(mode);
         if (entered) context_pop();
+    }
+    if (status == CUDA_NOT_READY) { /* see graphs_lock: the janitor destroys it as a last user */
+        atomic_store(&handle->word, CLOSING + 1);
+        atomic_fetch_add(&handle->refs, 1);
+        event_wait_let_go(handle);
+        return CUDA_SUCCESS;
     }
     /* After a fatal code the object went with its context. */
     bool is_left = status != CUDA_SUCCESS && !failure_is_fatal(status);

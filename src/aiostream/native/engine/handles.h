@@ -2,6 +2,8 @@
 #ifndef AIOSTREAM_HANDLES_H
 #define AIOSTREAM_HANDLES_H
 
+#include <pthread.h>
+
 #include "base.h"
 
 enum handle_kind { HANDLE_STREAM = 0, HANDLE_EVENT = 1, HANDLE_GRAPH = 2, HANDLE_GRAPH_EXEC = 3 };
@@ -22,10 +24,15 @@ struct handle {
     /* A stream that is borrowed from this library pins its owner's handle too. python/handles.c
      * keeps that alive. */
     struct handle *parent;
-    struct family *family; /* of graphs, see graphs_lock; constant as soon as threads share it */
+    /* Of a graph: the handle whose lock it uses, to which it has a reference if it is not this one.
+     * Constant as soon as threads share it. */
+    struct handle *root;
+    struct handle *next, **link; /* of graphs, in the list of all; see graphs_guard */
     enum handle_kind kind;
     bool owned;
     bool hidden;                /* in no count; written before another thread has it */
+    pthread_mutex_t lock;       /* of a root, as the next: see graphs_lock */
+    _Atomic int64_t destroying; /* odd while a thread is in the driver's call that destroys */
     struct handle *next_let_go; /* see event_wait_let_go; written once, by the last user */
 };
 
@@ -77,16 +84,19 @@ int do_capture_refusal(struct handle *, void *unused); /* a handle_operation */
 
 /* --- graphs --- */
 
-/* A graph, its clones and their executables share a lock. It is held during each call that clones,
- * instantiates, updates or destroys one of them. The driver notes in a graph what was made of it,
- * without a lock of its own: it crashed when a graph was cloned, instantiated or destroyed while a
- * clone or an executable of it was destroyed in another thread (driver 580). The janitor destroys
- * those that a program drops, so the program cannot prevent it. The lock is recursive, because the
- * driver runs destructors of user objects in the call, and refuses what they call. Take it without
- * the GIL. */
-void graphs_lock(struct handle *);
+/* A graph, its clones, their executables, and what was borrowed of them share a lock. It is held
+ * during each call that clones, instantiates, updates or destroys one of them. The driver notes in
+ * a graph what was made of it, without a lock of its own: it crashed when a graph was cloned,
+ * instantiated or destroyed while a clone or an executable of it was destroyed in another thread
+ * (driver 580). The janitor destroys those that a program drops, so the program cannot prevent it.
+ * The lock is recursive, because the driver runs destructors of user objects in the call, and
+ * refuses what they call. Such a destructor may wait for a lock that this thread has. So this gives
+ * up, and returns false, if one call of another thread that destroys does not return for a second.
+ * Take it without the GIL. */
+bool graphs_lock(struct handle *);
 void graphs_unlock(struct handle *);
-/* The first was made of the second just now, and no other thread has it yet. */
+/* The first was made of the second just now, and no other thread has it yet. NULL: it was borrowed
+ * or taken over, so it may be one that is known, or a relative. */
 void graphs_relate(struct handle *made, struct handle *from);
 /* handle_drop, if no other thread has the lock. Whether it was dropped. */
 bool handle_try_drop(struct handle *);

@@ -42,7 +42,7 @@ static PyObject *native_graph_use(PyObject *Py_UNUSED(self), PyObject *args) {
 }
 
 static int do_clone(struct handle *graph, void *clone) {
-    graphs_lock(graph);
+    if (!graphs_lock(graph)) return CUDA_NOT_READY;
     int status = driver.graph_clone(clone, graph->value);
     graphs_unlock(graph);
     return status;
@@ -68,7 +68,7 @@ struct instantiation {
 
 static int do_instantiate(struct handle *graph, void *argument) {
     struct instantiation *made = argument;
-    graphs_lock(graph);
+    if (!graphs_lock(graph)) return CUDA_NOT_READY;
     int status = driver.graph_instantiate(&made->executable, graph->value, &made->parameters);
     graphs_unlock(graph);
     return status;
@@ -98,13 +98,17 @@ struct update {
 static int do_update(struct handle *executable, void *argument) {
     struct update *update = argument;
     struct handle *graph = update->graph;
-    bool is_first = executable->family < graph->family; /* so that two updates do not deadlock */
+    bool is_first = executable->root < graph->root; /* so that two updates do not deadlock */
+    struct handle *first = is_first ? executable : graph, *second = is_first ? graph : executable;
+    int status = CUDA_NOT_READY;
     if (!handle_pin(graph)) return RESULT_CLOSED;
-    graphs_lock(is_first ? executable : graph);
-    graphs_lock(is_first ? graph : executable);
-    int status = driver.graph_update(executable->value, graph->value, &update->said);
-    graphs_unlock(graph);
-    graphs_unlock(executable);
+    if (graphs_lock(first)) {
+        if (graphs_lock(second)) {
+            status = driver.graph_update(executable->value, graph->value, &update->said);
+            graphs_unlock(second);
+        }
+        graphs_unlock(first);
+    }
     handle_unpin(graph);
     return status;
 }

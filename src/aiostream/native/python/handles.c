@@ -45,6 +45,7 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
         return PyErr_NoMemory();
     }
     self->made_here = made_here;
+    if (self->handle->root && !made_here) graphs_relate(self->handle, NULL);
     return (PyObject *)self;
 }
 
@@ -72,7 +73,7 @@ static void Handle_dealloc(PyObject *object) {
             handle_release(handle, true);
         }
     }
-    if (handle) handle_unref(handle);
+    if (handle && !is_child()) handle_unref(handle); /* its locks may be held without an end */
     Py_XDECREF(self->parent);
     free_object(object);
 }
