@@ -108,11 +108,11 @@ class Halves:
                 yielded = run(generator.throw, error)
             now = _settings(self.operand)
             # torch may have been imported in this half.
-            if yielded is None and (now == before or now[: len(before)] == before):
+            differs = [n for n, a, b in zip(_NAMES, before, now, strict=False) if a != b]
+            if self.takes(yielded) and not differs:
                 return
             self.take()
-            differs = [n for n, a, b in zip(_NAMES, before, now, strict=False) if a != b]
-            error = _misuse(generator.__qualname__, yielded, differs)
+            error = self.misuse(yielded, differs)
             run(generator.throw, error)  # at which a block puts back what it has changed
             raise error  # it has yielded once more
         except StopIteration as stop:
@@ -121,6 +121,24 @@ class Halves:
             error = None  # its traceback refers to this frame
             if generator.gi_frame is None:
                 self._end()
+
+    def takes(self, yielded: object) -> bool:
+        """Whether the function may yield this."""
+        return yielded is None
+
+    def misuse(self, yielded: object, differs: list[str]) -> Exception:
+        """Returns what is thrown in at a `yield` that is not right."""
+        name = self.generator.__qualname__
+        if yielded is not None:
+            return TypeError(
+                f"{name} yields nothing, not {type(yielded).__name__}: write `yield`, "
+                "and `return` the result behind it"
+            )
+        return RuntimeError(
+            f"{name} has changed the {' and the '.join(differs)} of its thread at a `yield`, for "
+            "all other tasks. End such a block before the `yield`. Or decorate the function, as "
+            "with @torch.inference_mode(), which begins anew for each half"
+        )
 
     def take(self) -> None:
         """Keeps what the variables of its frame hold, which die when an error is thrown in."""
@@ -153,19 +171,6 @@ class Halves:
             pass
 
 
-def _misuse(name: str, yielded: object, differs: list[str]) -> Exception:
-    if yielded is not None:
-        return TypeError(
-            f"{name} yields nothing, not {type(yielded).__name__}: write `yield`, "
-            "and `return` the result behind it"
-        )
-    return RuntimeError(
-        f"{name} has changed the {' and the '.join(differs)} of its thread at a `yield`, for all "
-        "other tasks. End such a block before the `yield`. Or decorate the function, as with "
-        "@torch.inference_mode(), which begins anew for each half"
-    )
-
-
 async def drive(work: _native.Work, halves: Halves, launches: Launches, fn: Any) -> Any:
     """Runs the halves of `fn`, and waits for the GPU after each. Returns what it returned.
 
@@ -173,7 +178,7 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches, fn: Any)
     has not ended, and the caller leaves it.
     """
     waits = wait_list_of(halves.operand)
-    error: Exception | None = None
+    error: BaseException | None = None
     has_begun, has_waited = halves.generator is not None, False
     if not has_begun:
         halves.adopt(work.result)
@@ -202,7 +207,7 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches, fn: Any)
                     await waiting.launch_turn(launches)
             has_begun, began = True, waiting.now()
             try:
-                error = _advance(halves, waits, error)
+                error = advance(halves, waits, error, partial(_step, halves))
             finally:
                 launches.note(waiting.now() - began, fn)
     finally:
@@ -215,12 +220,17 @@ def _step(halves: Halves) -> None:
     halves.is_idle = halves.ended and _native.stream_query(halves.operand.handle) == 0
 
 
-def _advance(halves: Halves, waits: _native.WaitList, error: Exception | None) -> Exception | None:
+def advance(
+    halves: Halves,
+    waits: _native.WaitList,
+    error: BaseException | None,
+    step: Callable[[], None],
+) -> BaseException | None:
     """Runs the next half with the stream current. Returns the error that was thrown in, if any."""
     operand = halves.operand
     try:
         if error is None:
-            call = in_libraries(operand, partial(_step, halves))
+            call = in_libraries(operand, step)
             refusal = _native.call_in_context(operand.handle, waits, call, True)
             try:
                 if refusal:

@@ -299,12 +299,19 @@ def require_ready(operand: Operand, recent: bool = False) -> None:
     driver.raise_for(captured, "cuStreamIsCapturing", operand.name)
 
 
-def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any = None) -> Any:
+def enqueue(
+    operand: Operand,
+    mode: int,
+    call: Callable[[], Any],
+    keepalive: Any = None,
+    future: Any = None,
+) -> Any:
     """Calls `call`, which enqueues work on a stream, and returns a future of its result.
 
-    Everything that can be refused is reserved before `call` runs. `keepalive` lives until the GPU
-    has passed the work, or is counted as leaked if that cannot be proved. All of it is one native
-    step, so that no KeyboardInterrupt comes between the work and the event behind it.
+    The future is the loop's, or the `_native.OwnFuture` that is given. Everything that can be
+    refused is reserved before `call` runs. `keepalive` lives until the GPU has passed the work, or
+    is counted as leaked if that cannot be proved. All of it is one native step, so that no
+    KeyboardInterrupt comes between the work and the event behind it.
 
     Raises:
         RuntimeError: No loop runs here.
@@ -313,7 +320,7 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
         CudaError: The driver refused, or the context has failed.
     """
     if mode == BY_HOST_FUNCTION:
-        return complete(operand, _HOST_FUNCTION, call, keepalive).future
+        return complete(operand, _HOST_FUNCTION, call, keepalive, future).future
     bridge = _current_bridge()
     try:
         wait_list = operand.wait_list
@@ -321,7 +328,8 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
             # A capturing stream is refused before it is asked for its id, which finds the list.
             require_ready(operand, recent=True)
             wait_list = wait_list_of(operand)
-        future = bridge.new_polled_future()
+        if future is None:
+            future = bridge.new_polled_future()
         if observers:
             future_made(future)
         began = now()
@@ -337,7 +345,7 @@ def enqueue(operand: Operand, mode: int, call: Callable[[], Any], keepalive: Any
                 bridge.at_once,
             )
         finally:
-            bridge.launches.note(now() - began)
+            bridge.launches.note(now() - began, keepalive and keepalive[0])
         if answer == _AT_ONCE:
             bridge.at_once = not bridge.must_yield()
         elif answer:
@@ -354,6 +362,7 @@ def complete(
     kind: int = _HOST_FUNCTION,
     call: Callable[[], Any] | None = None,
     keepalive: Any = None,
+    future: Any = None,
 ) -> Completion:
     """Enqueues a host function at the stream's end, or a callback, which brings a status.
 
@@ -362,6 +371,7 @@ def complete(
         kind: The native number of one of the two.
         call: As for `enqueue`, if there is work to enqueue before.
         keepalive: As for `enqueue`.
+        future: As for `enqueue`.
 
     Raises:
         RuntimeError: No loop runs here.
@@ -371,7 +381,8 @@ def complete(
     """
     bridge = _current_bridge()
     try:
-        future = bridge.new_future()
+        if future is None:
+            future = bridge.new_future()
         if observers:
             future_made(future)
         point = Completion(future, operand.name, keepalive)
