@@ -24,11 +24,11 @@ if sys.version_info < (3, 12):  # there pydantic takes no other
 
 __all__ = ["PendingWait", "pending"]
 
-# Each `serving.Batches` that was ever open, by id. What waits for them waits for no stream yet. Any
-# thread, single dict operations.
+# Each `serving.Batches` and `serving.Steps` that was ever open, by id. What waits for them may wait
+# for no stream yet. Any thread, single dict operations.
 queues: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-BATCHES = -2  # in place of a queue's number
+SERVING = -2  # in place of a queue's number
 
 # Frames of these are not the user's own code.
 _LIBRARIES = {"aiostream", "anyio", "asyncio", "contextlib", "trio"}
@@ -66,7 +66,8 @@ def pending() -> list[PendingWait]:
     JSON can carry. It lists the waits of tasks, the futures that are pending, and what cancelled
     waits and streams that were given back to a pool have left behind: what `drain` waits for,
     except for host functions that no future stands for. It also lists each item that waits for
-    `serving.Batches`, or is in one of their batches.
+    `serving.Batches` or is in one of their batches, and each request of `serving.Steps` that waits
+    for a slot (`Steps.slot`), for a result, or because `ready` has said no (`Steps.ready`).
 
     A wait pays nothing for this. The tasks are found when you ask, so this takes some microseconds
     for each task of the process. It finds the tasks of every asyncio loop. Of trio's tasks it finds
@@ -116,11 +117,9 @@ def pending() -> list[PendingWait]:
     ]
     now = time.perf_counter()
     for reference in queues.valuerefs():
-        if (batches := reference()) is not None:
-            of = f"pool{batches._pool._called} of {batches._pool.size} streams"
+        if (each := reference()) is not None:
             rows += [
-                (of, now - since, 0.0, BATCHES, 0, (future, name))
-                for future, name, since in batches._pending()
+                (of, now - since, 0.0, SERVING, 0, wait) for of, since, *wait in each._pending()
             ]
     return sorted((_entry(tasks, row) for row in rows), key=lambda entry: -entry["seconds"])
 
@@ -163,10 +162,11 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         future, function = owner.future, completion.function_name(owner)
         by_event = owner.seconds is None
         call = "Stream.enqueue_async" if by_event or function else "Stream.completion_future"
+        call = getattr(future, "call_name", call)
         if hasattr(owner, "halves"):
             call = "Stream.run_in_thread"
-    elif queue == BATCHES:
-        (future, function), call = owner, "Batches.__call__"
+    elif queue == SERVING:
+        call, future, function = owner
     elif hasattr(owner, "pool"):
         call = "StreamPool.release"
     elif isinstance(owner, _native.Work):
@@ -187,7 +187,7 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         ):
             # The first after the user's own line is what the user has called.
             values, seen = frame.f_locals, True
-            if "self" in values:
+            if "self" in values and queue != SERVING:
                 call = f"{type(values['self']).__name__}.{code.co_name}"
             fn = values.get("fn", getattr(values.get("self"), "_fn", None))
             function = completion.name_of(fn) if fn is not None else function

@@ -10,8 +10,11 @@ Nothing here polls the GPU or calls the driver: the pool does.
 
 from aiostream.serving.batches import Batches
 from aiostream.serving.clients import while_connected
+from aiostream.serving.results import Active, End, Results
+from aiostream.serving.steps import Steps
 
-__all__ = ["Batches", "while_connected"]
+__all__ = ["Active", "Batches", "End", "Results", "Steps", "while_connected"]
 
 # Where programs import them from.
-Batches.__module__ = while_connected.__module__ = __name__
+for _each in (Active, Batches, End, Results, Steps, while_connected):
+    _each.__module__ = __name__

@@ -361,12 +361,13 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             "an array, with one result for each item"
         )
 
-    def _pending(self) -> list[tuple[Any, str, float]]:
-        """Returns the future, the call and the beginning of each wait for a result."""
+    def _pending(self) -> list[tuple[str, float, str, Any, str]]:
+        """Returns the pool, beginning, call, future and function of each wait for a result."""
         # A task that runs its own batch waits for that one's stream.
         batches = [batch for batch, task in list(self._tasks.values()) if task is not None]
+        of = f"pool{self._pool._called} of {self._pool.size} streams"
         return [
-            (future, self._fn_name, since)
+            (of, since, "Batches.__call__", future, self._fn_name)
             for items in (*batches, self._waiting)
             for future, (_, since) in items.copy().items()
         ]

@@ -1,0 +1,614 @@
+"""`Steps`: the loop of a server whose answers come in pieces, such as tokens.
+
+One task of the loop runs the steps. In its turn it chooses who is in the next step, launches that
+step's first half, and waits. The GPU settles each step (`_Step`) in the drain of the loop, in the
+order of the launches. Then the task runs the second half, and gives each reader its result.
+
+With `ahead=1`, when step n is done on the GPU:
+
+    task     second half of n, results, a turn of the loop, first half of n + 2
+    GPU      step n + 1
+
+A request (`Results`) goes through these states:
+
+    state     it is in          it leaves that when
+    called    `_places`         its block begins, or it is garbage
+    entered   `_queue`          a slot is free, or it is over
+    seated    `_seats`          it is over, and no launched step has it
+    gone
+
+It is over after its last result, an error, the end of its block, or that of the `Steps`. What is
+over is in no further step. All of this is touched in the thread of the loop alone, except where a
+comment says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import heapq
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
+from itertools import count
+from typing import Any, Generic, Self
+
+from aiostream import _native, errors
+from aiostream._base import checks, driver
+from aiostream._handles.operand import wait_list_of
+from aiostream._objects import halves
+from aiostream._runtime import completion, loops, process
+from aiostream._runtime.observing import observed_future, observers
+from aiostream._waits import pending, waiting
+from aiostream.errors import PoolFullError, StreamClosedError
+from aiostream.serving.results import Active, End, Request, Result, Results, wake
+from aiostream.stream import Stream
+
+_now = time.perf_counter
+
+# What the second half returns, and a function in two halves that does.
+Outcomes = Mapping[int, Result | End[Result] | BaseException]
+Step = Callable[[Active[Request]], Generator[Iterable[int] | None, None, Outcomes[Result]]]
+
+
+class _Step(_native.OwnFuture, halves.Halves):
+    """One step: its two halves, and the future that native code settles behind its work.
+
+    The completion of the work owns it until the GPU has passed that.
+    """
+
+    point: object = None  # native code sets it
+    call_name = "Steps.step"  # in `pending()`
+    _exception: BaseException | None = None  # of the wait, or of the launch once it has begun
+
+    def __init__(
+        self, steps: Steps[Any, Any], active: Active[Any], members: dict[int, Results[Any]]
+    ) -> None:
+        call = partial(steps._fn, active)
+        halves.Halves.__init__(self, steps._stream._operand, call, steps._context.copy())
+        self.steps, self.active, self.members = steps, active, members
+        self.began = self.passed = False
+        self.last: frozenset[int] = frozenset()  # the slots that it has yielded
+        self.error: BaseException | None = None  # of a half, or of a launch that has not begun
+        self._callbacks: list[Callable[[Any], object]] = []  # of observers
+
+    def first(self) -> None:
+        """Runs the first half, with the stream current. It raises nothing."""
+        self.began = True
+        try:
+            self.begin()
+            if self.generator is None or self.ended:
+                raise self._wrong("has not yielded")
+        except BaseException as error:
+            self.error = error
+
+    def finish(self) -> None:
+        """Runs the second half with the stream current, or closes what has failed."""
+        operand, held = self.operand, list[bool]()
+        waits: _native.WaitList | None = None
+        try:
+            # Without its stream, the next half gets the error.
+            if operand.handle.pin(held):
+                waits = wait_list_of(operand)
+            if self.error is None:
+                try:
+                    halves.advance(self, wait_list_of(operand), self._exception, self.step)
+                    found = self.value
+                    if not (isinstance(found, Mapping) and found.keys() <= self.active.keys()):
+                        raise self._wrong(f"has returned {found!r}")
+                except BaseException as error:
+                    self.error = error
+            if self.is_open:
+                halves.close(self, self._exception is not None, waits)
+        finally:
+            operand.handle.unpin(held)
+
+    def discard(self) -> None:
+        """Closes the halves, because the steps have ended. May be repeated."""
+        self.error = self.error or GeneratorExit()
+        self.finish()
+
+    # What `Halves` asks of a `yield`.
+
+    def takes(self, yielded: Any) -> bool:
+        """Whether it is the first `yield`, of nothing or of slots of this step."""
+        if self.passed:
+            return False
+        try:
+            self.last = frozenset(() if yielded is None else yielded)
+        except TypeError:
+            return False
+        return self.last <= self.active.keys()
+
+    def misuse(self, yielded: object, differs: list[str]) -> Exception:
+        """Says what is wrong with a `yield`."""
+        if differs:
+            return super().misuse(None, differs)
+        return self._wrong("has yielded twice" if self.passed else f"has yielded {yielded!r}")
+
+    def _wrong(self, what: str) -> TypeError:
+        return TypeError(
+            f"{self.steps._fn_name} {what}. A step yields once, nothing or slots, and returns a "
+            f"mapping with results of slots. The slots of this step are {[*self.active]}"
+        )
+
+    # What native code and observers ask of a future. It settles in the drain of the loop. A
+    # KeyboardInterrupt may cut that short, and the next drain repeats it. So `passed` comes last.
+
+    def done(self) -> bool:
+        """Whether the GPU has passed the work, or the wait has failed."""
+        return self.passed
+
+    def cancelled(self) -> bool:
+        """No."""
+        return False
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Has a callback called in the drain."""
+        self._callbacks.append(callback)
+
+    def _set_result(self, result: object) -> None:
+        for callback in self._callbacks:
+            callback(self)
+        self.steps._passed(self)
+        self.passed = True
+
+    def _set_exception(self, error: BaseException) -> None:
+        self._exception = error
+        self._set_result(None)
+
+    def _drop(self) -> None:
+        # The janitor calls this, because the loop has ended. What the close calls may block.
+        process.run_in_releaser(self.discard)
+
+
+class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
+    """Runs the steps of a model for all requests at once, and gives each its results.
+
+    It is the loop of a server of tokens, speech or images (continuous batching). A request joins
+    between two steps and leaves between two steps, and each result reaches its reader at once.
+
+    `step` is a function in two halves. The first half launches a step for the requests in `active`,
+    a mapping from slot to request. The second half reads the results, and returns them by slot.
+    A slot is a row of your batch.
+
+    With `ahead=1` the first half of step n + 1 runs *before* the second half of step n, so the GPU
+    has work while Python reads and hands out the results. Engines call this overlap or asynchronous
+    scheduling. So keep on the GPU what the next step needs, such as the last tokens. Give each step
+    that is in flight a buffer of its own: `buffers[active.number % (ahead + 1)]`.
+
+    - A slot that is missing in the results has none in this step. A result may be a list.
+    - `End(result)` is the last result of its request, and `End()` ends it without one.
+    - `yield slots` in place of `yield` says whose last step this is. They are in no later one.
+    - An exception as a result is raised in its request alone, which ends.
+
+    No two halves run at once. The tasks of the loop have a turn before each launch, so requests
+    that come in one turn share their first step. The lowest free slot goes to the request that was
+    called first. A slot is used again when no launched step has it, and `active.left` names it.
+
+    Each step has the context variables of the block's beginning, in a copy of its own. A step keeps
+    the loop while its halves run. If a first half takes milliseconds, capture a graph.
+
+    An error of a step or of the GPU is raised in each request of that step, after the results that
+    came before it, in a copy if `copy.copy` gives one. The loop goes on. A lost context or a closed
+    stream ends all requests, those that wait, and those that come later.
+
+    The end of the block refuses what comes later, and waits for the requests that have begun or
+    entered their blocks. If the block ends by an error or a cancellation, it does what `close`
+    does.
+
+    Args:
+        stream: Where the steps run. Use it for nothing else that takes long. Several replicas or
+            GPUs have one `Steps` each.
+        step: The function. `Steps` calls it with an `Active`, with the stream current.
+        slots: How many requests may be in one step.
+        ahead: How many steps are launched before the results of the first of them are read. Use 0
+            if the host decides the next token.
+        max_waiting: How many requests may wait, without those that the free slots will take. If you
+            set it, one more gets a `PoolFullError`. `None` sets no limit.
+        max_unread: A request that has this number of unread results sits out until they are read.
+            Steps in flight may add `ahead` more. `None` keeps all results.
+        ready: It is called with a request, in the loop, before each launch. If its answer is false,
+            the request sits out: say `results.wake()` when that may have changed. What it raises is
+            raised in that request alone.
+
+    Threads: use it in tasks of the loop in which its block began.
+
+    Raises:
+        TypeError: `stream` is not a `Stream`, `step` is not what `Stream.run` takes, or a number is
+            not an int.
+        ValueError: `slots` or `max_unread` is less than 1, or another number is less than 0.
+
+    Attributes:
+        launched: How many steps were launched.
+        idle_seconds: How long requests were ready and the GPU had no step, as the loop sees it. It
+            does not see a step's end while it is busy.
+
+    Example:
+        >>> from aiostream import serving
+        >>> def step(active):
+        ...     # launch the kernels of a step here
+        ...     yield
+        ...     return {slot: f"{request} {active.number}" for slot, request in active.items()}
+        >>> async with aiostream.Stream() as stream:
+        ...     async with serving.Steps(stream, step, slots=16, max_waiting=64) as steps:
+        ...         async with steps("hello") as results:
+        ...             async for result in results:
+        ...                 print(result)
+        ...                 if result == "hello 1":
+        ...                     break
+        hello 0
+        hello 1
+    """
+
+    def __init__(
+        self, stream: Stream, step: Step[Request, Result], *, slots: int, ahead: int = 1,
+        max_waiting: int | None = None, max_unread: int | None = None,
+        ready: Callable[[Request], object] | None = None,
+    ) -> None:  # fmt: skip
+        self._stream = checks.instance(Stream, stream, "Steps takes a Stream, not")
+        checks.plain_function(step, "Steps", halves=True)
+        if ready is not None:
+            checks.plain_function(ready, "Steps")
+        self._fn, self._ready, self._fn_name = step, ready, completion.name_of(step)
+        self._called = f"Steps of {self._fn_name}"
+        self._label = stream.name  # what metrics call it
+        slots = checks.number("slots", slots, 1, "a step has at least one slot")
+        self._ahead = checks.number("ahead", ahead, 0, "no fewer than 0 steps are launched ahead")
+        most = sys.maxsize if max_waiting is None else max_waiting
+        self._max_waiting = checks.number("max_waiting", most, 0, "no fewer than 0 can wait")
+        most = sys.maxsize if max_unread is None else max_unread
+        self._max_unread = checks.number("max_unread", most, 1, "a reader has at least one result")
+        self.launched, self.idle_seconds = 0, 0.0
+        self._idle_since: float | None = None  # when the GPU had no step, and a request came
+        # See the module. Those that have yet to enter are weak, because some never do.
+        self._places = weakref.WeakValueDictionary[int, Results[Result]]()
+        self._queue: dict[int, Results[Result]] = {}  # by ticket, in that order
+        self._seats: list[Results[Result] | None] = [None] * slots
+        self._free = [*range(slots)]  # a heap
+        self._next_ticket = count(1).__next__
+        self._left: set[int] = set()  # see `Active`
+        self._flying: deque[_Step] = deque()  # the steps that were launched, in order
+        # Why nothing is launched any more. Any thread, one assignment.
+        self._closed: BaseException | None = None
+        # Whether this is within the block. And whether the task of the steps has nothing to do.
+        self._is_open, self._stopped = False, True
+        self._task: object = None  # asyncio's loop does not keep it
+        # For which that task waits, and the end of the block. And whether there is something new.
+        self._future: Any = None
+        self._ends: Any = None
+        self._told = False
+        # That of the block's loop. Weak, because the bridge ends with its loop.
+        self._bridge: Callable[[], loops.Bridge | None] = lambda: None
+        self._cancelled: type[BaseException] = GeneratorExit  # that loop's
+
+    @property
+    def running(self) -> int:
+        """How many requests have a slot, and have not ended."""
+        return sum(each is not None and not each._over for each in self._seats)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a slot, or have yet to enter their block."""
+        return 0 if self._closed else len(self._places) + len(self._queue)
+
+    def __repr__(self) -> str:
+        closed = "" if self._is_open and not self._closed else ", closed"
+        counts = f"{self.running} requests run, {self.waiting} wait, {self.launched} steps launched"
+        return f"<aiostream.serving.{self._called}: {counts}{closed}>"
+
+    # ------------------------------------------------------------------------------------ the block
+
+    async def __aenter__(self) -> Self:
+        await waiting.checkpoint()
+        if self._closed:
+            raise completion.copy_of(self._closed)
+        bridge, last = loops.current_bridge(), self._bridge()
+        if (self._is_open or not self._stopped) and last and not last.is_gone():
+            raise RuntimeError(f"the block of {self._called} has begun before, and has not ended")
+        self._bridge, self._cancelled = weakref.ref(bridge), bridge.cancelled
+        # Neither refers to the bridge. trio's tasks have no order within a turn.
+        checkpoint, self._launches = bridge.checkpoint, bridge.launches
+        self._turn: Any = (loops.yield_turn,) if checkpoint is None else (checkpoint, checkpoint)
+        self._context = contextvars.copy_context()
+        self._is_open, self._stopped = True, False
+        pending.queues[id(self)] = self
+        self._task = task = bridge.spawn(self._run, self._called, self._context.copy())
+        if hasattr(task, "add_done_callback"):  # one of asyncio's, which may be cancelled at once
+            task.add_done_callback(self._task_ended)
+        return self
+
+    def _task_ended(self, task: object) -> None:
+        if task is self._task and not self._stopped:  # and no later block has begun
+            self._fail(f"the task of {self._called} was cancelled")
+
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
+        self._is_open, why = False, f"the block of {self._called} was left by an error"
+        if kind is not None:  # requests may be endless
+            self._fail(why)
+        if isinstance(error, GeneratorExit):  # of the collector, perhaps in another thread
+            return
+        self._tell()
+        try:
+            await waiting.checkpoint()
+            while not self._stopped:
+                self._ends = loops.current_bridge().new_future()
+                await self._ends
+        except BaseException:
+            self._fail(why)
+            raise
+
+    def close(self) -> None:
+        """Ends all requests now. It waits for no GPU, and you may call it again.
+
+        Nothing more is launched. Readers get a `StreamClosedError` after their unread results, and
+        those that wait for a slot get it at once. Call it at the end of a server whose requests may
+        be long. The end of the block does not wait then.
+
+        Threads: any, also within a step.
+        """
+        self._fail(f"{self._called} were closed")
+
+    def _fail(self, why: str | BaseException) -> None:
+        """Has the loop end everything with an error. Any thread."""
+        if self._closed is None:
+            self._closed = StreamClosedError(why) if isinstance(why, str) else why
+        self._post(self._stop)
+
+    def _stop(self) -> None:
+        """Ends all requests with the error. Nothing more is launched. It may be repeated."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for results in [*self._queue.values(), *filter(None, self._seats)]:
+            results._end(self._closed)
+            self._give_on(results)
+        self._tell()
+        wake(self._ends)
+        while self._flying:
+            if (step := self._flying.popleft()).passed:
+                self._let_go(step, is_over=False)
+
+    def _post(self, function: Callable[[], None]) -> None:
+        """Has the loop call a function, if there is one. Any thread."""
+        bridge = self._bridge()
+        if bridge is not None:
+            bridge.call_soon(function)
+
+    def _here(self) -> loops.Bridge:
+        """Returns the bridge of the loop, which runs here."""
+        bridge = loops.current_bridge()
+        if bridge is not self._bridge():
+            raise RuntimeError(
+                f"{self._called} take requests within their `async with` block, in tasks of its "
+                "loop"
+            )
+        return bridge
+
+    # ------------------------------------------------------------------------------------ the slots
+
+    def __call__(self, request: Request, /) -> Results[Result]:
+        """Takes a place for a request. `async with steps(request) as results:` gives it a slot.
+
+        It refuses at once, so a server can answer 503 before it sends headers. A place whose block
+        is never entered counts no more when it is garbage.
+
+        Threads: call it in a task of the loop in which the block began.
+
+        Raises:
+            PoolFullError: `max_waiting` requests wait already. A server answers with 503.
+            RuntimeError: The block has not begun, or has ended. Or this is another loop.
+            StreamClosedError: The steps were closed.
+            ContextFailedError: The context has failed.
+        """
+        self._require_open()
+        # Those that have yet to enter are about to take the free slots.
+        if self.waiting - len(self._free) >= self._max_waiting:
+            raise PoolFullError(
+                f"{self._max_waiting} requests wait for a slot of {self._called}, and no more may "
+                "wait. A server answers 503 now"
+            )
+        results = Results(self, request, self._next_ticket())
+        self._places[results._ticket] = results
+        return results
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise completion.copy_of(self._closed)
+        self._here()
+        if not self._is_open:
+            raise RuntimeError(f"the block of {self._called} has ended")
+
+    def _enter(self, results: Results[Result]) -> None:
+        """The block of a request begins. It gets a slot now, or waits for one."""
+        self._require_open()
+        if results._entered:
+            raise RuntimeError("the block of a request begins once: call the steps again")
+        results._entered, ticket = True, results._ticket
+        self._places.pop(ticket, None)
+        is_late = ticket < next(reversed(self._queue), 0)
+        self._queue[ticket] = results
+        if is_late:
+            self._queue = dict(sorted(self._queue.items()))
+        self._admit()
+
+    def _admit(self) -> None:
+        """Gives free slots to those that have entered."""
+        while self._free and self._queue:
+            results = self._queue.pop(next(iter(self._queue)))
+            slot = results.slot = heapq.heappop(self._free)
+            self._seats[slot] = results
+            wake(results._future)
+            self._tell()
+
+    def _give_on(self, results: Results[Result]) -> None:
+        """Gives the slot of a request to the next one, if it is over and no launched step has it.
+
+        It may be repeated.
+        """
+        self._queue.pop(results._ticket, None)
+        slot = results.slot
+        if slot is None or self._seats[slot] is not results or results._flying or not results._over:
+            return
+        self._seats[slot] = results._request = None
+        heapq.heappush(self._free, slot)
+        if results._seen:
+            self._left.add(slot)
+        if not self._stopped:
+            self._admit()
+            self._tell()
+
+    # ------------------------------------------------------------------------------------- the task
+
+    def _tell(self) -> None:
+        """Has the task look at everything again."""
+        self._told = True
+        if not self._flying and self._idle_since is None:
+            self._idle_since = _now()
+        wake(self._future)
+
+    def _passed(self, step: _Step) -> None:
+        """The GPU has passed a step. In the drain."""
+        if self._stopped:
+            self._let_go(step, is_over=False)
+        else:
+            if step is self._flying[-1]:
+                self._idle_since = _now()
+            self._tell()
+
+    async def _run(self) -> None:
+        flying = self._flying
+        try:
+            while not self._stopped:
+                self._told = False
+                if len(flying) <= self._ahead:
+                    for turn in self._turn:  # of all other tasks
+                        await turn()
+                    if self._launches.wait:
+                        await waiting.launch_turn(self._launches)
+                    if not self._closed and (members := self._choose()):
+                        self._launch(members)
+                        continue
+                if flying and flying[0].passed:
+                    await self._land(flying[0])
+                elif not (self._is_open or flying or self._queue or any(self._seats)):
+                    break
+                elif not self._told:
+                    if not flying:
+                        self._idle_since = None
+                    self._future = loops.current_bridge().new_future()
+                    await self._future
+        except GeneratorExit:  # the loop is gone, and this may be any thread
+            raise
+        except BaseException as error:
+            self._fail(f"the task of {self._called} was cancelled, or has failed: {error!r}")
+            if not isinstance(error, Exception):
+                raise
+            _native.write_unraisable(error, self._fn)
+        else:
+            self._stopped = True
+            wake(self._ends)
+
+    def _choose(self) -> dict[int, Results[Result]]:
+        """Returns who is in the next step, by slot."""
+        most = self._max_unread
+        seats = [(slot, each) for slot, each in enumerate(self._seats) if each is not None]
+        return {
+            slot: each
+            for slot, each in seats
+            if not (each._over or each._last or len(each._unread) >= most) and self._is_ready(each)
+        }
+
+    def _is_ready(self, results: Results[Result]) -> bool:
+        if self._ready is None:
+            return True
+        try:
+            results._sits_out = not self._ready(results._request)
+        except BaseException as error:
+            results._end(error)
+            self._give_on(results)
+        return not (results._sits_out or results._over)
+
+    def _launch(self, members: dict[int, Results[Result]]) -> None:
+        requests = {slot: results._request for slot, results in members.items()}
+        new = [slot for slot, results in members.items() if not results._seen]
+        step = _Step(self, Active(self.launched, requests, new, self._left), members)
+        for results in members.values():
+            results._flying += 1
+        self._flying.append(step)
+        idle_since, self._idle_since = self._idle_since, None
+        try:
+            if observers:
+                observed_future("Steps.step", _enqueue, self._stream, step.first, step)
+            else:
+                _enqueue(self._stream, step.first, step)
+        except BaseException as error:
+            # The stream has refused, before the step was called or behind its work.
+            step._exception, step.passed = error, True
+            if not step.began:
+                step.error = error
+        if step.began:
+            self.launched += 1
+            self._left -= step.active.left
+            if idle_since is not None:
+                self.idle_seconds += _now() - idle_since
+        for slot, results in members.items():
+            results._seen |= step.began
+            results._last |= step.error is not None or slot in step.last
+
+    async def _land(self, step: _Step) -> None:
+        """Runs the second half of a step, and gives its requests what has come of it."""
+        operand = self._stream._operand
+        if step._exception is not None and step.began:  # nothing proves that the GPU has passed it
+            with contextlib.suppress(Exception):
+                await waiting.synchronize_async(waiting.Unobserved(operand, self._stream._mode))
+            if self._stopped:
+                return
+        self._flying.popleft()
+        began = waiting.now()
+        step.finish()
+        self._launches.note(waiting.now() - began, self._fn)
+        error, found = step.error, step.value
+        has_left = all(results._over for results in step.members.values())
+        if has_left and not isinstance(error, Exception | None):
+            _native.write_unraisable(error, self._fn)
+        for slot, results in step.members.items():
+            if error is not None:
+                results._end(error)
+            elif slot in found:
+                results._give(found[slot])
+            if slot in step.last:
+                results._end()
+        self._let_go(step)
+        if error is not None and (code := operand.context.health()):
+            self._fail(driver.error(code, "cuStreamQuery", operand.name))
+        elif error is not None and self._stream.closed:
+            self._fail(errors.closed(operand.name))
+
+    def _let_go(self, step: _Step, is_over: bool = True) -> None:
+        """No longer counts a step for its requests. If it is not over, it is closed."""
+        if not is_over:
+            step.discard()
+        members, step.members = step.members, {}
+        for results in members.values():
+            results._flying -= 1
+            self._give_on(results)
+
+    def _pending(self) -> list[tuple[str, float, str, Any, str]]:
+        """Returns the stream, beginning, call, future and function of each wait of a reader."""
+        waits = [("Steps.slot", each) for each in self._queue.copy().values()]
+        for each in filter(None, self._seats.copy()):
+            waits.append(("Steps.ready" if each._sits_out else "Steps.next_result", each))
+        of, name = self._stream._operand.name, self._fn_name
+        return [
+            (of, each._since, call, future, name)
+            for call, each in waits
+            if (future := each._future) is not None
+        ]
+
+
+def _enqueue(stream: Stream, call: Callable[[], None], step: _Step) -> Any:
+    return waiting.enqueue(stream._operand, stream._mode, call, (step.steps._fn, step), step)
