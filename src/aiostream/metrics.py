@@ -23,7 +23,7 @@ from aiostream._runtime.statistics import statistics
 from aiostream._servers import health
 from aiostream.errors import ContextFailedError, PoolFullError, StalledError
 from aiostream.pool import StreamPool
-from aiostream.serving import Batches
+from aiostream.serving import Batches, Steps
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -64,8 +64,10 @@ T = TypeVar("T")
 def on_wait(hook: Hook, /) -> Callable[[], None]:
     """Has `hook(wait)` called at the end of each wait that begins from now on.
 
-    Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and
-    `StreamPool.acquire`. While there is no hook, a wait only tests a truth value more.
+    Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`,
+    `StreamPool.acquire`, and those of `serving`. A request of `Steps` has `Steps.slot` and
+    `Steps.first_result`, both from the call on, and `Steps.next_result`. `Steps.step` is a step,
+    until the GPU has passed it. While there is no hook, a wait only tests a truth value more.
 
     Threads: `hook` is called in the thread of the loop in which the task waits, so it must not
     block. Its exception goes to `sys.unraisablehook`. A `KeyboardInterrupt` and a `SystemExit` go
@@ -91,7 +93,9 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     hooks = [hook]
 
     def observer(call: str, target: Any, _: Any) -> _Timed:
-        return _Timed(call, getattr(target, "_label", None), hooks)
+        # Those of `Steps` have begun with the request, before their first await.
+        began = getattr(target, "_began", None)
+        return _Timed(call, getattr(target, "_label", None), hooks, began)
 
     def end() -> None:
         hooks.clear()  # a wait that began before is not reported any more
@@ -104,10 +108,10 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
 class _Timed(Observation):
     __slots__ = ("_began", "_call", "_hooks", "_name")
 
-    def __init__(self, call: str, name: str | None, hooks: list[Hook]) -> None:
+    def __init__(self, call: str, name: str | None, hooks: list[Hook], began: float | None) -> None:
         self._call, self._name = call, name
         self._hooks: list[Hook] | None = hooks
-        self._began = time.perf_counter()
+        self._began = began or time.perf_counter()
 
     def ended(self, outcome: str, error: BaseException | None) -> None:
         if isinstance(error, PoolFullError):
@@ -153,6 +157,8 @@ class Collector:
     - how often each stage of waiting was used,
     - the streams of the pools that you name and that are open, and the tasks that wait for one,
     - of the `Batches` that you name the items that wait, and the batches by their size,
+    - of the `Steps` that you name the requests that run and wait, the steps that were launched, and
+      how long the GPU had none although requests were ready,
     - handles that are open, and what has leaked,
     - the places that have blocked a loop, how often and how long, if `blocking.install` counts,
     - whether a context is lost, and whether something is stalled.
@@ -166,13 +172,14 @@ class Collector:
         pools: The pools to report, by the name that their numbers get. Each scrape reads this
             mapping again, so if you replace a pool, put the new one into your dict.
         batches: The same for `serving.Batches`.
+        steps: The same for `serving.Steps`.
         buckets: Upper bounds of the histograms, in seconds. The last one may be infinity, as in
             `prometheus_client.Histogram.DEFAULT_BUCKETS`.
 
     Raises:
         ImportError: When it is scraped, `prometheus_client` is not installed.
-        TypeError: `pools` or `batches` does not map names to such objects, now or when it is
-            scraped. Or `buckets` are not numbers.
+        TypeError: `pools`, `batches` or `steps` does not map names to such objects, now or when it
+            is scraped. Or `buckets` are not numbers.
         ValueError: `buckets` do not rise, or one is negative or a NaN.
 
     Example:
@@ -188,13 +195,15 @@ class Collector:
         *,
         pools: Mapping[str, StreamPool[Any]] | None = None,
         batches: Mapping[str, Batches[Any, Any]] | None = None,
+        steps: Mapping[str, Steps[Any, Any]] | None = None,
         buckets: Sequence[float] = BUCKETS,
     ) -> None:
         self._bounds = _bounds_of(buckets)
-        self._pools, self._batches = pools, batches
+        self._pools, self._batches, self._steps = pools, batches, steps
         # Here too, because a wrong one would fail at each scrape, long after the mistake.
         _checked("pools", StreamPool, pools)
         _checked("batches", Batches, batches)
+        _checked("steps", Steps, steps)
         # By call and outcome: the counts of the buckets, and the sum of the seconds.
         self._histograms: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
         # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
@@ -232,6 +241,7 @@ class Collector:
         # Copies, because another thread may replace one meanwhile.
         now, pools = statistics(), _checked("pools", StreamPool, self._pools).items()
         batches = _checked("batches", Batches, self._batches)
+        steps = _checked("steps", Steps, self._steps)
         blocking = sys.modules.get("aiostream.blocking")  # what is not imported counts nothing
         places = blocking.places() if blocking is not None else []
         gauges = {
@@ -258,6 +268,11 @@ class Collector:
             ("aiostream_batches_waiting_items", "Items that wait for a batch", "batches"): {
                 (name,): each.waiting for name, each in batches.items()
             },
+            ("aiostream_steps_requests", "Requests of steps, by their state", "steps", "state"): {
+                (name, *state): count
+                for name, each in steps.items()
+                for state, count in _fields(each, "running", "waiting").items()
+            },
             ("aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps"): {
                 (): int(isinstance(failed, ContextFailedError))
             },
@@ -279,6 +294,12 @@ class Collector:
                 (name, str(size)): count
                 for name, each in batches.items()
                 for size, count in sorted(each.sizes.copy().items())
+            },
+            ("aiostream_steps_launched", "Steps that were launched", "steps"): {
+                (name,): each.launched for name, each in steps.items()
+            },
+            ("aiostream_steps_idle_seconds", "How long the GPU had no step", "steps"): {
+                (name,): each.idle_seconds for name, each in steps.items()
             },
             ("aiostream_blocking_calls", "Driver calls that blocked a loop", "call", "place"): {
                 (each.call, each.place): each.calls for each in places

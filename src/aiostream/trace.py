@@ -32,7 +32,7 @@ from aiostream._runtime.observing import Observation, add_observer, remove_obser
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.pool import StreamPool
-from aiostream.serving import Batches
+from aiostream.serving import Batches, Results
 
 __all__ = ["Await", "Recording", "record"]
 
@@ -84,7 +84,7 @@ class Await:
     error: str | None
 
 
-_CALLS = ("Stream.enqueue", "Stream.run")  # what calls a function of the user
+_CALLS = ("Stream.enqueue", "Stream.run", "Steps.step")  # what calls a function of the user
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -429,7 +429,7 @@ class Recording:
             name = "no stream" if stream is None else stream.name
         elif isinstance(target, StreamPool):
             name = f"pool{target._called} of {target.size} streams"
-        elif isinstance(target, Batches):
+        elif isinstance(target, (Batches, Results)):
             name = target._called
         else:
             stream = target._operand
