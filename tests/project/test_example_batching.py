@@ -10,13 +10,17 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 from commands import torch_path
+from installed import program
 from servers import ROOT, Server, end_under_load, started
 from support import settle
+from waiters import until
 
 PROGRAM = ROOT / "examples" / "continuous_batching.py"
 VOCABULARY = 1024
@@ -47,10 +51,8 @@ class Right:
 
     def of(self, prompt: int) -> list[int]:
         if prompt not in self._known and self._simulated:
-            found = [prompt]
-            for place in range(self._most):
-                found.append((found[-1] + place) % VOCABULARY)
-            self._known[prompt] = found[1:]
+            events = events_of(prompt, self._most).split("\n\n")[:-1]
+            self._known[prompt] = [int(event.removeprefix("data: ")) for event in events]
         elif prompt not in self._known:
             self._known[prompt] = tokens_of(self._server.client, prompt, self._most)
         return self._known[prompt]
@@ -118,7 +120,7 @@ def test_no_token_is_wrong_under_load_until_the_end(
     end_under_load(engine, request, 30)
     # The trace has each step, under the stream's name, and when the GPU worked on it.
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    steps = [each for each in events if each["name"].startswith("Stream.run")]
+    steps = [each for each in events if each["name"].startswith("Steps.step")]
     steps = [each["args"] for each in steps if "gpu_ended_us" in each.get("args", {})]
     assert len(steps) > 30
     assert all("decode" in each["stream"] for each in steps)
@@ -132,3 +134,40 @@ def test_nonsense_is_a_bad_request_and_a_signal_ends_long_requests(engine: Serve
     assert len(list(lines)) < 990  # it ends, and not after all of its tokens
     answer.close()
     assert engine.process.wait(30) == 0
+
+
+def events_of(prompt: int, count: int) -> str:
+    """What the simulated decoder answers."""
+    tokens = [prompt]
+    for place in range(count):
+        tokens.append((tokens[-1] + place) % VOCABULARY)
+    return "".join(f"data: {token}\n\n" for token in tokens[1:])
+
+
+async def test_a_failed_step_ends_its_requests_and_no_other(breakable: Any) -> None:
+    app = program("examples/continuous_batching.py").application(slots=2, simulated=True)
+    answers: dict[int, str] = {}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+    ):
+
+        async def ask(prompt: int) -> None:
+            answer = await client.get("/generate", params={"prompt": prompt, "tokens": 5})
+            assert answer.status_code == 200
+            answers[prompt] = answer.text
+
+        async with anyio.create_task_group() as group:
+            for prompt in range(4):  # two of them wait for a slot
+                group.start_soon(ask, prompt)
+            await until(lambda: app.state.steps.launched == 2)
+            breakable.fail("cuLaunchKernel", 2)
+        failed = [each for each in answers if "event: error" in answers[each]]
+        assert len(failed) == 2
+        for each in failed:
+            tokens, _, error = answers[each].partition("event: error")
+            assert events_of(each, 5).startswith(tokens)
+            assert "CUDA_ERROR_OUT_OF_MEMORY" in error
+        assert all(answers[each] == events_of(each, 5) for each in answers.keys() - failed)
+        await ask(9)
+    assert answers[9] == events_of(9, 5)

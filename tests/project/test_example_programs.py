@@ -1,4 +1,4 @@
-"""The smaller examples, each started by its command: tokens, a pipeline, several GPUs or loops."""
+"""The smaller examples, each started by its command: a pipeline, several GPUs or loops."""
 
 from __future__ import annotations
 
@@ -21,49 +21,6 @@ from servers import ROOT, Server, free_port, http_client, started
 from support import USUAL, run_script, settle, succeed
 
 EXAMPLES = ROOT / "examples"
-
-
-def tokens(server: Server, count: int) -> list[str]:
-    return server.client.get("/generate", params={"tokens": count}).text.split("\n\n")[:-1]
-
-
-# ------------------------------------------------------------------------------ token_stream.py
-
-
-@pytest.fixture(scope="module")
-def generator(driver_kind: str) -> Iterator[Server]:
-    """One server for the tests of this module. It must end well."""
-    options = ("--port", "PORT", "--streams", "2", "--waiting", "0")
-    with started(EXAMPLES / "token_stream.py", driver_kind, *options) as server:
-        yield server
-        assert server.stop()[::2] == (0, "")
-
-
-def test_each_token_is_sent_when_it_is_there(generator: Server) -> None:
-    # A request for 10,000 tokens takes 20 s at least: the first ones come long before its end.
-    with generator.client.stream("GET", "/generate?tokens=10000") as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        lines = (line for line in answer.iter_lines() if line)
-        assert [next(lines) for _ in range(5)] == [f"data: {n}" for n in range(1, 6)]
-        assert generator.answers()
-    for wrong in ("0", "x", "100000"):
-        assert generator.client.get(f"/generate?tokens={wrong}").status_code == 400
-    assert tokens(generator, 20) == [f"data: {n}" for n in range(1, 21)]
-    with ThreadPoolExecutor(2) as pool:
-        for sent in pool.map(lambda _: tokens(generator, 50), range(2)):
-            assert sent == [f"data: {n}" for n in range(1, 51)]
-
-
-def test_client_that_disconnects_ends_its_generation(generator: Server) -> None:
-    url = "/generate?tokens=10000"
-    with (
-        generator.client.stream("GET", url) as first,
-        generator.client.stream("GET", url) as second,
-    ):
-        streams = [first.iter_raw(), second.iter_raw()]  # httpx closes one without a reference
-        assert [next(each)[:9] for each in streams] == [b"data: 1\n\n"] * 2
-        assert generator.client.get(url).status_code == 503  # two streams, and no request may wait
-    assert settle(lambda: tokens(generator, 3) == ["data: 1", "data: 2", "data: 3"])
 
 
 # ------------------------------------------------------------------------------ pipeline.py
