@@ -3,28 +3,38 @@
     pip install . ./driver 'ray[serve]'
     python examples/ray_serve.py                         # on GPUs; --simulator without one
     curl 'http://127.0.0.1:8000/?x=21'
+    curl -N 'http://127.0.0.1:8000/tokens?prompt=7&count=5'
 
 Ray places, batches, routes and restarts. aiostream keeps each replica's loop free while the GPU
 works, so that one replica serves many requests and answers its health checks in time. A replica
 whose CUDA context is lost, or whose GPU hangs, ends itself, which Ray notices at once.
 `check_health` alone takes three failures, with the default period of 10 s each. When Serve stops a
 replica, `__del__` awaits what its GPU still has to do.
+
+Tokens are streamed: each replica runs `serving.Steps`, and its generator `tokens` is what HTTP
+clients read, and other deployments by `handle.options(stream=True).tokens.remote(7, 5)`.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import threading
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 import ray
 from ray import serve
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 import aiostream
+from aiostream.serving import Active, Steps
 from aiostream.testing import load_kernels, spin
+
+SLOTS = 16
 
 
 @serve.deployment(
@@ -41,6 +51,10 @@ class Model:
         self._stop_watching = aiostream.exit_on_context_failed(stalled=True)
         load_kernels(aiostream.Device(0).primary_context)
         self._pool = aiostream.StreamPool(4, 0, name="model", stalled_after=stalled_after)
+        self._decode = aiostream.Stream(0, name="decode", stalled_after=stalled_after)
+        self._last = [0] * SLOTS  # the tokens, which stay on the GPU in a real decoder
+        self._steps: Steps[int, int] = Steps(self._decode, self._step, slots=SLOTS, max_waiting=64)
+        self._begins, self._has_begun = asyncio.Lock(), False
 
     def check_health(self) -> None:
         """Ray calls it each period. It launches nothing, so a busy GPU does not fail it."""
@@ -54,15 +68,39 @@ class Model:
             await stream.run(spin, stream, self._seconds)
         return [{"y": 2 * n, "pid": os.getpid(), "batch": len(numbers)} for n in numbers]
 
-    async def __call__(self, request: Request) -> dict[str, Any]:
-        """Answers `GET /?x=number`."""
+    def _step(self, active: Active[int]) -> Generator[None, None, dict[int, int]]:
+        for slot in active.new:
+            self._last[slot] = active[slot]
+        self._last = found = [token + 1 for token in self._last]
+        spin(self._decode, self._seconds)
+        yield
+        return {slot: found[slot] for slot in active}
+
+    async def tokens(self, prompt: int, count: int) -> AsyncIterator[int]:
+        """Yields each token as soon as the GPU has it."""
+        async with self._begins:  # with the first request, because `__init__` cannot await
+            if not self._has_begun:
+                await self._steps.__aenter__()
+                self._has_begun = True
+        async with self._steps(prompt) as results:
+            for _ in range(count):
+                yield await anext(results)
+
+    async def __call__(self, request: Request) -> Any:
+        """Answers `GET /?x=number`, and `GET /tokens?prompt=number&count=number`."""
+        if request.url.path.endswith("/tokens"):
+            numbers = (int(request.query_params[name]) for name in ("prompt", "count"))
+            lines = (f"{token}\n" async for token in self.tokens(*numbers))
+            return StreamingResponse(lines, media_type="text/plain")
         answer: dict[str, Any] = await self.double(float(request.query_params.get("x", 1)))
         return answer
 
     async def __del__(self) -> None:
         """Serve awaits it after the last request."""
+        self._steps.close()
         await aiostream.drain(10)
         self._pool.close()  # without waiting, because the GPU may hang
+        self._decode.close()
         self._stop_watching()
 
 

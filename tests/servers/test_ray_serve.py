@@ -70,6 +70,12 @@ def talk(port: int, fault: str) -> None:
         assert len(before) == 2
         assert max(body["batch"] for _, body in answers) > 1
 
+        def stream(prompt: int) -> list[int]:
+            answer = client.get("/tokens", params={"prompt": prompt, "count": 5})
+            return [*map(int, answer.text.split())]
+
+        assert [*pool.map(stream, range(32))] == [[*range(n + 1, n + 6)] for n in range(32)]
+
         with contextlib.suppress(httpx.TransportError):
             client.get("/", params={fault: 1})  # its replica may end before it has answered
         faulted = time.monotonic()
