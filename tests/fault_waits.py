@@ -5,7 +5,7 @@ see `fault_engine.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import anyio
@@ -14,10 +14,10 @@ import aiostream
 import awaits
 import waiters
 from aiostream import Event, Stream, StreamPool
-from aiostream.serving import Batches
+from aiostream.serving import Active, Batches, Steps
 from fault_engine import Faults, Scenario
 from fault_scenarios import a_stream, a_waiter, scenario, use_async
-from support import Gate
+from support import Gate, spin
 
 IN_LOOP: list[Scenario] = []
 
@@ -211,3 +211,35 @@ async def batches_of_a_pool(faults: Faults, kept: tuple[StreamPool, Gate]) -> No
             raise failed[0]
     async with Batches(pool, double, most=2) as doubled:
         assert await doubled(3) == 6
+
+
+@in_loop(a_held_stream)
+async def steps_of_a_stream(faults: Faults, kept: tuple[Gate, Stream]) -> None:
+    _, stream = kept
+    failed: list[Exception] = []
+
+    def step(active: Active[list[int]]) -> Generator[list[int], None, dict[int, int]]:
+        for taken in active.values():
+            taken.append(active.number)
+        spin(stream, 0)
+        yield [slot for slot, taken in active.items() if len(taken) == 3]
+        return dict.fromkeys(active, active.number)
+
+    async def read() -> None:
+        taken: list[int] = []
+        try:
+            async with steps(taken) as results:
+                assert [result async for result in results] == taken
+        except Exception as error:
+            failed.append(error)
+
+    with faults:
+        async with Steps(stream, step, slots=1) as steps, anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(read)
+        if failed:
+            raise failed[0]
+    failed.clear()
+    async with Steps(stream, step, slots=1) as steps:
+        await read()
+    assert not failed
