@@ -21,10 +21,12 @@ def main() -> int:
         names = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
         print(f"{names} not installed: pip install --group bench", file=sys.stderr)
         return 2
-    from benchmarks import command, compare, engines, launches, proof, ready, release
+    from benchmarks import command, compare, engines, launches, proof, ready, release, steps
 
     if sys.argv[1:3] == ["proof", "--peers"]:
         return engines.main(sys.argv[3:])
+    if sys.argv[1:3] == ["proof", "--steps"]:
+        return steps.main(sys.argv[3:])
     for program in (compare, launches, proof, ready, release):
         if sys.argv[1:2] == [program.__name__.rpartition(".")[2]]:
             code: int = program.main(sys.argv[2:])

@@ -25,9 +25,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from time import perf_counter_ns
+from typing import TypeVar
 
 import aiostream
 from benchmarks import loops, results, stats
@@ -45,6 +46,8 @@ WARM = 0.4  # seconds of load before what is measured
 STOPS = 10
 
 Keep = Callable[[list[Row]], None]
+Windows = dict[tuple[str, int], list[Row]]  # by way and clients: the figures of each round
+Some = TypeVar("Some", bound="Server")
 
 
 class WrongError(Exception):
@@ -160,14 +163,16 @@ def cpu_of(process: int) -> float:
 class Server:
     """One of the ways, in a process of its own."""
 
-    def __init__(self, way: str) -> None:
+    module = "engine_servers"
+
+    def __init__(self, way: str, *more: str) -> None:
         with socket.socket() as finder:
             finder.bind(("127.0.0.1", 0))
             self.port = int(finder.getsockname()[1])
         self.path = "/inference" if way.startswith("mosec") else "/predict"
         self._said = tempfile.TemporaryFile()  # noqa: SIM115, `stop` closes it
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.engine_servers", way, str(self.port)],
+            [sys.executable, "-m", f"benchmarks.{self.module}", way, str(self.port), *more],
             stdout=self._said,
             stderr=self._said,
             cwd=ROOT,
@@ -185,13 +190,13 @@ class Server:
             if self.process.poll() is not None:
                 raise WrongError(f"it ended: {self.last_words()}")
             with contextlib.suppress(OSError, WrongError):
-                one = await self._ask_once()
-                if one:
+                if await self.answers():
                     return
             await asyncio.sleep(0.1)
         raise WrongError(f"it does not answer: {self.last_words()}")
 
-    async def _ask_once(self) -> bool:
+    async def answers(self) -> bool:
+        """Whether it answers a first request."""
         connection = await connect(self.port)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -252,9 +257,38 @@ async def measure(
         left_out: Gets those that do not start, or do not answer rightly, with the reason.
         keep: Called with all rows after each round.
     """
-    servers = {way: Server(way) for way in ways if find(way, left_out)}
-    windows: dict[tuple[str, int], list[Row]] = {}
+    packages = {way: WAYS[way][0] for way in ways}
+    servers = {way: Server(way) for way in ways if find(way, packages[way], left_out)}
     expected: list[float] = []
+
+    async def measure_one(server: Server, clients: int) -> Row:
+        nonlocal expected
+        expected = expected or await _expected(server)
+        return await window(server, clients, options.seconds, expected)
+
+    def keep_windows(windows: Windows) -> None:
+        keep([_row(way, clients, found) for (way, clients), found in windows.items()])
+
+    await take_turns(servers, options, left_out, measure_one, keep_windows)
+
+
+async def take_turns(
+    servers: dict[str, Some],
+    options: argparse.Namespace,
+    left_out: dict[str, str],
+    measure_one: Callable[[Some, int], Awaitable[Row]],
+    keep: Callable[[Windows], None],
+) -> None:
+    """Has servers take turns, in several rounds, and ends them.
+
+    Args:
+        servers: They have been started.
+        options: `rounds`, `clients`, and `until`, when no round begins.
+        left_out: Gets those that do not start, or do not answer rightly, with the reason.
+        measure_one: Measures one, with so many clients.
+        keep: Called with all windows after each round.
+    """
+    windows: Windows = {}
     longest = 0.0
 
     def leave_out(way: str, error: Exception) -> None:
@@ -278,22 +312,20 @@ async def measure(
                 print(f"round {number + 1} of {options.rounds}: {way}", flush=True)
                 try:
                     with servers[way].awake():
-                        expected = expected or await _expected(servers[way])
                         for clients in options.clients:
-                            found = await window(servers[way], clients, options.seconds, expected)
+                            found = await measure_one(servers[way], clients)
                             windows.setdefault((way, clients), []).append(found)
                 except (WrongError, RuntimeError, OSError) as error:
                     leave_out(way, error)
             longest = max(longest, time.monotonic() - began)
-            keep([_row(way, clients, found) for (way, clients), found in windows.items()])
+            keep(windows)
     finally:
         for server in servers.values():
             server.stop()
 
 
-def find(way: str, left_out: dict[str, str]) -> bool:
+def find(way: str, package: str, left_out: dict[str, str]) -> bool:
     """Whether the package of a way is installed. If not, it is left out."""
-    package, _ = WAYS[way]
     if importlib.util.find_spec(package) is None:
         left_out[way] = f"{package} is not installed"
     return way not in left_out

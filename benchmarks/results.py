@@ -32,6 +32,7 @@ PACKAGES = [
     "numba-cuda",
     "litserve",
     "mosec",
+    "granian",
 ]
 CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 KEYS = (
