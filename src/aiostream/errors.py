@@ -132,7 +132,10 @@ class StalledError(RuntimeError):
 
 
 class StreamClosedError(RuntimeError):
-    """You have closed the stream, event or graph, or given its handle away with `into_raw()`."""
+    """You have closed the stream, event or graph, or given its handle away with `into_raw()`.
+
+    Or it is a stream of a pool, and you have given it back: its block has ended.
+    """
 
 
 class PoolFullError(RuntimeError):
@@ -164,6 +167,6 @@ CLASSES: dict[int, type[CudaError]] = {
 def closed(name: str) -> StreamClosedError:
     """The error for an object that is closed."""
     return StreamClosedError(
-        f"{name} is closed: its block has ended, or it was closed, or given away by into_raw(). "
-        "Use it before it is closed, or make a new one"
+        f"{name} is closed: its block has ended, or it was closed, given back to a pool, or given "
+        "away by into_raw(). Keep the block open while you use it, or make a new one"
     )

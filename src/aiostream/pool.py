@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
 from aiostream._objects.runs import RunMethods
+from aiostream._objects.shared import Made, Own
 from aiostream._runtime import loops
-from aiostream._servers.pool_core import FREE, PoolCore
+from aiostream._servers.pool_core import PoolCore
+from aiostream._servers.pool_loans import Loan
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike
 from aiostream.errors import PoolFullError, StreamClosedError
 from aiostream.stream import Stream
-
-if TYPE_CHECKING:
-    import typing_extensions as typing
-
-    Own = typing.TypeVar("Own", default=None)
-    Made = typing.TypeVar("Made", default=None)
-else:
-    Own, Made = TypeVar("Own"), TypeVar("Made")
 
 __all__ = ["StreamPool"]
 
@@ -45,18 +39,26 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     """A fixed number of streams for any number of tasks. One task at a time uses each stream.
 
     `async with pool.stream() as stream:` waits until a stream is free, and gives it back at the end
-    of the block. Tasks that wait are served in order.
+    of the block. Tasks that wait are served in order. Keep the block open for as long as you use
+    the stream. In a server that streams its answer, the block is in the generator of the answer.
 
     A stream that you have given back is free when the GPU has done its work. The work of a request
     that has timed out continues on its stream, and other tasks get other streams meanwhile. If all
     streams have such work, the next request waits until one of them is free.
 
     `each` makes what belongs to each stream, such as its pinned buffers and its captured graph. It
-    is `stream.own`, and `run` gives it to your function. So no two requests use it at once.
+    is `stream.own`, and `run` gives it to your function. So no two requests use it at once. The
+    `Stream` that `each` gets may be kept. It is refused while the pool's stream is free, so use it
+    in what you do with a stream of the pool.
 
-    The pool hands out its own `Stream` objects, always the same ones. Use a stream until you give
-    it back, and not afterwards, because it is another task's then. The pool closes them: `close`,
-    `aclose`, `shutdown` and `into_raw` of its streams raise a `RuntimeError`.
+    Each time you get a `Stream` object of your own, a loan, which ends when you give it back. From
+    then on it is closed, also while another task has the driver's stream: what waits, enqueues,
+    captures, becomes current or gives `own` raises a `StreamClosedError`. So does what was borrowed
+    from it.
+    What names it goes on (`handle`, `device`, `context`, `name`, `==`, `hash`), and so do the
+    futures that you got from it. Loans of one stream are equal. If you drop one, its stream comes
+    back, and you get a `ResourceWarning`. While you have one, its `close`, `aclose`, `shutdown` and
+    `into_raw` raise a `RuntimeError`, because the pool closes the stream.
 
     The pool creates all its streams here, because creating a stream while the GPU is busy may
     block. A task gets the free stream that was used last, so a pool that is larger than it needs to
@@ -225,7 +227,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
     # ------------------------------------------------------------------------------------------ use
 
-    def stream(self) -> _Acquired:
+    def stream(self) -> _Acquired[Own]:
         """Gives you a stream for an `async with` block. `acquire` is another name of it.
 
         The end of the block does not wait for the stream's work. Await what must be done inside the
@@ -274,10 +276,17 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             [0, 1, 4]
         """
 
-    async def _run_observed(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        # As an await of `acquire` and one of `Stream.run`.
-        async with self.stream() as stream:
-            return await stream.run(fn, *self._before(stream, args), **kwargs)
+    async def _on_next(self, run: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Takes a stream, and does what a method of `Stream` does there."""
+        stream = await self._acquire()
+        number = stream._number
+        try:
+            result = await run(stream, fn, *self._before(stream, args), **kwargs)
+        except BaseException as error:
+            self._give(stream, number, error)
+            raise
+        self._give(stream, number)
+        return result
 
     def _before(self, stream: Stream, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (stream._own, *args) if self._has_own else args
@@ -304,11 +313,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await pool.run_in_thread(lambda batch: batch * 2, 21)
             42
         """
-        async with self.stream() as stream:
-            args = self._before(stream, args)
-            return await stream.run_in_thread(fn, *args, limiter=limiter, **kwargs)
+        return await self._on_next(Stream.run_in_thread, fn, *args, limiter=limiter, **kwargs)
 
-    def acquire(self) -> _Acquired:
+    def acquire(self) -> _Acquired[Own]:
         """Waits until a stream is free, and gives it to you. Give it back with `release`.
 
         `stream = await pool.acquire()` is yours until you release it. A block `async with
@@ -320,8 +327,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         checkpoint.
 
         Returns:
-            One of the pool's streams. If you never release it, no other task gets it. `repr` of the
-            pool, and a `PoolFullError`, name the tasks that hold streams.
+            A `Stream` on one of the pool's. As long as you have it, no other task gets that one. If
+            you drop it, it comes back, with a `ResourceWarning`. `repr` of the pool, and a
+            `PoolFullError`, name the tasks that hold streams.
 
         Raises:
             RuntimeError: No loop runs here, or a task of another loop holds a stream or waits for
@@ -332,7 +340,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         """
         return _Acquired(self)
 
-    def acquire_nowait(self) -> Stream:
+    async def _acquire_loan(self) -> Stream[Own]:
+        return Loan(await self._acquire(), self)
+
+    def acquire_nowait(self) -> Stream[Own]:
         """Gives you a stream that is free now. Give it back with `release`.
 
         Threads: call it in the thread of the loop that uses the pool.
@@ -348,13 +359,14 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             stream = self._at_once()
         if stream is None:
             raise PoolFullError(f"no stream is free: {self._reasons()}")
-        return stream
+        return Loan(stream, self)
 
     def release(self, stream: Stream) -> None:
         """Gives a stream back that you got from `acquire` or `acquire_nowait`.
 
-        It never waits, and the stream's work continues. When that work is done, the stream goes to
-        the task that has waited for longest.
+        Any task of the loop may do so, once, such as the one that sends a streamed answer. It never
+        waits, and the stream's work continues. When that work is done, the stream goes to the task
+        that has waited for longest.
 
         If this library began a capture on the stream, `release` ends it as `end_capture` does, and
         drops the graph if it is a new one. If the stream takes part in any other capture, such as
@@ -363,18 +375,14 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         Threads: call it in the thread of the loop that uses the pool.
 
         Raises:
-            ValueError: You did not get it from this pool, or have given it back before. Or another
-                task has got it, which is not over.
+            ValueError: You did not get it from this pool, or have given it back before.
+            RuntimeError: You call it in another loop.
         """
-        known = any(each is stream for each in self._streams)
-        number = max([*stream._use] or [FREE]) if known else FREE
-        if number <= FREE:
+        if not isinstance(stream, Loan) or stream._pool is not self or not stream._is_lent:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
-        reference, here = stream._use.get(number), loops.task_here()
-        task = reference() if reference is not None else None
-        if None not in (task, here) and task is not here and not loops.is_over(task):
-            raise ValueError(f"{stream!r} is lent to another task, {loops.task_name(task)!r}")
-        self._give(stream, number)
+        if (bridge := loops.bridge_here()) is not None and bridge is not self._bridge():
+            self._adopt(bridge)  # refused, unless the loop of the loan is gone
+        stream.end()
 
     # ------------------------------------------------------------------------------------------ end
 
@@ -420,24 +428,24 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self.close()
 
 
-class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
+class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own]):
     """A coroutine that returns a stream of a pool, and a block that gives it back."""
 
-    __slots__ = ("_acquiring", "_pool", "_use")
+    __slots__ = ("_acquiring", "_loan", "_pool")
     _block = "pool.stream()"
     _or_else = ", because it may have to wait for a stream"
 
-    def __init__(self, pool: StreamPool[Any]) -> None:
+    def __init__(self, pool: StreamPool[Own]) -> None:
         self._pool = pool
-        self._acquiring: Coroutine[Any, Any, Stream] | None = None
-        self._use: tuple[Stream, int] | None = None
+        # One coroutine, so that a block which is entered twice is refused.
+        self._acquiring: Coroutine[Any, Any, Any] | None = None
+        self._loan: Loan | None = None
 
-    def _begin(self) -> Coroutine[Any, Any, Stream]:
-        # Once, so that a block which is entered twice is refused.
-        self._acquiring = acquiring = self._acquiring or self._pool._acquire()
+    def _begin(self) -> Coroutine[Any, Any, Stream[Own]]:
+        self._acquiring = acquiring = self._acquiring or self._pool._acquire_loan()
         return acquiring
 
-    def __await__(self) -> Generator[Any, Any, Stream]:
+    def __await__(self) -> Generator[Any, Any, Stream[Own]]:
         return self._begin().__await__()
 
     def send(self, value: Any) -> Any:
@@ -449,14 +457,16 @@ class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream]):
     def close(self) -> None:
         self._begin().close()
 
-    async def __aenter__(self) -> Stream:
-        stream = await self._begin()
-        self._use = stream, stream._number
-        return stream
+    async def __aenter__(self) -> Stream[Own]:
+        self._acquiring = acquiring = self._acquiring or self._pool._acquire()
+        stream = await acquiring
+        self._loan = loan = Loan(stream, self._pool)
+        loan._is_in_block = True
+        return loan
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
-        if self._use is not None:
-            self._pool._give(*self._use, error)
+        if self._loan is not None:
+            self._loan.end(error)
 
     if not TYPE_CHECKING:  # type checkers say it without this
 

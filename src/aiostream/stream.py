@@ -16,7 +16,7 @@ from aiostream._objects import captures
 from aiostream._objects.attributes import AttributeMethods
 from aiostream._objects.memory import MemoryMethods
 from aiostream._objects.runs import RunMethods
-from aiostream._objects.shared import SharingMethods
+from aiostream._objects.shared import SharingMethods, StreamOwn
 from aiostream._objects.threads import ThreadStream
 from aiostream._runtime import process
 from aiostream._runtime.observing import is_observed, observed_future, observers
@@ -33,7 +33,7 @@ __all__ = ["Stream"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S", bound="Stream")
+S = TypeVar("S", bound="Stream[Any]")
 
 
 class Stream(
@@ -42,7 +42,7 @@ class Stream(
     MemoryMethods,
     RunMethods,
     HostFunctionMethods,
-    SharingMethods,
+    SharingMethods[StreamOwn],
     ThreadStream,
     checks.AsyncBlock,
     waiting.AwaitedBlock,
@@ -281,17 +281,19 @@ class Stream(
         return self._borrowed_as(type(self))
 
     def _borrowed_as(self, kind: type[S]) -> S:
-        if not self._handle.is_open:
-            self._require_open()
+        self._require_open()
         borrowed, own = kind.__new__(kind), self._operand
         borrowed._label = self._label
         # If another thread closes the owner now, the new handle, its child, refuses each use.
-        borrowed._init_fields(self._handle.borrow(), self._context, owned=False)
+        borrowed._init_fields(self._new_borrowed(), self._context, owned=False)
         borrowed._constants, borrowed._mode = self._constants, self._mode
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
         borrowed._operand.wait_list, borrowed._operand.shared = own.wait_list, own.shared
         return borrowed
+
+    def _new_borrowed(self) -> _native.Handle:
+        return self._handle.borrow()
 
     # ----------------------------------------------------------------------------------- properties
 
@@ -412,7 +414,7 @@ class Stream(
         await self._close_when_done()
 
     def __del__(self, *bound: Any) -> None:
-        # A pool gives a borrowed one to each request, and that has nothing to end.
+        # A borrowed one has nothing to end.
         if getattr(self, "_owned", False):
             super().__del__(*bound)
 

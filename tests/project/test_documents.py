@@ -528,6 +528,40 @@ async def wait(pool: aiostream.StreamPool) -> None:
 """
 
 
+WHAT_A_STREAM_OWNS = """
+from typing import assert_type
+
+import aiostream
+
+
+class Decoder:
+    def __init__(self, stream: aiostream.Stream) -> None:
+        self.stream = stream
+
+
+async def follow(stream: aiostream.Stream[Decoder]) -> None:
+    assert_type(stream.own, Decoder)
+    await stream.own.stream.synchronize_async()
+
+
+def wait(streams: list[aiostream.Stream]) -> None:
+    for stream in streams:
+        stream.synchronize()
+
+
+async def main() -> None:
+    pool = aiostream.StreamPool(2, each=Decoder)
+    async with pool.stream() as stream:
+        await follow(stream)
+        wait([stream, aiostream.Stream.borrow(stream)])
+    assert_type((await pool.acquire()).own, Decoder)
+    async with aiostream.StreamPool(2).stream() as plain:
+        wait([plain])
+    borrowed = aiostream.StreamPool.borrow([], each=Decoder)
+    assert_type(borrowed.acquire_nowait().own, Decoder)
+"""
+
+
 @pytest.mark.parametrize("checker", ["mypy --strict --config-file=", "pyright"])
 def test_type_checkers_accept_what_is_right_and_refuse_what_is_wrong(
     checker: str, tmp_path: Path
@@ -536,7 +570,7 @@ def test_type_checkers_accept_what_is_right_and_refuse_what_is_wrong(
     # README's programs need torch, which is installed nowhere here.
     shown = [each.code for each in programs_of(ROOT / "docs/batches.md") if not each.needs]
     assert shown
-    right = [*shown, EACH_NAME, BATCHES, A_SUBCLASS_WITH_AN_END_OF_ITS_OWN]
+    right = [*shown, EACH_NAME, BATCHES, A_SUBCLASS_WITH_AN_END_OF_ITS_OWN, WHAT_A_STREAM_OWNS]
     if importlib.util.find_spec("numpy"):
         right.append(BATCHES_OF_NUMPY)
     files = {f"right_{number}.py": program for number, program in enumerate(right)}

@@ -153,9 +153,11 @@ def test_loop_that_ends_frees_a_task_that_waits(new_loop: Any, is_closed: bool) 
     async def request(owner: Owner) -> None:
         await pool.acquire()
 
+    held = list[Stream]()
+
     async def begin() -> weakref.ref[Owner]:
         owner = Owner()
-        await pool.acquire()
+        held.append(await pool.acquire())
         asyncio.get_running_loop().create_task(request(owner))
         await until(lambda: pool.waiting == 1)
         return weakref.ref(owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any, assert_type
+from typing import Any, assert_type, get_type_hints
 
 import anyio
 import pytest
@@ -40,6 +40,31 @@ async def test_each_stream_has_its_own() -> None:
         assert await pool.run(lambda own, number: (type(own), number), 1) == (Replica, 1)
         async with pool.stream() as stream:
             assert sorted(stream.own.seen) == [3, 3, 7]
+
+
+async def test_types_of_what_belongs_to_a_stream() -> None:
+    async def typed(stream: Stream[Replica]) -> list[int]:
+        return stream.own.seen
+
+    async def untyped(stream: Stream) -> Any:
+        return stream.own.seen
+
+    async with StreamPool(1, each=Replica) as pool, StreamPool(1) as plain:
+        async with pool.stream() as stream:
+            assert_type(stream.own, Replica)
+            assert await typed(stream) == await untyped(stream) == []
+        async with pool.acquire() as stream:
+            assert_type(stream.own.stream, Stream)
+        taken = await pool.acquire()
+        assert_type(taken.own, Replica)
+        pool.release(taken)
+        taken = pool.acquire_nowait()
+        assert_type(taken.own.score(1), int)
+        pool.release(taken)
+        assert get_type_hints(typed)["stream"] == Stream[Replica]
+        async with plain.stream() as bare:
+            several: list[Stream] = [bare, Stream.borrow(bare)]
+            assert several[0] == several[1]
 
 
 async def test_no_two_requests_have_the_same_thing_at_once() -> None:

@@ -523,9 +523,11 @@ async def test_limit_is_that_of_one_owner(listener: Listener, kind: str) -> None
             if kind in ("legacy", "per_thread"):
                 return Stream.borrow(getattr(Stream, kind)(), stalled_after=limit)
             if kind == "pool" and limit:
-                return StreamPool.borrow([handle], stalled_after=limit).acquire_nowait()
+                pools.append(StreamPool.borrow([handle], stalled_after=limit))
+                return pools[0].acquire_nowait()
             return Stream.borrow(handle, stalled_after=limit)
 
+        pools = list[StreamPool]()
         first, second = owner(LIMIT), owner(None)
         await first.synchronize_async()
         async with awaited_work(second):
@@ -534,6 +536,8 @@ async def test_limit_is_that_of_one_owner(listener: Listener, kind: str) -> None
             assert not listener.errors
         async with awaited_work(first):
             await listener.hears()
+        for pool in pools:
+            pool.release(first)
 
 
 @on_asyncio

@@ -83,8 +83,10 @@ OBSERVED = [
 ]
 
 
-# Struck between the making of a coroutine and its first step.
+# Struck between the making of a coroutine and its first step, or when a stream of a pool has no
+# variable yet.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.* was dropped and not given back:ResourceWarning")
 @pytest.mark.timeout(1800 if PLACES == "all" else 120)
 @pytest.mark.parametrize("name", AWAITS)
 @pytest.mark.parametrize(("observer", "kind"), OBSERVED)

@@ -97,8 +97,8 @@ async def test_types_are_inferred() -> None:
         assert_type(await stream.run_in_thread(double, [1]), list[int])
         assert_type(await pool.run_in_thread(double, [1]), list[int])
         async with pool.acquire() as taken:
-            assert_type(taken, Stream)
-        pool.release(assert_type(await pool.acquire(), Stream))
+            assert_type(taken, Stream[None])
+        pool.release(assert_type(await pool.acquire(), Stream[None]))
         with pytest.raises(TypeError):
             await stream.run(double, "no", faktor=2)  # type: ignore[call-arg, arg-type]
 

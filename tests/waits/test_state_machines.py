@@ -403,7 +403,7 @@ class Pools(OnLoop):
             with pytest.raises(RuntimeError, match="belongs to a pool"):
                 self.call(stream.close)
         self.call(self.pool.release, stream)
-        assert not stream.closed
+        assert stream.closed
         self.returned.append(stream)
         self.busy.append(ahead)
         self.serve()

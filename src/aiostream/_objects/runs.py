@@ -157,17 +157,17 @@ class RunMethods:
             ...         await stream.synchronize_async()  # in place of a load
         """
         driver.refuse_forked()
-        longer, limit = self._operand.shared.longer, checks.limit(seconds)
-        longer.append(limit)
+        operand, limit = self._operand, checks.limit(seconds)  # not that of a loan that has ended
+        operand.shared.longer.append(limit)
         try:
-            self._operand.limit_waits()
+            operand.limit_waits()
             yield
         except BaseException:
-            self._operand.shared.left = limit
+            operand.shared.left = limit
             raise
         finally:
-            longer.remove(limit)
-            self._operand.limit_waits()
+            operand.shared.longer.remove(limit)
+            operand.limit_waits()
 
     @overload
     async def run(
@@ -246,7 +246,7 @@ class RunMethods:
         pool: Any = None
         if observers and not is_observed():
             if self._is_pool:
-                return await stream._run_observed(fn, *args, **kwargs)
+                return await stream._on_next(RunMethods.run, fn, *args, **kwargs)
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         is_generator = checks.plain_function(fn, "run", halves=True)
         launches = loops.current_bridge().launches

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aiostream import errors
 from aiostream._base import checks
@@ -15,8 +15,17 @@ from aiostream._handles import interop
 from aiostream._handles.operand import Operand, current_in_libraries, pinned
 from aiostream._handles.owned import Transferable
 
+if TYPE_CHECKING:
+    import typing_extensions as typing
 
-class SharingMethods(Transferable):
+    StreamOwn = typing.TypeVar("StreamOwn", default=Any)
+    Own = typing.TypeVar("Own", default=None)
+    Made = typing.TypeVar("Made", default=None)
+else:
+    StreamOwn, Own, Made = TypeVar("StreamOwn"), TypeVar("Own"), TypeVar("Made")
+
+
+class SharingMethods(Transferable, Generic[StreamOwn]):
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
     _operand: Operand  # set by `Stream`
@@ -24,15 +33,17 @@ class SharingMethods(Transferable):
     _use: Any = None
     _number = 0
     _own: Any
+    _ended: Operand  # of its loans that have ended
 
     @property
-    def own(self) -> Any:
+    def own(self) -> StreamOwn:
         """What belongs to this stream of a pool: what `StreamPool(each=)` made for it.
 
         Raises:
             AttributeError: The pool has no `each`, or the stream is not of a pool.
+            StreamClosedError: You have given the stream back.
         """
-        own = vars(self).get("_own")
+        own: StreamOwn | None = vars(self).get("_own")
         if own is None:
             raise AttributeError(
                 f"nothing belongs to {self._name}: `StreamPool(4, each=Replica)` calls "

@@ -307,8 +307,9 @@ class ThreadStream:
         Cancellation: raises at once. If `fn` has not begun, it is not called. If it has begun, it
         continues without your task. Until its work is done, the arguments stay alive, a limiter's
         token stays taken, a pool does not use the stream again, and `drain` waits.
-        After you close the stream, its methods raise a `StreamClosedError` in `fn`. When Python
-        ends, it waits for two seconds at most until the calls that have begun return.
+        After you close the stream, or give it back to its pool, its methods raise a
+        `StreamClosedError` in `fn`. When Python ends, it waits for two seconds at most until the
+        calls that have begun return.
 
         Threads: call it in a task of a running asyncio or trio loop. On trio it is always a
         checkpoint.

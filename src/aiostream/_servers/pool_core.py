@@ -25,17 +25,17 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks, driver, turns
-from aiostream._handles.operand import new_wait_list, share_history
+from aiostream._handles.operand import Operand, new_wait_list, share_history
 from aiostream._objects import captures
 from aiostream._runtime import loops
 from aiostream._runtime.completion import set_result
 from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._servers.pool_loans import FREE, Kept
 from aiostream._waits import waiting
 from aiostream.errors import ContextFailedError, CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
-FREE = 0
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
 _AGAIN = 0.005  # seconds until the loop asks again
 # Bound once, because each request uses these.
@@ -61,6 +61,10 @@ class PoolCore:
         if max_waiting is not None:
             checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
         self._has_own = each is not None
+        for stream in streams:
+            stream._use, closed = {}, stream._handle.borrow()
+            closed.close()
+            stream._ended = Operand(closed, stream._context, f"the loan of {stream._name}")
         if self._has_own:
             give_own(streams, each)
         self._closed = False
@@ -552,7 +556,7 @@ def give_own(streams: list[Stream], make: Callable[[Stream], Any]) -> None:
         checks.plain_function(make, "each")
         for stream in streams:
             with stream.as_current():
-                stream._own = _native.plain_result(make(stream))
+                stream._own = _native.plain_result(make(Kept(stream)))
             if stream._own is None:
                 raise TypeError(
                     "each(stream) returned None, but what it returns is what belongs to the stream"

@@ -136,17 +136,18 @@ def task_name(task: Any) -> str:
     return str(task.get_name() if hasattr(task, "get_name") else task.name)
 
 
-def task_here() -> Any:
-    """Returns the task that runs here, or `None` in a callback, or where no loop runs."""
+def bridge_here() -> Bridge | None:
+    """Returns the bridge of the loop that runs in this thread, or `None`."""
     try:
-        return current_bridge().current_task()
+        return current_bridge()
     except RuntimeError:
         return None
 
 
-def is_over(task: Any) -> bool:
-    """Whether a task of asyncio or trio will not run again."""
-    return bool(task.done() if hasattr(task, "done") else task.coro.cr_frame is None)
+def task_here() -> Any:
+    """Returns the task that runs here, or `None` in a callback, or where no loop runs."""
+    bridge = bridge_here()
+    return bridge and bridge.current_task()
 
 
 @types.coroutine

@@ -1,0 +1,94 @@
+"""Loans: a stream of a pool as one task has it, from the moment it gets the stream to its return.
+
+A loan is a `Stream` on the pool's own one. As long as the stream's state is this loan's number, it
+has the operand of the pool's own one, and afterwards one whose handle is closed. So each call of
+this library refuses it then as it refuses a closed stream, and what the loan has begun goes on.
+What the pool itself does on its streams needs no loan.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+from aiostream.stream import Stream
+
+FREE = 0  # see `pool_core.py`
+
+
+class Loan(Stream):
+    """A `Stream` on one of a pool's, until it is given back. The pool closes its own one.
+
+    Threads: any may use it.
+    """
+
+    _owned = False
+    _use = ()  # `close` and its like are refused
+    _is_in_block = False  # whose end gives it back
+    _parent: Any = None  # the native handle of which borrowed ones are made, and which ends here
+    _operand: Any = property(
+        lambda self: self._pools._operand if self._is_lent else self._pools._ended
+    )
+    _handle: Any = property(lambda self: self._operand.handle)
+    _is_lent: Any = property(lambda self: self._number in self._pools._use)
+
+    def __init__(self, stream: Stream, pool: Any = None) -> None:
+        self._name, self._mode, self._constants = stream._name, stream._mode, stream._constants
+        self._label, self._context = stream._label, stream._context
+        # Last, because from now on the finalizer gives it back. `_pools` keeps the driver's stream.
+        self._pools, self._number, self._pool = stream, stream._number, pool
+
+    def end(self, error: object = None) -> None:
+        """Gives the stream back, once. `error` is what has ended the block."""
+        if (pool := self._pool) is not None:
+            if self._parent is not None:
+                self._parent.close()
+            pool._give(self._pools, self._number, error)
+            self._pool = None  # last, because after an interrupt this is called again
+
+    # The defaults bind what is called, because the interpreter's end empties modules.
+    def __del__(self, is_end: Any = sys.is_finalizing, warn: Any = warnings.warn) -> None:
+        if getattr(self, "_pool", None) is not None and self._is_lent and not is_end():
+            try:
+                if not self._is_in_block:  # else its task is garbage too, and its block was to end
+                    warn(f"{self!r} was dropped and not given back", ResourceWarning, 2, self)
+            finally:  # also if a filter turns the warning into an error
+                self.end(GeneratorExit())
+
+    @property
+    def own(self) -> Any:
+        """What `StreamPool(each=)` has made for this stream."""
+        self._require_open()
+        return self._pools.own
+
+    @property
+    def handle(self) -> int:
+        """As `Stream.handle`, also after the end, because memory may be freed by it."""
+        return self._pools.handle
+
+    def __eq__(self, other: object) -> bool:
+        return self._pools == getattr(other, "_pools", other)
+
+    __hash__ = Stream.__hash__
+
+    def to_borrowed(self) -> Any:
+        """As `Stream.to_borrowed`, until the end of the loan."""
+        return self._borrowed_as(Stream)
+
+    def _new_borrowed(self) -> Any:
+        self._parent = self._parent or self._handle.borrow()
+        return self._parent.borrow()
+
+    def _traits(self) -> list[str]:
+        return self._pools._traits() + ["given back"] * (not self._is_lent)
+
+
+class Kept(Loan):
+    """The `Stream` that `each` got. It is refused while the pool's stream is free."""
+
+    _is_lent = property(lambda self: FREE not in self._pools._use)
+
+
+# In errors, traces and lists they are streams.
+Loan.__name__ = Loan.__qualname__ = Kept.__name__ = Kept.__qualname__ = Stream.__name__
