@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
@@ -225,6 +225,11 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             f"{lent} lent{self._holding(lent)}, {waiting} waiting{closed}>"
         )
 
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, _: object) -> NoReturn:
+            raise TypeError("a pool is no list: write `async with pool.stream() as stream:`")
+
     # ------------------------------------------------------------------------------------------ use
 
     def stream(self) -> _Acquired[Own]:
@@ -329,7 +334,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         Returns:
             A `Stream` on one of the pool's. As long as you have it, no other task gets that one. If
             you drop it, it comes back, with a `ResourceWarning`. `repr` of the pool, and a
-            `PoolFullError`, name the tasks that hold streams.
+            `PoolFullError`, name the tasks that hold streams, and `pending()` those that wait.
 
         Raises:
             RuntimeError: No loop runs here, or a task of another loop holds a stream or waits for
@@ -461,7 +466,7 @@ class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own
         self._acquiring = acquiring = self._acquiring or self._pool._acquire()
         stream = await acquiring
         self._loan = loan = Loan(stream, self._pool)
-        loan._is_in_block = True
+        loan._is_in_block, stream._block_number = True, stream._number
         return loan
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:

@@ -19,7 +19,7 @@ GUESSES = {
     "Stream": "launch enqueue submit wait sync record_event wait_stream cuda_stream ptr done "
     "memcpy_async use add_done_callback timeout",
     "StreamPool": "get get_nowait put submit map shutdown synchronize drain resize get_size "
-    "get_idle_size",
+    "get_idle_size streams",
     "Event": "wait cuda_event ptr done set",
     "Device": "ordinal index id device_id context set_current",
     "Statistics": "streams events pending",

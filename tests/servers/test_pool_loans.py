@@ -22,6 +22,7 @@ from aiostream import (
     StreamClosedError,
     StreamPool,
     drain,
+    pending,
     serving,
     statistics,
 )
@@ -432,6 +433,63 @@ def test_a_block_of_a_lost_task_gives_its_stream_back_without_a_warning() -> Non
     del task
     gc.collect()
     asyncio.run(use_once(pool))
+    pool.close()
+
+
+# ------------------------------------------------------------------------------- tasks that wait
+
+
+@pytest.mark.all_loops
+async def test_pending_lists_tasks_that_wait_for_a_stream() -> None:
+    def work() -> None:
+        """Nothing."""
+
+    async with StreamPool(1, name="model") as pool, anyio.create_task_group() as tasks:
+        held = await pool.acquire()
+        tasks.start_soon(use_once, pool, name="in a block")
+        tasks.start_soon(pool.run, work, name="in run")
+        await until(lambda: pool.waiting == 2)
+        rows = {row["task"]: row for row in pending() if row["call"].startswith("StreamPool")}
+        first, second = rows["in a block"], rows["in run"]
+        assert first["stream"] == second["stream"] == "pool 'model' of 1 streams"
+        assert first["call"] == "StreamPool.acquire"
+        assert first["where"] is not None
+        assert first["where"].endswith("in use_once")
+        assert second["call"] == "StreamPool.run"
+        assert second["function"] == work.__qualname__
+        assert min(first["seconds"], second["seconds"]) > 0
+        pool.release(held)
+    assert not [row for row in pending() if row["call"].startswith("StreamPool")]
+
+
+async def test_a_task_that_waits_for_its_own_blocks_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with StreamPool(2, name="model") as pool:
+        async with pool.stream(), pool.stream():
+            with anyio.move_on_after(0.01):
+                async with pool.stream():
+                    pytest.fail("it has a third stream of two")
+        [record] = caplog.records
+        assert record.name == "aiostream"
+        assert "waits for the end of its own blocks" in record.message
+        assert "'model' of 2: 0 idle, 0 busy, 2 lent to '" in record.message
+        # Another task may give these back.
+        taken = await pool.acquire()
+        async with pool.stream():
+            with anyio.move_on_after(0.01):
+                await pool.acquire()
+        pool.release(taken)
+    assert len(caplog.records) == 1
+
+
+def test_a_pool_is_no_list_of_its_streams() -> None:
+    pool: Any = StreamPool(2)
+    for use in (lambda: pool[0], lambda: list(pool), lambda: None in pool):
+        with pytest.raises(TypeError, match=r"write `async with pool\.stream\(\) as stream:`"):
+            use()
+    with pytest.raises(AttributeError, match=r"write `async with pool\.stream\(\) as stream:`"):
+        _ = pool.streams
     pool.close()
 
 

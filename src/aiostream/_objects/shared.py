@@ -29,9 +29,10 @@ class SharingMethods(Transferable, Generic[StreamOwn]):
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
     _operand: Operand  # set by `Stream`
-    # Of a stream of a pool: see `_servers/pool_core.py`. The number is the latest of its states.
+    # Of a stream of a pool: see `_servers/pool_core.py`. The number is the latest of its states, or
+    # the latest that was a block.
     _use: Any = None
-    _number = 0
+    _number = _block_number = 0
     _own: Any
     _ended: Operand  # of its loans that have ended
 

@@ -27,12 +27,12 @@ from aiostream import _native
 from aiostream._base import checks, driver, turns
 from aiostream._handles.operand import Operand, new_wait_list, share_history
 from aiostream._objects import captures
-from aiostream._runtime import loops
+from aiostream._runtime import loops, process
 from aiostream._runtime.completion import set_result
 from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import is_observed, observed, observers
 from aiostream._servers.pool_loans import FREE, Kept
-from aiostream._waits import waiting
+from aiostream._waits import pending, waiting
 from aiostream.errors import ContextFailedError, CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
@@ -73,6 +73,7 @@ class PoolCore:
         # many as there are free streams.
         self._queue: dict[int, Any] = {}
         self._next_ticket: Callable[[], int] = count(1).__next__
+        pending.queues[id(self)] = self
         # Those of the tasks that wait for their turn to launch, and need a stream after that.
         self._launching: dict[int, Any] = {}
         self._asks = False  # some busy streams may have no event that reports them
@@ -283,7 +284,11 @@ class PoolCore:
             if stream := self._at_once(has_turn=True):
                 launches.turn_of = stream
                 return stream
+        here = loops.task_here()
+        if all((s._use.get(s._block_number) or _reference(s))() is here for s in self._streams):
+            process.log("a task waits for the end of its own blocks, perhaps for good: %r", self)
         ticket, kept = self._next_ticket(), loops.current_bridge().kept
+        began = time.perf_counter() if is_limited else None
         try:
             while True:
                 # If the stream is gone when it wakes, it waits again, in the same place. Or the
@@ -293,7 +298,7 @@ class PoolCore:
                 # Weak, because the future refers to its loop, which may be dropped. The bridge
                 # keeps the future, and so the task, because asyncio keeps tasks only weakly.
                 self._queue[ticket] = weakref.ref(future)
-                kept[id(self), ticket] = future
+                kept[id(self), ticket] = future, began
                 self._wake(len(self._recent))
                 self._ask_again_soon(self._bridge())
                 error = await future
@@ -316,6 +321,14 @@ class PoolCore:
 
     def _note(self, ticket: int, future: Any) -> None:
         self._launching[ticket] = weakref.ref(future)
+
+    def _pending(self) -> list[tuple[str, float, str, Any, None]]:
+        """Returns pool, beginning, call, future and function of each wait for a stream."""
+        bridge = self._bridge()
+        waits: dict[Any, Any] = {} if bridge is None else bridge.kept.copy()
+        mine = [wait for (pool, _), wait in waits.items() if pool == id(self)]
+        of, call = f"pool{self._called} of {self.size} streams", "StreamPool.acquire"
+        return [(of, since, call, f, None) for f, since in mine if since and not f.done()]
 
     def _wake(self, most: int | None, answer: Callable[[], object] = _nothing) -> None:
         """Wakes the first tasks that wait for a stream, or with an answer all.

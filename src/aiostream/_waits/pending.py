@@ -24,11 +24,11 @@ if sys.version_info < (3, 12):  # there pydantic takes no other
 
 __all__ = ["PendingWait", "pending"]
 
-# Each `serving.Batches` and `serving.Steps` that was ever open, by id. What waits for them may wait
-# for no stream yet. Any thread, single dict operations.
+# Each pool, `serving.Batches` and `serving.Steps` that was ever open, by id. What waits for them may
+# have no stream yet. Any thread, single dict operations.
 queues: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-SERVING = -2  # in place of a queue's number
+QUEUES = -2  # in place of a queue's number
 
 # Frames of these are not the user's own code.
 _LIBRARIES = {"aiostream", "anyio", "asyncio", "contextlib", "trio"}
@@ -65,9 +65,10 @@ def pending() -> list[PendingWait]:
     Use it to see what hangs, in a debug route of a server for example. Each entry is a dict that
     JSON can carry. It lists the waits of tasks, the futures that are pending, and what cancelled
     waits and streams that were given back to a pool have left behind: what `drain` waits for,
-    except for host functions that no future stands for. It also lists each item that waits for
-    `serving.Batches` or is in one of their batches, and each request of `serving.Steps` that waits
-    for a slot (`Steps.slot`), for a result, or because `ready` has said no (`Steps.ready`).
+    except for host functions that no future stands for. It also lists each task that waits for a
+    stream of a pool, each item that waits for `serving.Batches` or is in one of their batches, and
+    each request of `serving.Steps` that waits for a slot (`Steps.slot`), for a result, or because
+    `ready` has said no (`Steps.ready`).
 
     A wait pays nothing for this. The tasks are found when you ask, so this takes some microseconds
     for each task of the process. It finds the tasks of every asyncio loop. Of trio's tasks it finds
@@ -119,7 +120,7 @@ def pending() -> list[PendingWait]:
     for reference in queues.valuerefs():
         if (each := reference()) is not None:
             rows += [
-                (of, now - since, 0.0, SERVING, 0, wait) for of, since, *wait in each._pending()
+                (of, now - since, 0.0, QUEUES, 0, wait) for of, since, *wait in each._pending()
             ]
     return sorted((_entry(tasks, row) for row in rows), key=lambda entry: -entry["seconds"])
 
@@ -165,7 +166,7 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         call = getattr(future, "call_name", call)
         if hasattr(owner, "halves"):
             call = "Stream.run_in_thread"
-    elif queue == SERVING:
+    elif queue == QUEUES:
         call, future, function = owner
     elif hasattr(owner, "pool"):
         call = "StreamPool.release"
@@ -183,11 +184,11 @@ def _entry(tasks: _Tasks, row: tuple[str, float, float, int, int, Any]) -> Pendi
         if _module(frame) not in _LIBRARIES:
             where, seen = _place(frame), False
         elif _module(frame) == "aiostream" and not (
-            seen or re.match("_[a-z]|within", code.co_name)
+            seen or re.match("_[a-z]|__aenter__|within", code.co_name)
         ):
             # The first after the user's own line is what the user has called.
             values, seen = frame.f_locals, True
-            if "self" in values and queue != SERVING:
+            if "self" in values and not call.startswith("Steps."):
                 call = f"{type(values['self']).__name__}.{code.co_name}"
             fn = values.get("fn", getattr(values.get("self"), "_fn", None))
             function = completion.name_of(fn) if fn is not None else function
