@@ -421,7 +421,7 @@ static void run_one(void) {
     clock_ns += SECOND;
     began_at = clock_ns;
     history = shared_history_new();
-    list = wait_list_new(context, history);
+    list = wait_list_new(context, history, NULL);
     latest = NULL;
     atomic_store(&active_count, others[chance(7)]); /* the lists of other streams */
     note("there are %d other lists", atomic_load(&active_count));

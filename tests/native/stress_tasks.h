@@ -25,13 +25,13 @@ static _Atomic bool few_tasks;
 enum task_state { IDLE, SPINNING, WATCHED };
 struct task {
     enum task_state state;
-    struct wait *wait;
+    struct wait *spinning;
     uint64_t ticket;
     struct position target; /* what it waits for was enqueued by then */
     int context;
     bool cancelled;
     bool future;          /* its ticket is for all its life */
-    struct wait *wait;    /* of a future; another's once the ticket was fired */
+    struct wait *wait;    /* of a future, another's once the ticket was fired */
     int64_t polled;       /* when it took the wait or polled it last */
     bool may_be_captured; /* it began while its event was, or was being, recorded into a capture */
     int returned;         /* how often it was handed back */
@@ -159,7 +159,7 @@ static bool begin_event(struct queue *queue, const struct strategy *strategy, st
     uint64_t packed = relaxed_load(&((struct event *)handle->value)->packed);
     *task = (struct task){.context = event->context};
     relaxed_add(&outstanding[task->context], 1);
-    struct wait_list *list = wait_list_new(contexts[event->context], histories[1]);
+    struct wait_list *list = wait_list_new(contexts[event->context], histories[1], NULL);
     wait_begin_event(&(struct waits){list, 0}, handle, queue, strategy, result);
     wait_list_unref(list);
     if (started == finished && relaxed_load(&event->started) == started)
@@ -237,7 +237,7 @@ static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
         drop(task, wait);
     } else {
         task->state = SPINNING;
-        task->wait = wait;
+        task->spinning = wait;
     }
     return true;
 }
@@ -264,7 +264,7 @@ static void *janitor(void *argument) {
 }
 
 static void note_begun(struct task *task, const struct wait_result *result) {
-    task->wait = result->spinning;
+    task->spinning = result->spinning;
     task->ticket = result->ticket;
     task->state = result->spinning ? SPINNING : WATCHED;
     if (!result->ticket) return;
@@ -298,8 +298,8 @@ static void begin_stream(struct loop *loop, const struct strategy *strategy, boo
     int context = (int)chance(CONTEXTS), number = (int)chance(few ? REGULAR : STREAMS);
     struct stream *stream = &streams[context][number];
     bool own_list = !few && chance(6) == 0; /* it ends with its last wait */
-    struct wait_list *list =
-        own_list ? wait_list_new(contexts[context], histories[0]) : wait_lists[context][number];
+    struct wait_list *list = own_list ? wait_list_new(contexts[context], histories[0], NULL)
+                                      : wait_lists[context][number];
     if (chance(3) == 0) enqueue_work(stream);
     *task = (struct task){.context = context, .target = {stream, end_of(stream)}};
     capture_checks = 0;
@@ -339,10 +339,10 @@ static void begin(struct loop *loop, struct task *task) {
     }
 }
 
-static void poll_task(struct loop *loop, struct task *task) {
-    struct wait_result result = {.spinning = task->wait};
+static void poll_task(struct task *task) {
+    struct wait_result result = {.spinning = task->spinning};
     int mode = relaxed_enter();
-    wait_poll(task->wait, &result);
+    wait_poll(task->spinning, &result);
     bool over = !result.spinning;
     relaxed_leave(mode);
     if (!over) return;
@@ -352,7 +352,7 @@ static void poll_task(struct loop *loop, struct task *task) {
 
 static void leave(struct task *task) {
     if (task->state == SPINNING) {
-        drop(task, task->wait);
+        drop(task, task->spinning);
     } else if (task->state == WATCHED && chance(2)) {
         task->cancelled = true; /* it stays registered until its ticket is delivered */
     } else if (task->state == WATCHED) {
@@ -386,7 +386,7 @@ static void turn(struct loop *loop, bool may_begin) {
         bool may = may_begin && (i == 0 || !atomic_load(&few_tasks));
         if (task->state == IDLE && may && chance(4) == 0) begin(loop, task);
         else if (task->state == SPINNING && chance(60) == 0) leave(task);
-        else if (task->state == SPINNING) poll_task(loop, task);
+        else if (task->state == SPINNING) poll_task(task);
         else if (task->state == WATCHED && chance(400) == 0) leave(task);
         if (task->state == WATCHED) require_not_forgotten(task);
         spinning += task->state == SPINNING;

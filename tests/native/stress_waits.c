@@ -65,7 +65,7 @@ static struct wait_result begin_for_event(struct users_event *event, struct shar
     int before = relaxed_enter();
     struct handle *handle = atomic_load(&event->handle);
     REQUIRE(handle_pin(handle), "the event is closed");
-    struct wait_list *list = wait_list_new(contexts[event->context], history);
+    struct wait_list *list = wait_list_new(contexts[event->context], history, NULL);
     wait_begin_event(&(struct waits){list, 0}, handle, queue, strategy, &result);
     wait_list_unref(list);
     handle_unpin(handle);
@@ -189,7 +189,7 @@ static void record_within(void) {
 
 /* Two threads record at once: the one that began first may come second in the stream. */
 static void overlap(struct queue *queue) {
-    shared_list = wait_list_new(contexts[0], histories[0]);
+    shared_list = wait_list_new(contexts[0], histories[0], NULL);
     shared_queue = queue;
     enqueue_work(still);
     during_record = record_within;
@@ -221,13 +221,13 @@ static void close_loop(struct queue *orphans) {
     static struct stream regular;
     struct queue *queue = queue_open();
     struct shared_history *history = shared_history_new();
-    struct wait_list *list = wait_list_new(contexts[0], history);
+    struct wait_list *list = wait_list_new(contexts[0], history, NULL);
     int64_t by_timer = counters[WAITS_BY_TIMER], latest = patience_ends();
     set_periods(&regular, 9 * MILLISECOND, 9 * MILLISECOND);
     for (int i = 0; counters[WAITS_BY_TIMER] < by_timer + 4 && now_ns() < latest; i++) {
         teach(history, 9 * MILLISECOND);
         enqueue_work(&regular);
-        uint64_t ticket = spin_out(begin_one(list, &regular, queue));
+        uint64_t ticket = spin_out(begin_one(list, &regular, queue, WAIT_AUTO));
         if (!ticket) continue;
         if (i % 2) pause_for(chance(8000000)); /* with and without a guard poll before */
         close_queue(queue);
@@ -271,7 +271,7 @@ static void late_watcher(void) {
         teach(history, 6 * MILLISECOND);
         REQUIRE(record_event(event, regular) == 0, "a record was refused");
         watcher_stop(ANY_PATIENCE_S);
-        uint64_t ticket = spin_out(begin_for_event(event, history, queue));
+        uint64_t ticket = spin_out(begin_for_event(event, history, queue, WAIT_AUTO));
         /* by its timer */
         for (int64_t end = now_ns() + 10 * MILLISECOND; ticket && now_ns() < end;)
             take_ticket(queue, ticket);
@@ -311,10 +311,10 @@ static void *lister(void *unused) {
     while (!atomic_load(&stop_tasks)) {
         struct stall stall;
         struct waiting each;
-        bool ends, fresh;
-        if (waits_stalled(false, "", 0, &stall) || stall_take(&stall, &ends, &fresh))
+        bool ends, late;
+        if (waits_stalled(false, &stall) || news_take(&stall, false, &ends, &late))
             REQUIRE(stall.ns > LIMIT_NS, "a stall of %lld ns is none", (long long)stall.ns);
-        if (listed % 2) waits_note_stall("", 0);
+        if (listed % 2) waits_stalled(true, &stall);
         for (struct wait *wait = NULL; waits_next(&wait, &each); listed++) {
             REQUIRE(each.began > 0 && each.began <= now_ns() && each.expected >= 0,
                     "a wait that was listed is none");
@@ -336,7 +336,7 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     for (int context = 0; context < CONTEXTS; context++)
         for (int i = 0; i < STREAMS; i++) {
             wait_lists[context][i] =
-                wait_list_new(contexts[context], histories[i < REGULAR ? 1 : 0]);
+                wait_list_new(contexts[context], histories[i < REGULAR ? 1 : 0], NULL);
             wait_list_label(wait_lists[context][i], "stressed");
         }
     for (int i = 0; i < EVENTS; i++) atomic_store(&current_events[i], open_event(i % CONTEXTS));

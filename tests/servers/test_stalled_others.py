@@ -79,6 +79,57 @@ def test_process_that_was_stopped_has_no_stall(
     assert printed == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("what", "times", "seconds"),
+    [("the work", 8, 0.07), ("the watcher", 3, 0.4), ("a call", 3, 0.4), ("the loop", 3, 0.4)],
+)
+def test_process_that_is_stopped_again_and_again_has_no_stall(
+    driver_kind: str, what: str, times: int, seconds: float
+) -> None:
+    """Whatever it does when it is stopped. The stops are longer than the limit, in all."""
+    if what == "the watcher" and driver_kind != "simulator":
+        pytest.skip("a GPU does not hang on command")
+    printed = succeed(
+        driver_kind,
+        """
+        import asyncio, os, subprocess, aiostream
+        from support import Gate
+
+        aiostream.exit_on_context_failed(71, stalled=True)
+        what, pid = os.environ["WHAT"], os.getpid()
+        stop = f"kill -STOP {pid}; sleep {os.environ['SECONDS']}; kill -CONT {pid}; sleep 0.01"
+        stops = ["sh", "-c", f"for _ in $(seq {os.environ['TIMES']}); do {stop}; done"]
+
+        async def main():
+            async with aiostream.Stream(stalled_after=0.3, wait="event") as stream:
+                with Gate() as gate:
+                    gate.hold(stream)
+                    waiting = asyncio.ensure_future(stream.synchronize_async())
+                    await asyncio.sleep(0.02)
+                    if what == "the watcher":
+                        aiostream.simulator.hang("cuEventQuery")
+                        await asyncio.sleep(0.02)
+                    if what == "a call":
+                        stream.enqueue_async(lambda _: subprocess.run(stops))
+                    elif what == "the loop":
+                        gate.open()
+                        subprocess.run(stops)
+                    else:
+                        await (await asyncio.create_subprocess_exec(*stops)).wait()
+                    if what == "the watcher":
+                        aiostream.simulator.clear_faults()
+                await waiting
+        asyncio.run(main())
+        print("alive")
+        """,
+        forked=USUAL,
+        WHAT=what,
+        TIMES=str(times),
+        SECONDS=str(seconds),
+    )
+    assert printed == "alive\n"
+
+
 @pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="this kernel says nothing of threads"
 )
@@ -150,6 +201,47 @@ async def test_a_listener_hears_of_a_stall_that_was_said_before(listener: Listen
             await anyio.sleep(0.01)
         end()
     assert heard[0].stream == NAME
+
+
+@on_asyncio
+async def test_a_listener_that_comes_with_a_stall_hears_it_once(driver_kind: str) -> None:
+    heard: list[StalledError] = []
+    async with Stream(name="model", stalled_after=LIMIT) as stream, awaited_work(stream):
+        while aiostream.health() is None:
+            await anyio.sleep(0)
+        end = aiostream.on_stalled(heard.append)
+        await anyio.sleep(4 * LIMIT)
+        end()
+    assert [error.stream for error in heard if "no work" in str(error)] == [NAME]
+
+
+@pytest.mark.parametrize("reported", ["before", "after"])
+async def test_one_hang_is_reported_once(listener: Listener, reported: str) -> None:
+    """Also if the request times out, and its stream is on the way back to the pool."""
+    async with StreamPool(1, name="pool", stalled_after=2 * LIMIT) as pool:
+        with Gate() as gate:
+            with anyio.move_on_after(LIMIT if reported == "after" else 6 * LIMIT):
+                async with pool.stream() as stream:
+                    gate.hold(stream)
+                    await stream
+            await anyio.sleep(6 * LIMIT)
+    assert len(listener.of("no work")) == 1
+
+
+async def test_one_hang_is_reported_once_for_all_that_waits_there(listener: Listener) -> None:
+    """Also for what begins later. The next hang is reported too."""
+    async with Stream(name="model", stalled_after=LIMIT) as stream:
+        for number in (1, 2):
+            async with anyio.create_task_group() as group:
+                with Gate() as gate:
+                    gate.hold(stream)
+                    group.start_soon(stream.synchronize_async)
+                    while len(listener.of("no work")) < number:
+                        await anyio.sleep(0.01)
+                    group.start_soon(stream.run, str)
+                    group.start_soon(stream.run_in_thread, str)
+                    await anyio.sleep(4 * LIMIT)
+            assert len(listener.of("no work")) == number
 
 
 def test_process_that_asks_for_its_end_while_it_is_stalled(driver_kind: str) -> None:

@@ -35,7 +35,7 @@ STREAM = "a CUDA stream"
 _MOST_ADDRESS = 2**64 - 1
 # The first page of memory holds nothing in any process.
 _LEAST_ADDRESS = 4096
-_LEAST_LIMIT = 0.02  # seconds: the watcher looks for stalls every 15 ms
+_LEAST_LIMIT = 0.02  # seconds: four beats
 _MOST_SPECIAL_STREAM = 2  # 0 and 1 are the legacy stream, and 2 is the per-thread stream
 # The limits of C's types.
 _LEAST_INT, _MOST_INT, _MOST_FLAGS, _MOST_BYTE = -(2**31), 2**31 - 1, 2**32 - 1, 255

@@ -68,7 +68,8 @@ class Operand:
         if own is not None:
             self.shared.stalled_after = own
         seconds = self.shared.limit()
-        process.limit_stalls(seconds)
+        if seconds:
+            process.watch_for_stalls()
         for waits in (wait_list_of(self), self.shared.thread_waits):
             if waits is not None:
                 waits.label(self.name, seconds)
@@ -173,7 +174,8 @@ def wait_list_of(operand: Operand) -> _native.WaitList:
         known = _per_thread.wait_lists.get(context_id)
         # No other thread can add it in between, because the dict is this thread's own.
         if known is None:
-            known = _per_thread.wait_lists[context_id] = new_wait_list(operand)
+            known = _native.WaitList(context_id, _native.History())
+            _per_thread.wait_lists[context_id] = known
         return _labelled(known, operand)
     # Two threads may come here at once, and one of them wins.
     chosen: dict[str, _native.WaitList] = operand.shared.chosen
@@ -194,7 +196,7 @@ def _labelled(waits: _native.WaitList, operand: Operand) -> _native.WaitList:
 def new_wait_list(operand: Operand, history: _native.History | None = None) -> _native.WaitList:
     """Returns a wait list for some of a stream's waits, apart from the stream's own."""
     context_id = operand.context._ensure_monitored()
-    made = _native.WaitList(context_id, history or _native.History())
+    made = _native.WaitList(context_id, history or _native.History(), wait_list_of(operand))
     made.label(operand.name, operand.shared.limit())
     return made
 

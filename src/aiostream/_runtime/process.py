@@ -4,7 +4,8 @@ The janitor serves what ended loops, finalizers and cancelled waits have left be
 that may call the driver. The releaser drops the users' objects, whose destructors may block, and
 writes the trace of the process. Both run until the process ends, because an `atexit` handler that
 the application registered before its first use of the library runs after `_stop`, and may await.
-The thread that calls listeners begins with the first of them, and then runs as long.
+The thread that calls listeners begins with the first of them, and then runs as long. That of stalls
+begins with the first limit. It calls no driver and no function of the user's, so nothing holds it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import atexit
 import contextlib
 import contextvars
 import logging
+import os
 import queue
 import select
 import signal
@@ -167,9 +169,7 @@ def _clean() -> None:
             finally:
                 stuck.end()
             (soon.add if again else soon.discard)(descriptor)
-        arrived = {descriptor for descriptor, _ in _epoll.poll(_PAUSE if soon else stuck.pause())}
-        if not arrived:  # the releaser checks this too, but a user's destructor may block it
-            _native.look_for_stalls("watcher", _native.watcher_held())
+        arrived = {descriptor for descriptor, _ in _epoll.poll(_PAUSE if soon else None)}
 
 
 def _serve_orphans(_: bool) -> bool:
@@ -177,7 +177,6 @@ def _serve_orphans(_: bool) -> bool:
     # wake-up of a task that was appended meanwhile.
     _native.drain(ORPHANS, True)
     driver.report_failures()
-    take_stalls()
     _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:
         error = driver.error(*refusal)
@@ -267,11 +266,8 @@ def stop_serving(descriptor: int, function: Callable[[bool], bool]) -> None:
 
 # -------------------------------------------------------------------------------- the listeners
 
-# By registration. Any thread, single dict operations.
-stall_listeners: dict[object, Callable[[StalledError], object]] = {}
-# Whether the loop of a queue runs now. Any thread. `loops` sets it.
-loop_runs: Callable[[int], bool] = bool
-# The listeners that are to be called, in order. The janitor puts, and their thread gets.
+# The listeners that are to be called, in order. The janitor and the stalls' thread put, and their
+# own thread gets.
 _calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 
 
@@ -284,28 +280,6 @@ def call_in_order(function: Callable[[], Any]) -> None:
     Threads: any, also in a finalizer.
     """
     run_in_janitor(partial(_put_call, function))
-
-
-def take_stalls() -> None:
-    """Logs each new stall and has its listeners called, or ends the process if that was asked for.
-
-    Threads: the janitor's and the releaser's, because one of them may be blocked.
-    """
-    while (news := _native.stall_take()) is not None:
-        stall, ends, loop, is_question = news
-        if loop:
-            # If Python could not take a question before the limit, the loop could not run either,
-            # and may have come back since. Then the process is not ended.
-            runs, again = loop_runs(loop), ends or is_question
-            _native.loop_seen(loop, runs, again)
-            if again or not runs:
-                continue
-        if ends:
-            _native.stall_end(stall[0], stuck.stacks())
-            continue
-        run_in_releaser(partial(log, "%s", stall[0]))
-        for listener in list(stall_listeners.values()):
-            call_in_order(partial(listener, StalledError(*stall)))
 
 
 def _put_call(function: Callable[[], Any]) -> None:
@@ -334,6 +308,53 @@ def _run_after_calls(task: Callable[[], Any]) -> None:
         task()
 
 
+# -------------------------------------------------------------------------------- the stalls
+
+# By registration. Any thread, single dict operations.
+stall_listeners: dict[object, Callable[[StalledError], object]] = {}
+# Whether the loop of a queue runs now. Any thread. `loops` sets it.
+loop_runs: Callable[[int], bool] = bool
+news = -1  # an eventfd, written at news and for a new listener; written once, by the start
+
+
+def watch_for_stalls() -> None:
+    """Starts what notices stalls, once: a limit was set.
+
+    Threads: any.
+
+    Raises:
+        OSError, RuntimeError: The process has no descriptor or thread left.
+    """
+    if "stalls" not in _serving:
+        with _lock:
+            _native.beats_start(news)
+        start_serving("stalls", _tell_stalls)
+
+
+def _tell_stalls() -> None:
+    known: set[object] = set()
+    while True:
+        # A new listener hears of what is stalled, or else of the news, which may be the same.
+        listeners = stall_listeners.copy()
+        hear = listeners.keys() - known
+        stall = _native.stall() if hear else None
+        if (taken := _native.stall_take()) is not None:
+            stall, ends, loop, is_late = taken
+            if loop and not _native.loop_seen(loop, loop_runs(loop) and not is_late):
+                continue
+            if ends:
+                _native.stall_end(stall[0], stuck.stacks())
+                continue
+            run_in_releaser(partial(log, "%s", stall[0]))
+            hear = set(listeners)
+        elif not hear:
+            os.eventfd_read(news)
+        known = set(listeners)
+        if stall is not None:
+            for own in hear:
+                _put_call(partial(listeners[own], StalledError(*stall)))
+
+
 # -------------------------------------------------------------------------------- the releaser
 
 # A SimpleQueue, because finalizers and signal handlers may call its `put`. `queue.Queue` takes a
@@ -343,35 +364,26 @@ _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 # releaser calls each about once a second, with `False`, and each decides whether it writes. `True`
 # asks for all that is there. Filled before the releaser begins.
 savers: list[Callable[[bool], None]] = []
-_SAVE_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releaser
 
 
 def _release() -> None:
+    checks = 0.0
     while True:
         held: Any = None
-        until = max(0, stuck.next_check - time.monotonic())
         with contextlib.suppress(queue.Empty):
-            held = _to_release.get(timeout=min(until, _SAVE_SECONDS) if savers else until)
+            held = _to_release.get(timeout=_CHECK_SECONDS)
         _save(False)
-        if time.monotonic() >= stuck.next_check:
+        if time.monotonic() >= checks:
+            checks = time.monotonic() + _CHECK_SECONDS
             _report_from("aiostream's releaser", _say_what_is_stuck)
         if held is not None:
             _report_from(held, held)
         del held
 
 
-def limit_stalls(seconds: float) -> None:
-    """A limit was set: has the janitor and the releaser check as often as that needs.
-
-    Threads: any.
-    """
-    stuck.limit(seconds)
-    run_in_janitor(partial(run_in_releaser, _say_what_is_stuck))
-
-
 def _say_what_is_stuck() -> None:
-    take_stalls()
     for message in stuck.check():
         log("%s", message, level=logging.WARNING)
 
@@ -462,7 +474,7 @@ def start() -> None:
             system.
         ValueError: An environment variable of the library makes no sense.
     """
-    global _started, _epoll
+    global _started, _epoll, news
     # `_started` is set last, because other threads read it without the lock and rely on the rest. A
     # flag that they see late costs them only the steps before the lock.
     if _started and not _native.is_forked():
@@ -480,6 +492,7 @@ def start() -> None:
         _native.set_callbacks(driver.error, release_in_thread)
         _native.bind(addresses)
         _epoll = _epoll or select.epoll()
+        news = os.eventfd(0) if news < 0 else news
         serve_in_janitor(_native.open_orphans(), _serve_orphans)
         _native.watcher_start()
         start_serving("janitor", _clean)

@@ -5,10 +5,6 @@ thread, a listener of `on_context_failed` in the listeners', an application's ow
 janitor's. A call of the driver may hold the watcher. What waits for such a thread then waits
 without an end, and nothing else would say why. The releaser checks that, because it may block
 itself: a handler of logging may be slow. It also says which waits are slow.
-
-With a limit for stalls, the releaser notes a driver call of the library that does not return: the
-watcher, which notices the other stalls, may be the thread that the driver holds. The janitor checks
-the watcher too, because a user's destructor may block the releaser.
 """
 
 from __future__ import annotations
@@ -32,11 +28,6 @@ _busy: dict[int, tuple[float, str]] = {}
 # What was reported: the beginning of the call or wait, by thread or native wait. The watcher is
 # thread 0. The releaser's.
 _reported: dict[int, float] = {}
-# Limits in seconds, each shorter than all before it. Any thread, single set operations.
-_limits = {math.inf}
-next_check = 0.0  # when the releaser checks again; its own
-_AGAIN = 0.04  # how soon to check a call again that has reached it; others have longer limits
-_TAKES = 1.0  # how soon to take the news of stalls, in case the janitor is blocked
 
 
 def begin(kind: str) -> None:
@@ -45,6 +36,8 @@ def begin(kind: str) -> None:
     Threads: any.
     """
     _busy[threading.get_ident()] = (time.monotonic(), kind)
+    if kind == "janitor":
+        _native.janitor_busy(True)
 
 
 def end() -> None:
@@ -52,36 +45,16 @@ def end() -> None:
 
     Threads: that of `begin`.
     """
-    _busy.pop(threading.get_ident(), None)
-
-
-def limit(seconds: float) -> None:
-    """Notes a limit for stalls.
-
-    Threads: any.
-    """
-    if 0 < seconds < min(_limits.copy()):
-        _limits.add(seconds)
-
-
-def pause() -> float | None:
-    """Returns how soon the janitor checks the watcher, or `None` if no limit was set.
-
-    Threads: any.
-    """
-    shortest = min(_limits.copy())
-    return max(min(shortest, _TAKES), _AGAIN) if shortest < math.inf else None
+    if _busy.pop(threading.get_ident(), (0, ""))[1] == "janitor":
+        _native.janitor_busy(False)
 
 
 def check() -> list[str]:
     """Returns a message for each call that has taken too long and each wait that is slow, once.
 
-    It notes a call that is stalled, and sets when to check again.
-
     Threads: the releaser's.
     """
-    global next_check
-    now, shortest, soon = time.monotonic(), min(_limits.copy()), pause() or _TAKES
+    now = time.monotonic()
     # This is a copy, because other threads change it meanwhile.
     calls = [(thread, since, kind) for thread, (since, kind) in list(_busy.items())]
     if held := _native.watcher_held():
@@ -90,15 +63,11 @@ def check() -> list[str]:
     for thread, since, kind in calls:
         if now - since >= PATIENCE and _is_first(thread, since):
             found.append(_message(kind, now - since, thread))
-        if kind in ("janitor", "watcher"):  # the others run a user's function
-            _native.look_for_stalls(kind, now - since)
-            soon = min(soon, max(since + shortest - now, _AGAIN))
     for of, seconds, usual, _, address, _ in _native.waiting(True):
         if _is_first(address, now - seconds):
             found.append(
                 f"{of} is slow: work has taken {seconds:.3g} s, expected were {usual:.3g} s"
             )
-    next_check = now + soon
     return found
 
 

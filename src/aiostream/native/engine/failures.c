@@ -4,9 +4,9 @@
  * other code sees it. If the code is fatal and the program has called exit_on_context_failed, the
  * process ends here, at once or after its grace period. Otherwise the code is noted once, and the
  * janitor is woken, which takes the note (failure_take) and has the listeners called. A stall that
- * the watcher or the releaser has found goes the same way (stall_note), and Python ends the process
- * then, because native code cannot read the stacks of threads that run. If Python does not take the
- * news for seconds, the watcher ends the process, or writes the news to stderr (stall_act).
+ * a beat has found goes to a thread of Python's (news_note), which ends the process then, because
+ * native code cannot read the stacks of threads that run. If Python does not take the news for
+ * seconds, the beat ends the process, or writes the news to stderr (news_beat).
  *
  * After a fatal code every CUDA call of the process fails, so a server would answer errors from
  * then on. The end needs no GIL and no Python, because Python may be blocked in a call that never
@@ -15,13 +15,10 @@
 #define _GNU_SOURCE /* dprintf */
 #include "failures.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -189,111 +186,34 @@ bool failures_expected(void) { return atomic_load(&expecting) > 0; }
 /* --- stalls --- */
 
 /* Python ends the process, because it can write the stacks of threads that run. If it has not
- * taken the news after this time, it does not run, or the threads of the library are blocked. */
+ * taken the news after this time, it does not run. */
 static const int64_t TAKEN_WITHIN_NS = 2000000000;
-enum { MAX_NEWS = 16 };
+enum { MAX_NEWS = 16, LATE_NS = 20 * BEAT_NS };
 static struct stall news[MAX_NEWS]; /* these two are under failure_lock */
 static int news_count;
+int news_descriptor = -1;
 
-/* The latest times in which the process was stopped, and in which its threads got no CPU. */
-enum { LATE_NS = 3 * HEALTH_PERIOD_NS, MAX_LOST = 256 };
-struct lost { _Atomic int64_t begin, end; };
-static struct losses {
-    struct lost times[MAX_LOST];
-    int latest; /* used by the watcher, which writes all of it */
-} stops, starving;
-static _Atomic int64_t looked; /* when */
-static _Atomic bool may_stall; /* something has lasted for half of its limit */
-
-static int64_t lost_in(struct losses *losses, int64_t since, int64_t until, int64_t least) {
-    int64_t all = 0;
-    for (struct lost *each = losses->times; each < losses->times + MAX_LOST; each++) {
-        int64_t begin = each->begin, end = each->end;
-        int64_t both = (end < until ? end : until) - (begin > since ? begin : since);
-        if (both > 0 && end - begin > least) all += both;
-    }
-    return all;
-}
-
-bool stall_lasts(int64_t ns, int64_t since, int64_t until, bool on_gpu) {
-    if (!on_gpu && until - since > ns / 2) atomic_store(&may_stall, true);
-    if (until - since <= ns) return false;
-    int64_t begin = looked; /* a stop that is not over */
-    if (now_ns() - begin > LATE_NS && until > begin) until = since > begin ? since : begin;
-    int64_t lost = lost_in(&stops, since, until, on_gpu ? ns / 4 : 0);
-    /* the GPU needs no CPU */
-    return until - since - lost - (on_gpu ? 0 : lost_in(&starving, since, until, 0)) > ns;
-}
-
-/* Whether a thread runs, or waits for a CPU. This one does not count. */
-static bool wants_cpu(void) {
-    DIR *threads = opendir("/proc/self/task");
-    bool wants = false;
-    for (struct dirent *entry; threads && !wants && (entry = readdir(threads));) {
-        char path[64], text[64] = "", *state;
-        if (atoi(entry->d_name) == gettid()) continue;
-        snprintf(path, sizeof path, "/proc/self/task/%.20s/stat", entry->d_name);
-        int file = open(path, O_RDONLY | O_CLOEXEC);
-        if (file >= 0 && read(file, text, sizeof text - 1) > 0)
-            wants = (state = strrchr(text, ')')) && strncmp(state, ") R", 3) == 0;
-        if (file >= 0) close(file);
-    }
-    if (threads) closedir(threads);
-    return wants;
-}
-
-static void note_lost(int64_t now, int64_t worked) {
-    static int64_t used; /* CPU, by this process */
-    struct timespec cpu;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
-    int64_t begin = looked, ns = now - begin - worked, before = used;
-    used = cpu.tv_sec * 1000000000 + cpu.tv_nsec;
-    int64_t idle = ns - (used - before);
-    bool asks = atomic_exchange(&may_stall, false);
-    struct losses *losses = ns > LATE_NS ? &stops : &starving;
-    /* Not all of it, so that a process to which this happens all the time notices a stall late. */
-    if (losses == &stops) ns -= HEALTH_PERIOD_NS;
-    else ns = idle > 0 && asks && wants_cpu() ? idle / 4 * 3 : 0;
-    struct lost *latest = &losses->times[losses->latest];
-    if (ns && begin - latest->end > LATE_NS) {
-        losses->latest = (losses->latest + 1) % MAX_LOST;
-        latest = &losses->times[losses->latest];
-        atomic_store(&latest->begin, begin);
-        atomic_store(&latest->end, begin);
-    }
-    atomic_store(&latest->end, latest->end + ns);
-    atomic_store(&looked, now); /* the last, so that no reader misses that time */
-}
-
-void stall_say(struct stall *stall, int64_t now) {
-    stall->ns = now - stall->since;
+void stall_say(struct stall *stall) {
     snprintf(stall->text, sizeof stall->text, stall->form, stall->name, (double)stall->ns / 1e9);
 }
 
-bool stall_has_room(void) {
+bool news_note(const struct stall *stall) {
     pthread_mutex_lock(&failure_lock);
     bool has_room = news_count < MAX_NEWS;
+    if (has_room) news[news_count++] = *stall;
     pthread_mutex_unlock(&failure_lock);
+    descriptor_wake(news_descriptor);
     return has_room;
 }
 
-void stall_note(const struct stall *stall) {
-    pthread_mutex_lock(&failure_lock);
-    if (news_count < MAX_NEWS) {
-        news[news_count] = *stall;
-        news[news_count++].sure_since = stall->loop ? stall->since + stall->limit : now_ns();
-    }
-    pthread_mutex_unlock(&failure_lock);
-    failures_call_listener();
-}
-
-bool stall_take(struct stall *stall, bool *ends, bool *soon) {
+bool news_take(struct stall *stall, bool lasts, bool *ends, bool *late) {
     pthread_mutex_lock(&failure_lock);
     bool is_new = news_count > 0;
     *stall = news[0];
-    *ends = ending.process == getpid() && ending.stalled && !has_begun_to_end;
-    if (stall->loop) stall_say(stall, now_ns());
-    *soon = !stall_lasts(stall->limit, stall->since, now_ns(), false);
+    *ends =
+        ending.process == getpid() && ending.stalled && !has_begun_to_end && (lasts || stall->loop);
+    *late = *ends && stall->ns > stall->limit + LATE_NS;
+    if (is_new) stall_say(stall);
     if (is_new && (!*ends || stall->loop))
         memmove(news, news + 1, (size_t)--news_count * sizeof *news);
     pthread_mutex_unlock(&failure_lock);
@@ -306,13 +226,14 @@ void stall_end(const char *text, const char *stacks) {
     pthread_mutex_unlock(&failure_lock);
 }
 
-void stall_act(int64_t now, int64_t worked) {
+bool news_beat(void) {
     char text[400] = "";
-    note_lost(now, worked);
     pthread_mutex_lock(&failure_lock);
-    if (news_count > 0 && stall_lasts(TAKEN_WITHIN_NS, news[0].sure_since, now, false)) {
-        news[0].sure_since = NEVER;
-        if (news[0].loop) stall_say(&news[0], now);
+    bool is_new = news_count > 0;
+    for (int i = 0; i < news_count; i++) news[i].ns += BEAT_NS;
+    int64_t late = is_new ? news[0].ns - news[0].limit - TAKEN_WITHIN_NS : 0;
+    if (late > 0 && late <= BEAT_NS) { /* once */
+        stall_say(&news[0]);
         snprintf(text, sizeof text,
                  "%s. Python has not taken this for 2 s: a call keeps the GIL, or blocks the "
                  "library's threads",
@@ -322,4 +243,5 @@ void stall_act(int64_t now, int64_t worked) {
     pthread_mutex_unlock(&failure_lock);
     if (*text && can_say())
         dprintf(output, "aiostream: %s. The listeners are called later.\n", text);
+    return is_new;
 }

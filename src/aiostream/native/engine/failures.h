@@ -1,39 +1,36 @@
 /* Fatal codes: the driver's answers after which the context is lost. Here are the table of them,
- * which of them the process has met, and the end of the process, if the program has asked for
- * it. */
+ * which of them the process has met, the news of stalls, and the end of the process, if the program
+ * has asked for it. */
 #ifndef AIOSTREAM_FAILURES_H
 #define AIOSTREAM_FAILURES_H
 
 #include "base.h"
 
+/* A fourth of the shortest limit (beats.h). */
+enum { BEAT_NS = 5000000 };
+/* Whether that time, in beats, is a stall. The first beat may have come at once. */
+static inline bool stall_reaches(int64_t ns, int64_t limit) { return ns - BEAT_NS >= limit; }
 /* What does not come back: the work of a stream, a loop, or a call of the driver. */
 struct stall {
-    int64_t since, limit, ns; /* ns: for how long */
-    int loop;                 /* the queue of a loop that is blocked if it runs; 0: it is sure */
-    int64_t sure_since;       /* until Python takes it */
-    const char *form;         /* of the text: with the name, and with seconds */
-    char name[STREAM_NAME];   /* of the stream, or of the thread that calls */
+    int64_t limit, ns;      /* ns: for how long, in beats (beats.h) */
+    int loop;               /* the queue of a loop that is blocked if it runs; 0: it is sure */
+    const char *form;       /* of the text: with the name, and with seconds */
+    char name[STREAM_NAME]; /* of the stream, or of the thread that calls */
     char text[256];
 };
-void stall_say(struct stall *, int64_t now); /* fills in `ns` and `text` */
-/* Whether more than that of the time between the two counts: not the time in which the process was
- * stopped, so that the watcher did not look, or in which its threads got no CPU. What the GPU does
- * needs no CPU, so only long stops are left out of that. */
-bool stall_lasts(int64_t ns, int64_t since, int64_t until, bool on_gpu);
-/* It is news for Python, and there is room for it. Any thread, as for the others. */
-void stall_note(const struct stall *);
-bool stall_has_room(void);
+void stall_say(struct stall *); /* fills in `text` */
+/* It is news for Python. False: there is no room for it. Any thread, as for the others. */
+bool news_note(const struct stall *);
 /* The oldest news. False: there is none. *ends: the program has asked for its end, so stall_end is
- * the next call if the news is sure. Until then it stays, because this thread might block. *soon:
- * it is a question, and no stall yet. */
-bool stall_take(struct stall *, bool *ends, bool *soon);
+ * the next call if the news is sure and `lasts`. Until then it stays, because Python might block.
+ * *late: Python did not run, so nor did the loop, which may have come back since. */
+bool news_take(struct stall *, bool lasts, bool *ends, bool *late);
+extern int news_descriptor; /* an eventfd that is written at news; before the first */
+/* At each beat. If Python has not taken the news for seconds, it ends the process, if the program
+ * has asked for that, or stderr gets the news. Whether there is some. */
+bool news_beat(void);
 /* Ends the process, with these stacks of its threads behind the line on stderr. */
 void stall_end(const char *text, const char *stacks);
-/* The watcher calls this every HEALTH_PERIOD_NS while there is a limit. If Python has not taken the
- * news for seconds, it ends the process, if the program has asked for that, or stderr gets the
- * news. */
-enum { HEALTH_PERIOD_NS = 15000000 };
-void stall_act(int64_t now, int64_t worked); /* worked: the watcher, since the last of these */
 
 enum { MAX_FATAL_CODES = 32 };
 struct fatal_code {

@@ -97,6 +97,7 @@ struct queue *queue_open(void) {
     queue->lateness = 0; /* the former owner's lateness says nothing of this one */
     /* an interrupt may have kept the former owner from the drain that ends this */
     queue->wakeup_suppressed = false;
+    queue->loop.idle = false;
     queue->refs = 1;
     queue->closed = false;
     timer_open(&queue->timer);

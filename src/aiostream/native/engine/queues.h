@@ -12,12 +12,12 @@
 struct queue_entry { /* part of what is queued; it stays valid until the consumer has taken it */
     struct queue_entry *next;
 };
-/* When Python last saw that the loop runs, or that it does not, and when it was noted that the loop
- * does not come back. Any thread. What is older than a wait says nothing of its loop, so the next
- * loop begins with the old times. */
+/* What Python last saw of the loop, and when it was noted that the loop does not come back. Any
+ * thread. */
 struct loop_state {
-    _Atomic int64_t first_ran, ran; /* the first since `idle`, and the last */
-    _Atomic int64_t idle, noted;
+    _Atomic bool idle;            /* it did not run */
+    _Atomic int64_t ran, changed; /* when it ran; when it did not, or was seen running after that */
+    _Atomic int64_t noted;
     /* The loop's thread is leaving a wait to a timer, and still uses it when the timer has it. */
     _Atomic bool leaving;
 };

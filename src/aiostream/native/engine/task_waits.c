@@ -189,7 +189,7 @@ void wait_begin_event(const struct waits *of, struct handle *event, struct queue
                      : failure_noted(driver.event_query(event->value), "cuEventQuery");
     if (is_over(status, result)) return;
     /* It has a list of its own, because waits for events have no order among each other. */
-    struct wait_list *list = wait_list_new(of->list->context, of->list->history);
+    struct wait_list *list = wait_list_new(of->list->context, of->list->history, NULL);
     struct waits waits = {.list = list};
     struct wait *wait = NULL;
     result->refusal = list ? wait_start(&waits, queue, strategy, event, &wait) : RESULT_NO_MEMORY;

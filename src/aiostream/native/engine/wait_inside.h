@@ -42,8 +42,11 @@ struct wait_list {
     _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
     struct context *context; /* these two are constant */
     struct shared_history *history;
+    /* the list of all other waits on the stream, or itself: constant too */
+    struct wait_list *stream;
     char name[STREAM_NAME]; /* of its stream, for operators; under `pool_lock` */
-    _Atomic int64_t noted;  /* when it was said to be stalled; any thread */
+    /* Of a stream: its latest end, and when it was said to be stalled. Any thread. */
+    _Atomic int64_t ended, noted;
     /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
     _Atomic unsigned busy;
     /* The latest end lay between these two, and the work of the next wait began then. Written by
@@ -79,19 +82,11 @@ struct wait_list {
  *   TIMER, WATCHER --over--------> the spares        (by the watcher, which fires the ticket)
  *   WATCHER        --handed back-> TASK              (by the watcher)
  *   OVER_LISTED    --unlisted----> the spares        (by the watcher)
- *   CALL           --returned----> the spares        (by the thread of the call, see call_begin)
  *
  * A timer may have a wait (TIMER, or TASK between leave and due). Then the wait belongs to the
  * thread that removes its entry from the timer, which has a lock of its own. That is the loop's
  * thread when the entry is due, or the watcher when it has seen the end and the holder is TIMER. */
-enum holder {
-    HELD_BY_TASK,
-    HELD_BY_TASK_LISTED,
-    HELD_BY_TIMER,
-    HELD_BY_WATCHER,
-    OVER_LISTED,
-    HELD_BY_CALL
-};
+enum holder { HELD_BY_TASK, HELD_BY_TASK_LISTED, HELD_BY_TIMER, HELD_BY_WATCHER, OVER_LISTED };
 
 struct wait {
     struct timer_entry timer_entry; /* first, because the loop's timer knows a wait by it */
@@ -121,6 +116,11 @@ struct wait {
     /* Written last by wait_start, and cleared under the lock of the queue's spares. While it is
      * there, a thread that has that lock may read the fields above. */
     _Atomic(struct forecast *) forecast;
+    /* What its last beat saw, and since when: the beats up to the last at which its work was seen
+     * pending, and those after it. Also when it was said to be stalled. Under the lock of all
+     * waits. */
+    int64_t progress, seen, unseen;
+    _Atomic int64_t noted;
     /* Used by its holder: */
     _Atomic int64_t start;       /* when its work began, as far as is known */
     _Atomic int64_t start_slack; /* the work may have begun earlier by this */

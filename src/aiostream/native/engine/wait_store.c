@@ -17,8 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "beats.h"
 #include "failures.h"
-#include "waker.h"
 
 /* Guards what is made or renamed, and not what each wait uses. Never held across a driver call. The
  * lock of a queue's spares comes after it. */
@@ -107,6 +107,7 @@ void wait_note_end(struct wait *wait, int64_t seen) {
     int64_t pending_at = atomic_load(&wait->pending_at);
     atomic_store(&wait->list->free_after, pending_at > wait->began ? pending_at : wait->began);
     atomic_store(&wait->list->free_since, seen);
+    atomic_store(&wait->list->stream->ended, seen);
 }
 
 struct load wait_load(const struct wait *wait) {
@@ -124,10 +125,13 @@ struct load wait_load(const struct wait *wait) {
 
 int wait_list_health(const struct wait_list *list) { return context_recent_health(list->context); }
 
-struct wait_list *wait_list_new(struct context *context, struct shared_history *history) {
+struct wait_list *wait_list_new(struct context *context, struct shared_history *history,
+                                struct wait_list *same) {
     struct wait_list *list = calloc(1, sizeof *list);
     if (!list) return NULL;
     list->refs = 1;
+    list->stream = same ? same->stream : list;
+    if (same) wait_list_ref(list->stream);
     list->context = context;
     list->history = history;
     atomic_fetch_add(&history->refs, 1);
@@ -139,6 +143,7 @@ void wait_list_ref(struct wait_list *list) { atomic_fetch_add(&list->refs, 1); }
 void wait_list_unref(struct wait_list *list) {
     if (atomic_fetch_sub(&list->refs, 1) != 1) return;
     shared_history_unref(list->history);
+    if (list->stream != list) wait_list_unref(list->stream);
     free(list);
 }
 
@@ -194,13 +199,6 @@ static void put(struct wait *wait) {
     pthread_mutex_unlock(&spares->lock);
 }
 
-static _Atomic bool some_limit; /* some wait may have one */
-bool waits_limited(void) { return atomic_load(&some_limit); }
-
-static void note_limit(void) {
-    if (!atomic_load(&some_limit) && !atomic_exchange(&some_limit, true)) waker_wake_if_parked();
-}
-
 int wait_start(const struct waits *waits, struct queue *queue, const struct strategy *strategy,
                struct handle *users_event, struct wait **started) {
     struct wait_list *list = waits->list;
@@ -234,7 +232,7 @@ int wait_start(const struct waits *waits, struct queue *queue, const struct stra
     wait->start = now;
     wait->start_slack = 0;
     wait->forecast = atomic_load(&predicting) ? forecast_of(list->history) : forecast_ref(&none);
-    if (limit) note_limit();
+    if (limit) beats_go_on();
     return CUDA_SUCCESS;
 }
 
@@ -259,7 +257,7 @@ void wait_list_label(struct wait_list *list, const char *name) {
 static bool is_pending(const struct wait *wait) {
     int holder = atomic_load(&wait->holder);
     /* the watcher has those that were dropped, without a ticket */
-    return wait->forecast && holder != OVER_LISTED && holder != HELD_BY_CALL &&
+    return wait->forecast && holder != OVER_LISTED &&
            (holder != HELD_BY_WATCHER || atomic_load(&wait->ticket));
 }
 
@@ -297,150 +295,142 @@ bool waits_next(struct wait **latest, struct waiting *waiting) {
 
 /* --- what is stalled --- */
 
-static struct wait *call_spares; /* under pool_lock; without events, which only the driver makes */
+static const char by_library[] =
+    "CUDA is stalled: a call by the %s thread has not returned for %.3g s";
+struct call library_calls[] = {
+    {.next = &library_calls[1], .form = by_library, .name = "watcher"},
+    {.form = by_library, .name = "janitor"},
+};
+static struct call *calls = library_calls; /* those under way, the newest first; under pool_lock */
 
-struct wait *call_begin(const struct waits *waits) {
+struct call *call_begin(const struct waits *waits) {
     int64_t limit = atomic_load(&waits->limit);
-    if (!limit) return NULL;
+    struct call *call = limit ? malloc(sizeof *call) : NULL;
+    if (!call) return NULL;
     pthread_mutex_lock(&pool_lock);
-    struct wait *wait = call_spares;
-    if (wait) {
-        call_spares = wait->next;
-        wait_list_unref(wait->list);
-    } else if ((wait = calloc(1, sizeof *wait))) {
-        wait->queue = queue_at(0);
-        wait->holder = HELD_BY_CALL;
-        wait->next_made = all_waits;
-        all_waits = wait;
-    }
-    if (wait) {
-        wait_list_ref(waits->list);
-        wait->list = waits->list;
-        wait->limit = limit;
-        wait->loop = wait->queue->identity;
-        wait->began = now_ns();
-        wait->forecast = &none;
-    }
+    *call = (struct call){.next = calls, .name = waits->list->name, .limit = limit};
+    call->form = "%s is stalled: a call on it has not returned for %.3g s";
+    call->since = now_ns();
+    calls = call;
     pthread_mutex_unlock(&pool_lock);
-    if (wait) note_limit();
-    return wait;
+    beats_go_on();
+    return call;
 }
 
-void call_end(struct wait *wait) {
-    if (!wait) return;
+void call_end(struct call *call) {
+    if (!call) return;
     pthread_mutex_lock(&pool_lock);
-    wait->forecast = NULL;
-    wait->next = call_spares;
-    call_spares = wait;
+    struct call **link = &calls;
+    while (*link != call) link = &(*link)->next;
+    *link = call->next;
     pthread_mutex_unlock(&pool_lock);
+    free(call);
 }
 
-void waits_note_loop(struct queue *queue, bool runs, bool again) {
+bool waits_note_loop(struct queue *queue, bool runs) {
     struct loop_state *loop = &queue->loop;
-    int64_t now = now_ns();
-    if (runs && atomic_load(&loop->first_ran) <= atomic_load(&loop->idle))
-        atomic_store(&loop->first_ran, now);
-    atomic_store(runs ? &loop->ran : &loop->idle, now);
-    if (again) atomic_store(&loop->noted, 0);
+    bool was_idle = atomic_exchange(&loop->idle, !runs), goes_on = runs && !was_idle;
+    atomic_store(goes_on ? &loop->ran : &loop->changed, now_ns());
+    return goes_on;
 }
 
 static int64_t later(int64_t one, int64_t other) { return one > other ? one : other; }
 
-/* Whether a loop that came back last at *since is blocked for longer than the limit. A loop that
- * its program does not run now is not. Only Python can see that, and is asked after a quarter of
- * the limit: *asks. If it has seen that the loop did not run, *since becomes the time at which it
- * saw first that it ran again. */
-static bool is_blocked(const struct loop_state *loop, int64_t now, int64_t limit, int64_t *since,
-                       bool *asks) {
-    if (!loop)
-        return stall_lasts(limit, *since, now, false); /* a thread that blocks, without a loop */
-    int64_t idle = atomic_load(&loop->idle), first = atomic_load(&loop->first_ran),
-            known = later(*since, idle);
-    bool knows = atomic_load(&loop->ran) > known;
-    *asks = !knows && stall_lasts(limit / 4, known, now, false);
-    if (knows && idle > *since) *since = first;
-    else if (!knows) *since = known;
-    return stall_lasts(limit, *since, now, false);
+/* It is pending, and the watcher polls it, also for a loop that does not run. */
+static bool is_watched(const struct wait *wait) {
+    return wait->forecast && atomic_load(&wait->holder) == HELD_BY_WATCHER;
 }
 
-/* Under pool_lock and the lock of its spares. */
-static bool wait_is_stalled(const struct wait *wait, int64_t now, bool news, const char *thread,
-                            int64_t held, struct stall *stall) {
-    static _Atomic int64_t call_noted; /* when a call was said to be stalled */
+/* When a wait with a limit came on last: it began, or work on its stream ended, or it is over and
+ * lies in the queue of its loop. 0: it waits for nothing. Under pool_lock and the lock of its
+ * spares. */
+static int64_t progress_of(const struct wait *wait) {
     struct wait_list *list = wait->list;
-    int64_t limit = list ? atomic_load(&wait->limit) : 0;
-    if (!limit || atomic_load(&wait->queue->closed) || wait->loop != wait->queue->identity)
-        return false;
     int holder = atomic_load(&wait->holder);
-    int64_t began = wait->began, polled = atomic_load(&wait->polled), since = 0, until = now;
-    struct loop_state *loop = wait->queue->index ? &wait->queue->loop : NULL;
-    bool by_loop = false, asks = false, on_gpu = false;
-    _Atomic int64_t *noted = &list->noted;
-    const char *form = "%s is stalled: its loop or thread has not come back for %.3g s",
-               *name = list->name;
-    if (!wait->forecast) { /* it is over, and perhaps its loop has not heard of that */
-        since = holder == HELD_BY_CALL ? 0 : point_unread_since(atomic_load(&wait->ticket));
-        if (news && since) atomic_store(&some_limit, true);
-        by_loop = since && (is_blocked(loop, now, limit, &since, &asks) || asks);
-        if (!by_loop) return false;
-    } else if (held > limit) {
-        since = now - held;
-        noted = &call_noted;
-        form = "CUDA is stalled: a call by the %s thread has not returned for %.3g s";
-        name = thread;
-    } else if (holder == HELD_BY_CALL) {
-        since = began;
-        form = "%s is stalled: a call on it has not returned for %.3g s";
-    } else if (holder != OVER_LISTED && (!wait->future || polled >= began)) {
-        /* Its loop or thread polls it often, unless it is blocked. A future whose work is not
-         * enqueued yet is not polled. */
-        since = later(polled, began);
-        by_loop =
-            holder != HELD_BY_WATCHER && (is_blocked(loop, now, limit, &since, &asks) || asks);
-        int64_t ended = later(atomic_load(&list->free_since), began),
-                pending_at = atomic_load(&wait->pending_at);
-        if (!wait->users_event) pending_at = later(pending_at, atomic_load(&list->pending_at));
-        if (!by_loop || (asks && stall_lasts(limit, ended, pending_at, true))) {
-            by_loop = asks = false;
-            on_gpu = true;
-            since = ended;
-            until = pending_at;
-            form = "%s is stalled: no work that is awaited there has ended for %.3g s";
-        }
-    }
-    if (news) atomic_store(&some_limit, true);
-    if (by_loop && loop) noted = &loop->noted;
-    /* A question stands for what follows, if Python does not answer by then. */
-    bool lasts = held > limit || (since && stall_lasts(limit, since, until, on_gpu));
-    if (!since || (!asks && !lasts)) return false;
-    if (news ? atomic_load(noted) >= since : asks) return false;
-    if (news) atomic_store(noted, until);
-    *stall = (struct stall){.since = now - (until - since),
-                            .limit = limit,
-                            .loop = asks ? wait->queue->index : 0,
-                            .form = form};
+    int64_t began = wait->began, since;
+    if (!list || !atomic_load(&wait->limit) || atomic_load(&wait->queue->closed) ||
+        wait->loop != wait->queue->identity)
+        return 0;
+    if (!wait->forecast) since = point_unread_since(atomic_load(&wait->ticket));
+    else if (holder == OVER_LISTED) since = 0;
+    /* a future whose work is not enqueued yet: that takes as long as its function */
+    else if (wait->future && atomic_load(&wait->polled) < began) since = now_ns();
+    else since = later(began, atomic_load(&list->stream->ended));
+    if (!since || is_watched(wait)) return since;
+    return later(since, atomic_load(&wait->queue->loop.changed));
+}
+
+/* Counts this beat. Whether the wait has made no progress for half of its limit because of its loop
+ * or thread. Under pool_lock and the lock of its spares, as the next. */
+static bool count_beat(struct wait *wait, int64_t progress, int64_t last) {
+    int64_t pending_at = atomic_load(&wait->pending_at);
+    beats_go_on();
+    if (progress == wait->progress) wait->unseen += BEAT_NS;
+    else wait->progress = progress, wait->seen = wait->unseen = 0;
+    if (!wait->users_event) pending_at = later(pending_at, atomic_load(&wait->list->pending_at));
+    if (wait->forecast && pending_at >= last) wait->seen += wait->unseen, wait->unseen = 0;
+    return !is_watched(wait) && stall_reaches(wait->unseen, atomic_load(&wait->limit) / 2);
+}
+
+/* Completes a stall with its name, if it is one. At a beat it is noted, once for that `since`. */
+static bool is_stalled(struct stall *stall, const char *name, bool beat, _Atomic int64_t *noted,
+                       int64_t since) {
+    if (!stall_reaches(stall->ns, stall->limit)) return false;
+    if (beat ? atomic_load(noted) >= since : stall->loop) return false;
     snprintf(stall->name, sizeof stall->name, "%s", name);
-    stall_say(stall, now);
+    stall_say(stall);
+    if (beat && news_note(stall)) atomic_store(noted, now_ns());
     return true;
 }
 
-bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *stall) {
-    bool found = false;
-    if (news) atomic_store(&some_limit, false); /* the waits say otherwise, also those to come */
-    int64_t now = now_ns();
-    pthread_mutex_lock(&pool_lock);
-    for (struct wait *wait = all_waits; wait && !found; wait = wait->next_made) {
-        pthread_mutex_lock(&wait->queue->spares.lock);
-        found = wait_is_stalled(wait, now, news, thread, held, stall);
-        pthread_mutex_unlock(&wait->queue->spares.lock);
-    }
-    pthread_mutex_unlock(&pool_lock);
-    return found;
+/* The GPU has the beats up to the last one in which it was seen pending. The others are those of
+ * the loop or thread that did not look. Only Python sees whether a loop runs, and is asked. */
+static bool wait_is_stalled(struct wait *wait, bool beat, struct stall *stall) {
+    struct wait_list *list = wait->list, *stream = list->stream;
+    struct loop_state *loop = &wait->queue->loop;
+    int queue = wait->queue->index;
+    *stall = (struct stall){.limit = wait->limit, .ns = wait->seen};
+    stall->form = "%s is stalled: no work that is awaited there has ended for %.3g s";
+    if (stall_reaches(stall->ns, stall->limit)) /* the same hang, whatever waits there */
+        return is_stalled(stall, list->name, beat, &stream->noted, stream->ended + 1);
+    if (is_watched(wait)) return false;
+    stall->form = "%s is stalled: its loop or thread has not come back for %.3g s";
+    stall->ns = wait->unseen;
+    stall->loop = loop->ran < wait->progress ? queue : 0;
+    return is_stalled(stall, list->name, beat, queue ? &loop->noted : &wait->noted, wait->progress);
 }
 
-void waits_note_stall(const char *thread, int64_t held) {
-    struct stall stall;
-    if (stall_has_room() && waits_stalled(true, thread, held, &stall)) stall_note(&stall);
+/* Those of the library's threads have the shortest limit of all that waits. */
+static bool call_is_stalled(struct call *call, bool beat, int64_t shortest, struct stall *stall) {
+    int64_t since = atomic_load(&call->since), limit = call->limit ? call->limit : shortest;
+    if (beat) call->ns = since && since == call->seen ? call->ns + BEAT_NS : 0;
+    if (beat) call->seen = since;
+    if (beat && call->limit) beats_go_on();
+    if (!limit || since != call->seen) return false;
+    *stall = (struct stall){.limit = limit, .ns = call->ns, .form = call->form};
+    return is_stalled(stall, call->name, beat, &call->noted, since) ||
+           (beat && call->limit && stall_reaches(call->ns, limit / 2));
+}
+
+bool waits_stalled(bool beat, struct stall *stall) {
+    static int64_t last;
+    bool found = false;
+    int64_t now = now_ns(), shortest = 0;
+    pthread_mutex_lock(&pool_lock);
+    for (struct wait *wait = all_waits; wait && (beat || !found); wait = wait->next_made) {
+        pthread_mutex_lock(&wait->queue->spares.lock);
+        int64_t progress = progress_of(wait);
+        if (progress && beat) found = count_beat(wait, progress, last) || found;
+        if (progress && (!shortest || wait->limit < shortest)) shortest = wait->limit;
+        if (progress && progress == wait->progress)
+            found = wait_is_stalled(wait, beat, stall) || found;
+        pthread_mutex_unlock(&wait->queue->spares.lock);
+    }
+    for (struct call *call = calls; call && (beat || !found); call = call->next)
+        found = call_is_stalled(call, beat, shortest, stall) || found;
+    if (beat) last = now;
+    pthread_mutex_unlock(&pool_lock);
+    return found;
 }
 
 /* The time at which the simulator dropped all work, before it recovered from a fault. The events of

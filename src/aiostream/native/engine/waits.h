@@ -38,10 +38,10 @@ struct question shared_history_asked(struct shared_history *, int64_t start, int
 
 /* the waits on one stream, in its order; counted by its owner and by each wait on it */
 struct wait_list;
-struct wait_list *wait_list_new(struct context *, struct shared_history *);
+/* With another list if both are of waits on the same stream, whose ends count for both then. */
+struct wait_list *wait_list_new(struct context *, struct shared_history *, struct wait_list *same);
 void wait_list_ref(struct wait_list *);
 void wait_list_unref(struct wait_list *);
-int wait_list_health(const struct wait_list *); /* of its context: context_recent_health */
 /* What operators call its stream. The latest counts. Any thread. */
 void wait_list_label(struct wait_list *, const char *name);
 /* The same list as one owner of the stream uses it. A wait is stalled after that time without an
@@ -50,20 +50,29 @@ struct waits {
     struct wait_list *list;
     _Atomic int64_t limit;
 };
-bool waits_limited(void); /* whether some wait may have a limit */
-/* Whether the work of a stream or a loop is stalled now, or this thread, which has been in a call
- * of the driver for `held`. With `news`, only if that was not noted since. Any thread, as the next
- * two. */
-bool waits_stalled(bool news, const char *thread, int64_t held, struct stall *);
-/* Notes what is stalled and was not noted since. */
-void waits_note_stall(const char *thread, int64_t held);
-/* Whether a loop runs that did not come back. With `again` it is noted again if it still does not.
+/* Whether something is stalled now. Any thread. At each beat it counts, and notes what is stalled
+ * and was not noted since. Then it answers whether something may be stalled soon. */
+bool waits_stalled(bool beat, struct stall *);
+/* Whether a loop that did not come back runs. Whether it ran when that was asked last, too, and so
+ * is blocked. If not, it has come on now. */
+bool waits_note_loop(struct queue *, bool runs);
+/* A call that should return soon. Each field but `since` is used under the lock of all waits. */
+struct call {
+    struct call *next;
+    const char *form, *name; /* of the stall */
+    int64_t limit;           /* 0: one of the library's threads makes it */
+    _Atomic int64_t since;   /* by that thread; 0: it makes none */
+    int64_t seen, ns;        /* what the last beat saw, and since when, in beats */
+    _Atomic int64_t noted;
+};
+/* Such a thread is in a call while it does what takes no time, unless the driver does not return.
  */
-void waits_note_loop(struct queue *, bool runs, bool again);
+enum { WATCHER_CALL, JANITOR_CALL };
+extern struct call library_calls[];
 /* A call begins that may not return, before there is a wait that would show it. NULL: there is no
  * limit, or no memory. Call both without the GIL. */
-struct wait *call_begin(const struct waits *);
-void call_end(struct wait *);
+struct call *call_begin(const struct waits *);
+void call_end(struct call *);
 
 /* Waits for what the stream has reached now. Call it without the GIL. */
 void wait_begin(const struct waits *, void *stream, struct queue *, const struct strategy *,

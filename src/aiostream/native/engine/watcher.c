@@ -3,9 +3,9 @@
  * In each pass it takes the waits that tasks have left to it, polls the events that are due
  * (watched_waits.c), and fires the ticket of each wait that is over or is handed back to its task.
  * Every 15 ms it reads the health of each context in which something is pending, and fails what
- * waits in a lost one. If a limit is set, it then looks for what is stalled. In between it sleeps
- * until the next event is due (waker.c). With nothing pending it parks until a wait or a point
- * wakes it, or to read the health now and then if a listener wants that.
+ * waits in a lost one. In between it sleeps until the next event is due (waker.c). With nothing
+ * pending it parks until a wait or a point wakes it, or to read the health now and then if a
+ * listener wants that.
  *
  * A host function never runs after its context has failed. So without this thread a wait for one
  * would hang. The watcher never runs Python, and never queries a stream of the user's. Its capture
@@ -36,9 +36,8 @@ static _Atomic bool stopping; /* written by watcher_stop; read by the watcher */
 static pthread_t thread;
 static pid_t process; /* the process in which it runs; under watcher_lock */
 
-/* When the present pass began; 0 while the watcher sleeps or does not run. The watcher writes it,
- * and any thread reads it. Relaxed, because it orders nothing else. */
-static _Atomic int64_t pass_began;
+/* When the present pass began; 0 while the watcher sleeps or does not run. */
+static _Atomic int64_t *const pass_began = &library_calls[WATCHER_CALL].since;
 
 static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); }
 
@@ -48,11 +47,8 @@ static bool must_leave_park(void) {
     return must_wake() || (sleeps_for_good && failures_expected());
 }
 
-static int64_t worked; /* ns that passes took since the last look for stalls */
-
 static void sleep_until(int64_t time, bool (*must_leave)(void)) {
-    worked += now_ns() - pass_began;
-    atomic_store_explicit(&pass_began, 0, memory_order_relaxed);
+    atomic_store(pass_began, 0);
     waker_sleep_until(time, must_leave);
 }
 
@@ -78,17 +74,13 @@ static void *watch(void *unused) {
         /* for good, so that no query of this thread can end a capture */
         if (!relaxed) relaxed = relaxed_enter() >= 0;
         int64_t now = now_ns();
-        atomic_store_explicit(&pass_began, now, memory_order_relaxed);
+        atomic_store(pass_began, now);
         int64_t next = waits_poll(now);
-        /* the wait of a task that polls it does not wake the watcher */
-        bool limited = waits_limited();
-        bool busy = limited || contexts_pending() > 0 || next != NEVER;
+        bool busy = contexts_pending() > 0 || next != NEVER;
         bool all = failures_expected() && now >= next_idle_health;
         if (all || (busy && now >= next_health)) {
             read_health(all);
             waits_leave_late(now);
-            if (limited) stall_act(now, worked), waits_note_stall("", 0);
-            worked = 0;
             next_health = now + HEALTH_PERIOD_NS;
             if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
         }
@@ -100,20 +92,15 @@ static void *watch(void *unused) {
         } else {
             sleeps_for_good = !failures_expected();
             waker_set_parked(true);
-            if (contexts_pending() == 0 && !waits_limited())
+            if (contexts_pending() == 0)
                 sleep_until(sleeps_for_good ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
             /* only its time was up */
             idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
         }
     }
-    atomic_store_explicit(&pass_began, 0, memory_order_relaxed);
+    atomic_store(pass_began, 0);
     return NULL;
-}
-
-int64_t watcher_held_ns(void) {
-    int64_t began = atomic_load_explicit(&pass_began, memory_order_relaxed);
-    return began ? now_ns() - began : 0;
 }
 
 int watcher_start(void) {

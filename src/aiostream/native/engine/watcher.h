@@ -5,6 +5,7 @@
 
 #include "base.h"
 
+enum { HEALTH_PERIOD_NS = 15000000 };
 int watcher_start(void); /* once; 0, or an errno, after which it can be tried again */
 /* Whether it ran. A driver call that blocks holds this up for that patience at most, and then the
  * watcher still runs. In a forked child it does nothing. */
@@ -13,8 +14,5 @@ enum { EXIT_PATIENCE_S = 1, ANY_PATIENCE_S = 1 << 30 };
 /* Fails what is pending in contexts that are lost, and all waits, before the simulator recovers.
  * While the watcher is stopped. */
 void watcher_fail_lost(void);
-/* For how long the watcher has been in its present pass, or 0 if it sleeps. A pass takes
- * microseconds, unless a call of the driver blocks. From any thread. */
-int64_t watcher_held_ns(void);
 
 #endif

@@ -71,9 +71,9 @@ void completion_unreserve(CompletionObject *);
  * also because a wait behind the call would be refused. *call is for call_leave. Without the GIL,
  * because a driver may hold a lock while a host function runs. If that is a Python function, it
  * waits for the GIL, and the two threads would wait for each other. */
-int call_enter(struct handle *, const struct waits *, bool asks, struct wait **call);
-void call_leave(
-    struct wait *call); /* with the GIL; in a child that the call has forked it returns */
+int call_enter(struct handle *, const struct waits *, bool asks, struct call **call);
+/* With the GIL. In a child that the call has forked it returns. */
+void call_leave(struct call *);
 PyObject *Completion_enqueue(PyObject *, PyObject *args);
 PyObject *Completion_expect(PyObject *, PyObject *args);
 PyObject *Completion_run(PyObject *, PyObject *args);

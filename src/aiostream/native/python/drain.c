@@ -63,7 +63,8 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     struct queue *queue;
     const struct strategy *strategy;
     PyObject *owner;
-    struct wait *wait, *call;
+    struct wait *wait;
+    struct call *call;
     int status;
     if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_waits, &waits, to_queue, &queue,
                           to_strategy, &strategy, &owner))

@@ -15,7 +15,7 @@
 struct enqueuing {
     CompletionObject *completion;
     const struct waits *waits;
-    struct wait *under_way; /* see call_begin */
+    struct call *under_way; /* see call_begin */
     struct context *context;
     const struct strategy *strategy;
     enum point_kind kind;
@@ -77,7 +77,7 @@ static void record(struct enqueuing *with, struct handle *stream) {
     int status, how = self->wait ? PINNED | AS_IS : PINNED;
     set_owner(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
-    struct wait *call = with->waits && !with->under_way ? call_begin(with->waits) : NULL;
+    struct call *call = with->waits && !with->under_way ? call_begin(with->waits) : NULL;
     if (with->enters) context_pop();
     status = operate(stream, how, do_record, with);
     call_end(call);
@@ -157,7 +157,7 @@ static PyObject *native_call_with(PyObject *Py_UNUSED(module), PyObject *args) {
     return call_inside(currents, 0, call, held);
 }
 
-int call_enter(struct handle *stream, const struct waits *waits, bool asks, struct wait **call) {
+int call_enter(struct handle *stream, const struct waits *waits, bool asks, struct call **call) {
     *call = call_begin(waits);
     failed_forget();
     int status = asks ? failed_in("cuStreamQuery", wait_list_health(waits->list)) : CUDA_SUCCESS;
@@ -168,7 +168,7 @@ int call_enter(struct handle *stream, const struct waits *waits, bool asks, stru
     return status;
 }
 
-void call_leave(struct wait *call) {
+void call_leave(struct call *call) {
     if (is_child()) return;
     Py_BEGIN_ALLOW_THREADS
     context_pop();
@@ -183,7 +183,7 @@ static PyObject *native_call_in_context(PyObject *Py_UNUSED(module), PyObject *a
     struct handle *handle;
     const struct waits *waits;
     PyObject *call;
-    struct wait *under_way;
+    struct call *under_way;
     int asks, status;
     if (!PyArg_ParseTuple(args, "O&O&Op", to_handle, &handle, to_waits, &waits, &call, &asks))
         return NULL;

@@ -6,12 +6,12 @@
  */
 #include "module.h"
 
-#include <string.h>
+#include <errno.h>
 
+#include "../engine/beats.h"
 #include "../engine/failures.h"
 #include "../engine/waits.h"
 #include "../engine/waker.h"
-#include "../engine/watcher.h"
 
 /* (code, call) of what is next, or None. */
 static PyObject *taken(int (*take)(const char **call)) {
@@ -110,18 +110,19 @@ static PyObject *stall_tuple(const struct stall *stall) {
 /* stall(): (text, name, seconds) of what is stalled now, or None. */
 static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct stall stall;
-    if (is_child() || !waits_stalled(false, "watcher", watcher_held_ns(), &stall)) Py_RETURN_NONE;
+    if (is_child() || !waits_stalled(false, &stall)) Py_RETURN_NONE;
     return stall_tuple(&stall);
 }
 
 /* stall_take(): the same of the oldest news, whether the process is to end for it, the queue of the
- * loop of which it is not known whether it runs, or 0, and whether it is no stall yet. */
+ * loop of which it is not known whether it runs, or 0, and whether Python is too late to end it. */
 static PyObject *native_stall_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct stall stall;
-    bool ends, soon;
-    if (is_child() || !stall_take(&stall, &ends, &soon)) Py_RETURN_NONE;
+    bool ends, late;
+    if (is_child() || !news_take(&stall, waits_stalled(false, &stall), &ends, &late))
+        Py_RETURN_NONE;
     return Py_BuildValue("NOiO", stall_tuple(&stall), ends ? Py_True : Py_False, stall.loop,
-                         soon ? Py_True : Py_False);
+                         late ? Py_True : Py_False);
 }
 
 /* stall_end(text, stacks): the stacks are bytes. */
@@ -134,21 +135,26 @@ static PyObject *native_stall_end(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* loop_seen(queue, runs, again): see waits_note_loop. */
+/* loop_seen(queue, runs): see waits_note_loop. */
 static PyObject *native_loop_seen(PyObject *Py_UNUSED(self), PyObject *args) {
     struct queue *queue;
-    int runs, again;
-    if (!PyArg_ParseTuple(args, "O&pp", to_queue, &queue, &runs, &again)) return NULL;
-    waits_note_loop(queue, runs, again);
-    Py_RETURN_NONE;
+    int runs;
+    if (!PyArg_ParseTuple(args, "O&p", to_queue, &queue, &runs)) return NULL;
+    return PyBool_FromLong(waits_note_loop(queue, runs));
 }
 
-/* look_for_stalls(thread, seconds): that thread has been in a call of the driver for that time. */
-static PyObject *native_look_for_stalls(PyObject *Py_UNUSED(self), PyObject *args) {
-    const char *thread;
-    double seconds;
-    if (!PyArg_ParseTuple(args, "sd", &thread, &seconds)) return NULL;
-    waits_note_stall(thread, (int64_t)(seconds * 1e9));
+/* beats_start(descriptor): from now on stalls are noticed, and the eventfd is written. The lock of
+ * _runtime/process.py is held. */
+static PyObject *native_beats_start(PyObject *Py_UNUSED(self), PyObject *descriptor) {
+    if (refuse_in_child()) return NULL;
+    news_descriptor = (int)PyLong_AsLong(descriptor);
+    if (!(errno = beats_start(waits_stalled))) Py_RETURN_NONE;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+/* janitor_busy(busy): it begins a call of the library's, or has returned from it. */
+static PyObject *native_janitor_busy(PyObject *Py_UNUSED(self), PyObject *busy) {
+    atomic_store(&library_calls[JANITOR_CALL].since, busy == Py_True ? now_ns() : 0);
     Py_RETURN_NONE;
 }
 
@@ -179,8 +185,10 @@ PyMethodDef failure_functions[] = {
     METHOD(native, stall_end, VARARGS),
     /* Whether a queue's loop runs. */
     METHOD(native, loop_seen, VARARGS),
-    /* Notes what is stalled, also a call of the driver that has not returned. */
-    METHOD(native, look_for_stalls, VARARGS),
+    /* Starts the thread that counts beats, once. */
+    METHOD(native, beats_start, O),
+    /* Whether the janitor is in a call. */
+    METHOD(native, janitor_busy, O),
     /* It does not, unless it was armed again. With 0, in any case. */
     METHOD(native, exit_disarm, O),
     {NULL, NULL, 0, NULL},

@@ -214,7 +214,7 @@ int to_handle(PyObject *object, void *handle) {
 /* --- driver calls on a handle --- */
 
 static int do_stream_query(struct handle *handle, void *waits) {
-    struct wait *call = waits ? call_begin(waits) : NULL;
+    struct call *call = waits ? call_begin(waits) : NULL;
     int status = capture_refusal(handle->value);
     if (!status) status = driver.stream_query(handle->value);
     call_end(call);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "../engine/waits.h"
 #include "../engine/watcher.h"
 
 /* --- the end of callbacks ---
@@ -122,7 +123,8 @@ static PyObject *native_watcher_stop(PyObject *Py_UNUSED(self), PyObject *fails_
 }
 
 static PyObject *native_watcher_held(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    return PyFloat_FromDouble((double)watcher_held_ns() / 1e9);
+    int64_t since = atomic_load(&library_calls[WATCHER_CALL].since);
+    return PyFloat_FromDouble(since ? (double)(now_ns() - since) / 1e9 : 0);
 }
 
 /* open_orphans(): the descriptor of queue 0. The first call makes the queue, so a start that failed

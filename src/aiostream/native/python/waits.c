@@ -211,12 +211,16 @@ static PyTypeObject *wait_list_type;
 static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     struct context *context;
     PyObject *object;
-    if (!PyArg_ParseTuple(args, "O&O!", to_context, &context, history_type, &object)) return NULL;
+    struct waits *other = NULL; /* on the same stream */
+    if (!PyArg_ParseTuple(args, "O&O!|O&", to_context, &context, history_type, &object, to_waits,
+                          &other))
+        return NULL;
     WaitListObject *self = (WaitListObject *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->order = new_order();
-    self->waits.list =
-        self->order ? wait_list_new(context, ((HistoryObject *)object)->history) : NULL;
+    self->waits.list = self->order ? wait_list_new(context, ((HistoryObject *)object)->history,
+                                                   other ? other->list : NULL)
+                                   : NULL;
     if (self->waits.list) return (PyObject *)self;
     Py_DECREF(self);
     return PyErr_NoMemory();
@@ -278,7 +282,7 @@ static int do_begin(struct handle *handle, void *argument) {
 /* Begins a wait for a stream's present end, or an event's present record, and leaves what came of
  * it in the result. Without the GIL. */
 static void begin(struct handle *handle, struct beginning *with) {
-    struct wait *call = call_begin(with->waits);
+    struct call *call = call_begin(with->waits);
     int refusal = operate(handle, handle->kind == HANDLE_EVENT ? 0 : AS_IS, do_begin, with);
     if (refusal) with->result.refusal = refusal;
     call_end(call);

@@ -130,7 +130,7 @@ static PyObject *Work_begin(PyObject *object, PyObject *const *args, Py_ssize_t 
     if (!to_handle(args[0], &handle) || !to_waits(args[1], &waits)) return NULL;
     if (!handle_pin(handle)) return PyLong_FromLong(RESULT_CLOSED);
     int status;
-    struct wait *under_way;
+    struct call *under_way;
     Py_BEGIN_ALLOW_THREADS
     status = call_enter(handle, waits, true, &under_way);
     if (status != CUDA_SUCCESS) handle_unpin(handle);
