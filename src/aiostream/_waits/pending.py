@@ -24,8 +24,8 @@ if sys.version_info < (3, 12):  # there pydantic takes no other
 
 __all__ = ["PendingWait", "pending"]
 
-# Each pool, `serving.Batches` and `serving.Steps` that was ever open, by id. What waits for them may
-# have no stream yet. Any thread, single dict operations.
+# Each pool, `Batches` and `Steps` that was ever open, by id. What waits for them may have no stream
+# yet. Any thread, single dict operations.
 queues: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 QUEUES = -2  # in place of a queue's number
