@@ -65,17 +65,14 @@ async def test_its_context_variables_are_its_own(way: str, end: str) -> None:
             ended.append(variable.get())
             variable.reset(token)  # which is refused in another context
 
-    async with StreamPool(1) as pool, Stream() as other:
-        async with pool.stream() as stream:
-            pass
-        stream = other if way.startswith("run") else stream
+    async with Stream() as stream, StreamPool.borrow([stream]) as pool:
         with Gate() as gate:
             async with anyio.create_task_group() as group:
                 with anyio.CancelScope() as scope:
                     group.start_soon(run_then, begun, scope.cancel if end == "left" else gate.open)
                     fails = pytest.raises(KeyError) if end == "raises" else contextlib.nullcontext()
                     with fails:
-                        result = await WAYS[way](pool, other)(launch)
+                        result = await WAYS[way](pool, stream)(launch)
                 assert variable.get() == 1
                 gate.open()
         await until(lambda: bool(ended))
