@@ -329,6 +329,23 @@ async def test_one_block_and_one_reader_for_each_request() -> None:
                 await anext(results)
 
 
+async def test_no_task_reads_before_the_request_has_its_slot() -> None:
+    async with stepping(slots=1) as (made, group):
+        await made.begin(group, "a", most=1)
+        place, got = made.steps("b"), list[Any]()
+
+        async def own() -> None:
+            async with place as results:
+                got.append(await anext(results))
+
+        group.start_soon(own)
+        await turns()
+        with pytest.raises(RuntimeError, match="within the block"):
+            await anext(place)
+        made.release()
+    assert [who for who, _ in got] == ["b"]
+
+
 async def test_entered_read_and_left_in_different_tasks() -> None:
     async with stepping(slots=1) as (made, _):
         made.release()
@@ -504,6 +521,19 @@ async def test_a_request_lives_until_its_slot_is_given_on() -> None:
         await made.pass_one()
         gc.collect()
         assert watched() is None
+
+
+async def test_close_within_ready_is_the_end() -> None:
+    def ready(_: str) -> bool:
+        if len(made.seen) == 2:
+            made.steps.close()
+        return True
+
+    async with stepping(slots=1, ready=ready) as (made, group):
+        made.release()
+        await made.begin(group, "a")
+    assert isinstance(made.ended["a"], aiostream.StreamClosedError)
+    assert made.steps.launched == 2
 
 
 def test_wrong_arguments_are_refused(stream: Stream) -> None:

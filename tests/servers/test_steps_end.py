@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -260,6 +261,58 @@ async def test_or_it_is_reported_if_all_have_left(unraisable: list[Any]) -> None
     assert [(kind, text) for kind, text, _ in unraisable] == [(Mine, "lost")]
 
 
+async def test_a_mapping_that_raises_is_an_error_of_its_step_alone() -> None:
+    class Lazy(UserDict[int, str]):
+        def __getitem__(self, slot: int) -> str:
+            raise UnicodeError("no such token")
+
+    async with stepping(slots=1) as (made, group):
+        made.release()
+        made.answer = lambda active: Lazy({0: ""}) if active.number == 1 else numbered(active)
+        await made.begin(group, "a")
+        await until(lambda: "a" in made.ended)
+        await made.begin(group, "b", most=1)
+    assert isinstance(made.ended["a"], UnicodeError)
+    assert made.ended["b"] is None
+
+
+async def test_an_error_whose_truth_value_is_false_is_an_error() -> None:
+    class EmptyError(Exception):
+        def __len__(self) -> int:
+            return 0
+
+    for half in ("before", "answer"):
+        async with stepping(slots=1) as (made, group):
+            made.release()
+            setattr(made, half, raising(1, EmptyError))
+            await made.begin(group, "a")
+        assert isinstance(made.ended["a"], EmptyError)
+
+
+@pytest.mark.parametrize("half", ["before", "answer"])
+async def test_a_failed_step_keeps_nothing_until_the_collector_runs(half: str) -> None:
+    watched: list[weakref.ref[Kept]] = []
+
+    def fail(active: Active[Any]) -> Any:
+        tensor = Kept()
+        watched.append(weakref.ref(tensor))
+        raise KeyError
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with stepping(slots=1) as (made, group):
+            made.release()
+            setattr(made, half, fail)
+            await made.begin(group, "a")
+            await until(lambda: "a" in made.ended)
+            made.ended.clear()
+            made.results.clear()
+            await until(lambda: watched[0]() is None)
+    finally:
+        gc.enable()
+
+
 # ------------------------------------------------------------------------------ fatal errors
 
 
@@ -298,6 +351,33 @@ async def test_a_closed_stream_ends_everybody() -> None:
             made.steps("c")
     for error in made.ended.values():
         assert isinstance(error, StreamClosedError)
+
+
+@pytest.mark.parametrize("how", ["context", "stream"])
+async def test_also_those_who_sit_out_and_those_behind_them(how: str, breakable: Any) -> None:
+    stream = Stream()
+    made = Stepper(stream, slots=1, ready=lambda _: False)
+    async with made.steps, anyio.create_task_group() as group:
+        await made.begin(group, "a", "b")
+        if how == "context":
+            breakable.break_context()
+        else:
+            stream.close()
+        await until(lambda: len(made.ended) == 2)
+        kind = ContextFailedError if how == "context" else StreamClosedError
+        assert all(isinstance(error, kind) for error in made.ended.values())
+    with contextlib.suppress(ContextFailedError):
+        stream.close()
+
+
+async def test_a_stream_that_is_closed_while_no_request_is_there_refuses_the_next() -> None:
+    stream = Stream()
+    made = Stepper(stream)
+    async with made.steps:
+        await turns()
+        stream.close()
+        with pytest.raises(StreamClosedError):
+            made.steps("a")
 
 
 # ------------------------------------------------------------------------------ close
@@ -510,6 +590,33 @@ def test_steps_in_flight_are_closed_on_a_safe_thread_if_the_loop_is_closed(kind:
         assert settle(lambda: len(closed) == 2)
         assert closed == [("aiostream-releaser", True)] * 2
         assert settle(lambda: gc.collect() >= 0 and watched[0]() is None)
+
+
+@pytest.mark.parametrize("kind", ASYNCIO_LOOPS)
+def test_steps_whose_loop_was_closed_serve_in_another_one(kind: str) -> None:
+    with contextlib.closing(Stream()) as stream:
+        made = Stepper(stream, slots=1)
+
+        async def leave() -> None:
+            await made.steps.__aenter__()
+            task: Any = asyncio.ensure_future(made.read("a"))
+            await until(lambda: len(made.seen) == 2)
+            for each in {task, *asyncio.all_tasks()}:  # else asyncio reports them
+                each._log_destroy_pending = False
+
+        async def use() -> None:
+            made.release()
+            async with made.steps:
+                await made.read("b", 2)
+
+        loop = asyncio.new_event_loop() if kind == "asyncio" else new_uvloop()
+        loop.run_until_complete(leave())
+        loop.close()
+        run_on(kind, use)
+        assert len(made.got["b"]) == 2
+        made.results.clear()
+        del loop
+        assert settle(lambda: gc.collect() >= 0 and stream.query())
 
 
 async def test_what_a_step_holds_lives_until_the_gpu_has_passed_it() -> None:

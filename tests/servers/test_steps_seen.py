@@ -131,6 +131,13 @@ async def test_the_gpu_is_idle_while_it_has_no_step_and_a_request_is_ready() -> 
         await made.pass_one()
         await until(lambda: len(made.seen) == 2)
         assert made.steps.idle_seconds >= before + 0.03
+        made.release()
+        await until(lambda: "a" in made.ended)
+    before = made.steps.idle_seconds
+    await anyio.sleep(0.05)  # between two blocks
+    async with made.steps, Stream() as made.stream:
+        await made.read("b", 1)
+    assert made.steps.idle_seconds < before + 0.05
 
 
 # ------------------------------------------------------------------------------ at random

@@ -137,7 +137,7 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
             call = "Steps.first_result" if self._began else "Steps.next_result"
             result: Result = await observed(call, Results.__anext__, self)
             return result
-        if self._reading or not self._entered:
+        if self._reading or self.slot is None:
             raise RuntimeError(
                 "one task at a time reads the results of a request, within the block `async with "
                 "steps(request) as results:`"
@@ -145,13 +145,17 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         self._reading = True
         try:
             if self._unread or self._over:
+                self._steps._here()
                 await waiting.checkpoint()
             while not self._unread:
+                if self._error is not None:
+                    raise completion.copy_of(self._error)
                 if self._over:
-                    raise completion.copy_of(self._error) if self._error else StopAsyncIteration
+                    raise StopAsyncIteration
                 await self._news()
         finally:
-            self._reading, self._began, self._future = False, None, None
+            self._reading, self._future = False, None
+        self._began = None
         self._reads()
         return self._unread.popleft()
 
@@ -199,7 +203,7 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
             self._over, self._error = True, error
             # As an error of its own it would be taken for another's, or for the end.
             if isinstance(error, (self._steps._cancelled, GeneratorExit, StopAsyncIteration)):
-                self._error = RuntimeError(f"{self._steps._fn_name} has raised {error!r}")
+                self._error = RuntimeError(f"a function of {self._called} has raised {error!r}")
                 self._error.__cause__ = error
         wake(self._future)
 
@@ -225,9 +229,7 @@ class Chunks(Generic[Result]):
 
     async def __anext__(self) -> list[Result]:
         results = self._results
-        found = [await results.__anext__()]
-        results._reads()
-        found += results._unread
+        found = [await results.__anext__(), *results._unread]
         results._unread.clear()
         return found
 

@@ -48,6 +48,7 @@ from aiostream.serving.results import Active, End, Request, Result, Results, wak
 from aiostream.stream import Stream
 
 _now = time.perf_counter
+_AGAIN = 0.025  # seconds
 
 # What the second half returns, and a function in two halves that does.
 Outcomes = Mapping[int, Result | End[Result] | BaseException]
@@ -74,6 +75,8 @@ class _Step(_native.OwnFuture, halves.Halves):
         self.last: frozenset[int] = frozenset()  # the slots that it has yielded
         self.error: BaseException | None = None  # of a half, or of a launch that has not begun
         self._callbacks: list[Callable[[Any], object]] = []  # of observers
+        for results in members.values():
+            results._flying += 1
 
     def first(self) -> None:
         """Runs the first half, with the stream current. It raises nothing."""
@@ -84,6 +87,15 @@ class _Step(_native.OwnFuture, halves.Halves):
                 raise self._wrong("has not yielded")
         except BaseException as error:
             self.error = error
+
+    def has_launched(self) -> None:
+        """Notes in its requests what the launch has come to. Not in the frame of the launch.
+
+        If the first half has failed, its error refers to that frame, and the requests to the error.
+        """
+        for slot, results in self.members.items():
+            results._seen |= self.began
+            results._last |= self.error is not None or slot in self.last
 
     def finish(self) -> None:
         """Runs the second half with the stream current, or closes what has failed."""
@@ -99,6 +111,7 @@ class _Step(_native.OwnFuture, halves.Halves):
                     found = self.value
                     if not (isinstance(found, Mapping) and found.keys() <= self.active.keys()):
                         raise self._wrong(f"has returned {found!r}")
+                    self.value = dict(found)  # here, because one of a user's may raise
                 except BaseException as error:
                     self.error = error
             if self.is_open:
@@ -263,27 +276,32 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         most = sys.maxsize if max_unread is None else max_unread
         self._max_unread = checks.number("max_unread", most, 1, "a reader has at least one result")
         self.launched, self.idle_seconds = 0, 0.0
-        self._idle_since: float | None = None  # when the GPU had no step, and a request came
-        # See the module. Those that have yet to enter are weak, because some never do.
-        self._places = weakref.WeakValueDictionary[int, Results[Result]]()
-        self._queue: dict[int, Results[Result]] = {}  # by ticket, in that order
-        self._seats: list[Results[Result] | None] = [None] * slots
-        self._free = [*range(slots)]  # a heap
         self._next_ticket = count(1).__next__
-        self._left: set[int] = set()  # see `Active`
-        self._flying: deque[_Step] = deque()  # the steps that were launched, in order
+        self._clear(slots)
         # Why nothing is launched any more. Any thread, one assignment.
         self._closed: BaseException | None = None
         # Whether this is within the block. And whether the task of the steps has nothing to do.
         self._is_open, self._stopped = False, True
         self._task: object = None  # asyncio's loop does not keep it
-        # For which that task waits, and the end of the block. And whether there is something new.
-        self._future: Any = None
-        self._ends: Any = None
-        self._told = False
         # That of the block's loop. Weak, because the bridge ends with its loop.
         self._bridge: Callable[[], loops.Bridge | None] = lambda: None
         self._cancelled: type[BaseException] = GeneratorExit  # that loop's
+
+    def _clear(self, slots: int) -> None:
+        """Forgets what another loop has left."""
+        # See the module. Those that have yet to enter are weak, because some never do.
+        self._places = weakref.WeakValueDictionary[int, Results[Result]]()
+        self._queue: dict[int, Results[Result]] = {}  # by ticket, in that order
+        self._seats: list[Results[Result] | None] = [None] * slots
+        self._free = [*range(slots)]  # a heap
+        self._left: set[int] = set()  # see `Active`
+        self._flying: deque[_Step] = deque()  # the steps that were launched, in order
+        self._idle_since: float | None = None  # when the GPU had no step, and a request came
+        # For which the task waits, and the end of the block. Whether there is something new, and
+        # whether the task will look again by itself.
+        self._future: Any = None
+        self._ends: Any = None
+        self._told = self._is_timed = False
 
     @property
     def running(self) -> int:
@@ -309,6 +327,8 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         bridge, last = loops.current_bridge(), self._bridge()
         if (self._is_open or not self._stopped) and last and not last.is_gone():
             raise RuntimeError(f"the block of {self._called} has begun before, and has not ended")
+        if last is not bridge:
+            self._clear(len(self._seats))
         self._bridge, self._cancelled = weakref.ref(bridge), bridge.cancelled
         # Neither refers to the bridge. trio's tasks have no order within a turn.
         checkpoint, self._launches = bridge.checkpoint, bridge.launches
@@ -322,8 +342,10 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         return self
 
     def _task_ended(self, task: object) -> None:
-        if task is self._task and not self._stopped:  # and no later block has begun
-            self._fail(f"the task of {self._called} was cancelled")
+        if task is self._task:  # and no later block has begun
+            if not self._stopped:
+                self._fail(f"the task of {self._called} was cancelled")
+            wake(self._ends)
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
         self._is_open, why = False, f"the block of {self._called} was left by an error"
@@ -359,18 +381,17 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         self._post(self._stop)
 
     def _stop(self) -> None:
-        """Ends all requests with the error. Nothing more is launched. It may be repeated."""
-        if self._stopped:
-            return
-        self._stopped = True
+        """Ends all requests with the error. The task repeats what an interrupt has cut short."""
+        self._tell()
         for results in [*self._queue.values(), *filter(None, self._seats)]:
             results._end(self._closed)
             self._give_on(results)
-        self._tell()
-        wake(self._ends)
         while self._flying:
-            if (step := self._flying.popleft()).passed:
-                self._let_go(step, is_over=False)
+            if self._flying[0].passed:
+                self._let_go(self._flying[0], is_over=False)
+            self._flying.popleft()
+        self._stopped = True
+        wake(self._ends)
 
     def _post(self, function: Callable[[], None]) -> None:
         """Has the loop call a function, if there is one. Any thread."""
@@ -415,7 +436,17 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         self._places[results._ticket] = results
         return results
 
+    def _check(self) -> None:
+        """Ends everything if the context is lost, or the stream is closed."""
+        operand = self._stream._operand
+        if code := operand.context.health():
+            self._fail(driver.error(code, "cuStreamQuery", operand.name))
+        elif self._stream.closed:
+            self._fail(errors.closed(operand.name))
+
     def _require_open(self) -> None:
+        if not self._closed:
+            self._check()
         if self._closed:
             raise completion.copy_of(self._closed)
         self._here()
@@ -457,7 +488,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         heapq.heappush(self._free, slot)
         if results._seen:
             self._left.add(slot)
-        if not self._stopped:
+        if not self._closed:
             self._admit()
             self._tell()
 
@@ -475,22 +506,21 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         if self._stopped:
             self._let_go(step, is_over=False)
         else:
-            if step is self._flying[-1]:
+            if self._flying and step is self._flying[-1]:
                 self._idle_since = _now()
             self._tell()
 
     async def _run(self) -> None:
         flying = self._flying
         try:
-            while not self._stopped:
+            while not self._closed:
                 self._told = False
                 if len(flying) <= self._ahead:
                     for turn in self._turn:  # of all other tasks
                         await turn()
                     if self._launches.wait:
                         await waiting.launch_turn(self._launches)
-                    if not self._closed and (members := self._choose()):
-                        self._launch(members)
+                    if not self._closed and self._launch():
                         continue
                 if flying and flying[0].passed:
                     await self._land(flying[0])
@@ -499,6 +529,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
                 elif not self._told:
                     if not flying:
                         self._idle_since = None
+                        self._look_again()
                     self._future = loops.current_bridge().new_future()
                     await self._future
         except GeneratorExit:  # the loop is gone, and this may be any thread
@@ -509,8 +540,21 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
                 raise
             _native.write_unraisable(error, self._fn)
         else:
-            self._stopped = True
+            if self._closed:
+                self._stop()
+            self._stopped, self._idle_since = True, None
             wake(self._ends)
+
+    def _look_again(self) -> None:
+        """No step would tell those who wait of a lost context. So the task asks by itself."""
+        if self._queue or any(self._seats):
+            self._check()
+            if not self._is_timed:
+                self._is_timed = self._here().call_later(_AGAIN, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._is_timed = False
+        self._tell()
 
     def _choose(self) -> dict[int, Results[Result]]:
         """Returns who is in the next step, by slot."""
@@ -532,12 +576,14 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
             self._give_on(results)
         return not (results._sits_out or results._over)
 
-    def _launch(self, members: dict[int, Results[Result]]) -> None:
+    def _launch(self) -> bool:
+        """Launches a step, if there is a request for it."""
+        members = self._choose()
+        if not members or self._closed:  # `ready` may close
+            return False
         requests = {slot: results._request for slot, results in members.items()}
         new = [slot for slot, results in members.items() if not results._seen]
         step = _Step(self, Active(self.launched, requests, new, self._left), members)
-        for results in members.values():
-            results._flying += 1
         self._flying.append(step)
         idle_since, self._idle_since = self._idle_since, None
         try:
@@ -555,22 +601,29 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
             self._left -= step.active.left
             if idle_since is not None:
                 self.idle_seconds += _now() - idle_since
-        for slot, results in members.items():
-            results._seen |= step.began
-            results._last |= step.error is not None or slot in step.last
+        step.has_launched()
+        return True
 
     async def _land(self, step: _Step) -> None:
-        """Runs the second half of a step, and gives its requests what has come of it."""
+        """Runs the second half of a step. Nothing of it stays in this frame: see `_hand_out`."""
         operand = self._stream._operand
         if step._exception is not None and step.began:  # nothing proves that the GPU has passed it
             with contextlib.suppress(Exception):
                 await waiting.synchronize_async(waiting.Unobserved(operand, self._stream._mode))
-            if self._stopped:
+            if self._closed:
                 return
         self._flying.popleft()
         began = waiting.now()
         step.finish()
         self._launches.note(waiting.now() - began, self._fn)
+        self._hand_out(step)
+
+    def _hand_out(self, step: _Step) -> None:
+        """Gives the requests of a step what has come of it.
+
+        An error of the step refers to the frames in which the second half ran, and so to theirs.
+        What this one holds is gone when it returns.
+        """
         error, found = step.error, step.value
         has_left = all(results._over for results in step.members.values())
         if has_left and not isinstance(error, Exception | None):
@@ -583,19 +636,19 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
             if slot in step.last:
                 results._end()
         self._let_go(step)
-        if error is not None and (code := operand.context.health()):
-            self._fail(driver.error(code, "cuStreamQuery", operand.name))
-        elif error is not None and self._stream.closed:
-            self._fail(errors.closed(operand.name))
+        if error is not None:
+            self._check()
 
     def _let_go(self, step: _Step, is_over: bool = True) -> None:
         """No longer counts a step for its requests. If it is not over, it is closed."""
         if not is_over:
             step.discard()
-        members, step.members = step.members, {}
-        for results in members.values():
+        for results in step.members.values():
             results._flying -= 1
             self._give_on(results)
+        # The tracebacks of errors refer to the step, and to frames that have this dict.
+        step.members.clear()
+        step.error = step._exception = None
 
     def _pending(self) -> list[tuple[str, float, str, Any, str]]:
         """Returns the stream, beginning, call, future and function of each wait of a reader."""
