@@ -1,7 +1,7 @@
 """`Steps`: the loop of a server whose answers come in pieces, such as tokens.
 
 One task of the loop runs the steps. In its turn it chooses who is in the next step, launches that
-step's first half, and waits. The GPU settles each step (`_Step`) in the drain of the loop, in the
+step's first half, and waits. The GPU settles each step (`OneStep`) in the drain of the loop, in the
 order of the launches. Then the task runs the second half, and gives each reader its result.
 
 With `ahead=1`, when step n is done on the GPU:
@@ -31,151 +31,22 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable
 from itertools import count
 from typing import Any, Generic, Self
 
 from aiostream import _native, errors
 from aiostream._base import checks, driver
-from aiostream._handles.operand import wait_list_of
-from aiostream._objects import halves
-from aiostream._runtime import completion, loops, process
+from aiostream._runtime import completion, loops
 from aiostream._runtime.observing import observed_future, observers
 from aiostream._waits import pending, waiting
 from aiostream.errors import PoolFullError, StreamClosedError
-from aiostream.serving.results import Active, End, Request, Result, Results, wake
+from aiostream.serving.one_step import OneStep, Step
+from aiostream.serving.results import Active, Request, Result, Results, wake
 from aiostream.stream import Stream
 
 _now = time.perf_counter
 _AGAIN = 0.025  # seconds
-
-# What the second half returns, and a function in two halves that does.
-Outcomes = Mapping[int, Result | End[Result] | BaseException]
-Step = Callable[[Active[Request]], Generator[Iterable[int] | None, None, Outcomes[Result]]]
-
-
-class _Step(_native.OwnFuture, halves.Halves):
-    """One step: its two halves, and the future that native code settles behind its work.
-
-    The completion of the work owns it until the GPU has passed that.
-    """
-
-    point: object = None  # native code sets it
-    call_name = "Steps.step"  # in `pending()`
-    _exception: BaseException | None = None  # of the wait, or of the launch once it has begun
-
-    def __init__(
-        self, steps: Steps[Any, Any], active: Active[Any], members: dict[int, Results[Any]]
-    ) -> None:
-        call = partial(steps._fn, active)
-        halves.Halves.__init__(self, steps._stream._operand, call, steps._context.copy())
-        self.steps, self.active, self.members = steps, active, members
-        self.began = self.passed = False
-        self.last: frozenset[int] = frozenset()  # the slots that it has yielded
-        self.error: BaseException | None = None  # of a half, or of a launch that has not begun
-        self._callbacks: list[Callable[[Any], object]] = []  # of observers
-        for results in members.values():
-            results._flying += 1
-
-    def first(self) -> None:
-        """Runs the first half, with the stream current. It raises nothing."""
-        self.began = True
-        try:
-            self.begin()
-            if self.generator is None or self.ended:
-                raise self._wrong("has not yielded")
-        except BaseException as error:
-            self.error = error
-
-    def has_launched(self) -> None:
-        """Notes in its requests what the launch has come to. Not in the frame of the launch.
-
-        If the first half has failed, its error refers to that frame, and the requests to the error.
-        """
-        for slot, results in self.members.items():
-            results._seen |= self.began
-            results._last |= self.error is not None or slot in self.last
-
-    def finish(self) -> None:
-        """Runs the second half with the stream current, or closes what has failed."""
-        operand, held = self.operand, list[bool]()
-        waits: _native.WaitList | None = None
-        try:
-            # Without its stream, the next half gets the error.
-            if operand.handle.pin(held):
-                waits = wait_list_of(operand)
-            if self.error is None:
-                try:
-                    halves.advance(self, wait_list_of(operand), self._exception, self.step)
-                    found = self.value
-                    if not (isinstance(found, Mapping) and found.keys() <= self.active.keys()):
-                        raise self._wrong(f"has returned {found!r}")
-                    self.value = dict(found)  # here, because one of a user's may raise
-                except BaseException as error:
-                    self.error = error
-            if self.is_open:
-                halves.close(self, self._exception is not None, waits)
-        finally:
-            operand.handle.unpin(held)
-
-    def discard(self) -> None:
-        """Closes the halves, because the steps have ended. May be repeated."""
-        self.error = self.error or GeneratorExit()
-        self.finish()
-
-    # What `Halves` asks of a `yield`.
-
-    def takes(self, yielded: Any) -> bool:
-        """Whether it is the first `yield`, of nothing or of slots of this step."""
-        if self.passed:
-            return False
-        try:
-            self.last = frozenset(() if yielded is None else yielded)
-        except TypeError:
-            return False
-        return self.last <= self.active.keys()
-
-    def misuse(self, yielded: object, differs: list[str]) -> Exception:
-        """Says what is wrong with a `yield`."""
-        if differs:
-            return super().misuse(None, differs)
-        return self._wrong("has yielded twice" if self.passed else f"has yielded {yielded!r}")
-
-    def _wrong(self, what: str) -> TypeError:
-        return TypeError(
-            f"{self.steps._fn_name} {what}. A step yields once, nothing or slots, and returns a "
-            f"mapping with results of slots. The slots of this step are {[*self.active]}"
-        )
-
-    # What native code and observers ask of a future. It settles in the drain of the loop. A
-    # KeyboardInterrupt may cut that short, and the next drain repeats it. So `passed` comes last.
-
-    def done(self) -> bool:
-        """Whether the GPU has passed the work, or the wait has failed."""
-        return self.passed
-
-    def cancelled(self) -> bool:
-        """No."""
-        return False
-
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Has a callback called in the drain."""
-        self._callbacks.append(callback)
-
-    def _set_result(self, result: object) -> None:
-        for callback in self._callbacks:
-            callback(self)
-        self.steps._passed(self)
-        self.passed = True
-
-    def _set_exception(self, error: BaseException) -> None:
-        self._exception = error
-        self._set_result(None)
-
-    def _drop(self) -> None:
-        # The janitor calls this, because the loop has ended. What the close calls may block.
-        process.run_in_releaser(self.discard)
 
 
 class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
@@ -295,7 +166,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         self._seats: list[Results[Result] | None] = [None] * slots
         self._free = [*range(slots)]  # a heap
         self._left: set[int] = set()  # see `Active`
-        self._flying: deque[_Step] = deque()  # the steps that were launched, in order
+        self._flying: deque[OneStep] = deque()  # the steps that were launched, in order
         self._idle_since: float | None = None  # when the GPU had no step, and a request came
         # For which the task waits, and the end of the block. Whether there is something new, and
         # whether the task will look again by itself.
@@ -403,10 +274,8 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         """Returns the bridge of the loop, which runs here."""
         bridge = loops.current_bridge()
         if bridge is not self._bridge():
-            raise RuntimeError(
-                f"{self._called} take requests within their `async with` block, in tasks of its "
-                "loop"
-            )
+            where = "within their `async with` block, in tasks of its loop"
+            raise RuntimeError(f"{self._called} take requests {where}")
         return bridge
 
     # ------------------------------------------------------------------------------------ the slots
@@ -501,7 +370,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
             self._idle_since = _now()
         wake(self._future)
 
-    def _passed(self, step: _Step) -> None:
+    def _passed(self, step: OneStep) -> None:
         """The GPU has passed a step. In the drain."""
         if self._stopped:
             self._let_go(step, is_over=False)
@@ -546,7 +415,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
             wake(self._ends)
 
     def _look_again(self) -> None:
-        """No step would tell those who wait of a lost context. So the task asks by itself."""
+        """Without a step in flight no wait notices a lost context, so the task asks by itself."""
         if self._queue or any(self._seats):
             self._check()
             if not self._is_timed:
@@ -583,7 +452,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
             return False
         requests = {slot: results._request for slot, results in members.items()}
         new = [slot for slot, results in members.items() if not results._seen]
-        step = _Step(self, Active(self.launched, requests, new, self._left), members)
+        step = OneStep(self, Active(self.launched, requests, new, self._left), members)
         self._flying.append(step)
         idle_since, self._idle_since = self._idle_since, None
         try:
@@ -604,7 +473,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         step.has_launched()
         return True
 
-    async def _land(self, step: _Step) -> None:
+    async def _land(self, step: OneStep) -> None:
         """Runs the second half of a step. Nothing of it stays in this frame: see `_hand_out`."""
         operand = self._stream._operand
         if step._exception is not None and step.began:  # nothing proves that the GPU has passed it
@@ -618,7 +487,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         self._launches.note(waiting.now() - began, self._fn)
         self._hand_out(step)
 
-    def _hand_out(self, step: _Step) -> None:
+    def _hand_out(self, step: OneStep) -> None:
         """Gives the requests of a step what has come of it.
 
         An error of the step refers to the frames in which the second half ran, and so to theirs.
@@ -639,7 +508,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         if error is not None:
             self._check()
 
-    def _let_go(self, step: _Step, is_over: bool = True) -> None:
+    def _let_go(self, step: OneStep, is_over: bool = True) -> None:
         """No longer counts a step for its requests. If it is not over, it is closed."""
         if not is_over:
             step.discard()
@@ -663,5 +532,5 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         ]
 
 
-def _enqueue(stream: Stream, call: Callable[[], None], step: _Step) -> Any:
+def _enqueue(stream: Stream, call: Callable[[], None], step: OneStep) -> Any:
     return waiting.enqueue(stream._operand, stream._mode, call, (step.steps._fn, step), step)
