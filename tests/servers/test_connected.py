@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -49,7 +51,18 @@ def starlette(client: Client) -> Any:
     return requests.Request({"type": "http", "method": "GET", "headers": []}, client.receive)
 
 
-requests_of = pytest.mark.parametrize("request_of", [bare, starlette])
+class Protocol:
+    """What RSGI gives an application for an HTTP request, as far as it matters here."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def client_disconnect(self) -> None:
+        while await self._client.receive() != LEFT:
+            pass
+
+
+requests_of = pytest.mark.parametrize("request_of", [bare, starlette, Protocol])
 
 
 @requests_of
@@ -78,10 +91,11 @@ async def test_a_block_is_cancelled_when_the_client_leaves(request_of: Any) -> N
 async def test_a_block_that_ends_first_is_as_without(request_of: Any) -> None:
     client = Client(EMPTY)
 
-    async def answer() -> str:
+    async def answer() -> str | None:
         async with while_connected(request_of(client)):
             await turns()
             return "answer"
+        return None
 
     assert await answer() == "answer"
     assert client.receiving == 0
@@ -104,6 +118,46 @@ async def test_a_block_that_ends_first_is_as_without(request_of: Any) -> None:
             await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert client.receiving == 0
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("first", ["client", "task"])
+async def test_a_task_that_is_cancelled_as_its_client_leaves_is_cancelled(first: str) -> None:
+    client, reached = Client(EMPTY), []
+
+    async def answer() -> None:
+        async with asyncio.timeout(60), while_connected(client.receive):
+            await asyncio.sleep(60)
+        reached.append("behind")
+
+    task = asyncio.ensure_future(answer())
+    await until(lambda: client.receiving == 1 and not client.messages)
+    if first == "client":
+        client.send(LEFT)
+        await asyncio.sleep(0)  # it receives now, and cancels the block
+    task.cancel()
+    client.send(LEFT)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not reached
+    assert client.receiving == 0
+
+
+@requests_of
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_a_block_leaves_nothing_for_the_garbage_collector(
+    request_of: Any, has_left: bool
+) -> None:
+    client = Client(EMPTY, *[LEFT] * has_left)
+    gc.disable()
+    try:
+        async with while_connected(request_of(client)):
+            await turns()
+        gone = weakref.ref(client)
+        del client
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_its_item_leaves_the_queue() -> None:
@@ -155,7 +209,7 @@ async def test_what_the_block_would_take_from_the_program_is_refused(
             await anyio.sleep_forever()
 
 
-@requests_of
+@pytest.mark.parametrize("request_of", [bare, starlette])
 @pytest.mark.parametrize("message", [EMPTY, BODY])
 @pytest.mark.all_loops
 async def test_a_receive_that_replays_does_not_keep_the_loop(
@@ -230,7 +284,25 @@ async def test_only_http_requests_are_taken() -> None:
 
     receive: Callable[[], Awaitable[Any]] = Client().receive
     socket = websockets.WebSocket({"type": "websocket", "headers": []}, receive, send)
-    for wrong in (socket, None, {"type": "http"}):
+    for wrong in (socket, None, {"type": "http"}, WebsocketProtocol(), WebsocketTransport()):
         with pytest.raises(TypeError, match=f"not {type(wrong).__name__}"):
             async with while_connected(wrong):
                 pass
+    with pytest.raises(RuntimeError, match="got WebsocketTransport: it is for HTTP"):
+        async with while_connected(WebsocketTransport().receive):
+            await anyio.sleep_forever()
+
+
+class WebsocketProtocol:
+    """RSGI's, of a WebSocket."""
+
+    async def accept(self) -> Any: ...
+
+    def close(self, status: int | None) -> None: ...
+
+
+class WebsocketTransport:
+    """What its `accept` returns. A message stands for RSGI's, which is no dict either."""
+
+    async def receive(self) -> Any:
+        return self

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
+
+from aiostream._runtime import loops
 
 _A_BODY = (
     "while_connected got a body: read the body before. If you have, its `receive` replays it, and "
@@ -12,8 +13,7 @@ _A_BODY = (
 )
 
 
-@contextlib.asynccontextmanager
-async def while_connected(request: Any, /) -> AsyncIterator[None]:
+def while_connected(request: Any, /) -> AbstractAsyncContextManager[None, bool]:
     """A block that is cancelled when the client leaves.
 
     Servers such as uvicorn and frameworks such as FastAPI let a handler go on when its client has
@@ -21,6 +21,7 @@ async def while_connected(request: Any, /) -> AsyncIterator[None]:
     task the queue of its pool. The GPU finishes what it has begun.
 
     The program goes on behind a block that was cancelled. What you answer there reaches no client.
+    A block ends by granian's `RSGIProtocolClosed` in the same way.
 
     Read the body of the request before, with `await request.body()` or as FastAPI does it for the
     parameters of a handler, because the block receives everything that comes after. A client that
@@ -28,7 +29,10 @@ async def while_connected(request: Any, /) -> AsyncIterator[None]:
     stop reading from its connection until they have answered.
 
     Args:
-        request: A `Request` of Starlette or FastAPI, or the `receive` of an ASGI application.
+        request: A `Request` of Starlette or FastAPI, the `receive` of an ASGI application, or the
+            protocol of an HTTP request of RSGI. The body of the last you may read in the block.
+
+    Cancellation: on asyncio the block is cancelled as one of `asyncio.timeout` is.
 
     Threads: use it in tasks of asyncio or trio.
 
@@ -36,7 +40,8 @@ async def while_connected(request: Any, /) -> AsyncIterator[None]:
         TypeError: It is something else, such as a WebSocket, whose messages the block would take.
             Receive these yourself: their end is an exception.
         RuntimeError: The body of the request was not read before, `receive` gives it a second time,
-            or `receive` is a WebSocket's. The block is cancelled first.
+            or `receive` is a WebSocket's. The block is cancelled first. Or granian runs the tasks
+            (`--task-impl rust`), which cannot be cancelled.
         BaseException: What `receive` has raised. The block is cancelled first.
 
     Example:
@@ -47,48 +52,58 @@ async def while_connected(request: Any, /) -> AsyncIterator[None]:
         ...     await asyncio.sleep(60)
         ...     print("too late")
     """
-    import anyio  # here, because `metrics` imports this module, and must not import anyio
+    return _Connected(request)
 
-    scope = getattr(request, "scope", None)
-    receive = getattr(request, "receive", request)
-    if not callable(receive) or (isinstance(scope, dict) and scope.get("type") != "http"):
-        raise TypeError(
-            f"while_connected takes an HTTP request or its `receive`, not {type(request).__name__}"
-        )
-    problems: list[BaseException] = []
-    cancelled, receiving = anyio.get_cancelled_exc_class(), anyio.CancelScope()
 
-    async def watch() -> None:
-        with receiving:
+class _Connected(AbstractAsyncContextManager[None, bool]):
+    # No generator and no task group of anyio, with which a request on asyncio takes 30 us more.
+
+    _problem: BaseException | None = None
+    _is_over = False
+
+    def __init__(self, request: Any) -> None:
+        receive = getattr(request, "client_disconnect", None)  # RSGI's protocol has it
+        if receive is None:
+            scope = getattr(request, "scope", None)
+            is_http = isinstance(scope, dict) and scope.get("type") == "http"
+            receive = getattr(request, "receive", None) if is_http else request
+        if not callable(receive):
+            raise TypeError(
+                "while_connected takes an HTTP request, its `receive`, or RSGI's protocol of an "
+                f"HTTP request, not {type(request).__name__}"
+            )
+        self._receive: Any = receive  # awaited until the client leaves
+
+    async def __aenter__(self) -> None:
+        self._block = loops.cancelled_by(self._watch)
+        await self._block.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> bool:
+        self._is_over = True
+        block, self._block = self._block, None  # which refers to this
+        has_left = await block.__aexit__(*error)
+        if self._problem is not None and (has_left or error[0] is None):
             try:
-                is_empty = False
-                while (message := await receive())["type"] != "http.disconnect":
-                    if message["type"] != "http.request":
-                        raise RuntimeError(f"while_connected got {message['type']}: it is for HTTP")
-                    # The server sends one empty body for a request without one.
-                    if is_empty or message.get("body") or message.get("more_body"):
-                        raise RuntimeError(_A_BODY)
-                    is_empty = True
-            except BaseException as error:
-                # It is -inf if this task is cancelled. Else the cancellation comes from `receive`.
-                if isinstance(error, cancelled) and anyio.current_effective_deadline() < 0:
-                    raise
-                problems.append(error)
-            group.cancel_scope.cancel()
+                raise self._problem
+            finally:
+                self._problem = None  # its traceback refers to this frame
+        # RSGI's protocol may raise it before the block is cancelled.
+        return has_left or (error[0] is not None and error[0].__name__ == "RSGIProtocolClosed")
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
+    async def _watch(self) -> None:
+        receive, is_empty = self._receive, False
         try:
-            yield
-        except cancelled:
-            raise
-        except BaseException as error:  # raised below, as if there were no task group
-            problems.insert(0, error)
-        # Not the group, which would cancel this task too. On Python 3.11 anyio does not take that
-        # back if an asyncio.TaskGroup has failed here, whose own request to cancel remains.
-        receiving.cancel()
-    if problems:
-        try:
-            raise problems[0]
-        finally:
-            problems.clear()  # its traceback refers to this frame
+            while (message := await receive()) is not None:  # RSGI's `client_disconnect` returns it
+                kind = message["type"] if isinstance(message, dict) else type(message).__name__
+                if kind == "http.disconnect":
+                    return
+                if kind != "http.request":
+                    raise RuntimeError(f"while_connected got {kind}: it is for HTTP")
+                # The server sends one empty body for a request without one.
+                if is_empty or message.get("body") or message.get("more_body"):
+                    raise RuntimeError(_A_BODY)
+                is_empty = True
+        except BaseException as error:
+            if self._is_over:  # then the block's end has cancelled this task
+                raise
+            self._problem = error

@@ -33,6 +33,7 @@ from aiostream._base import turns
 from aiostream._runtime import process
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.loops.bridge import Bridge as Bridge
+from aiostream._runtime.loops.bridge import TaskFunction
 
 
 class LoopKind(Protocol):
@@ -46,6 +47,13 @@ class LoopKind(Protocol):
 
     async def checkpoint(self) -> None:
         """Does what such a loop asks of an await that has nothing to wait for."""
+
+    def cancelled_by(self, function: TaskFunction) -> Any:
+        """A block that is cancelled when a function returns, which runs in a task meanwhile.
+
+        The block's end cancels that task and waits for it. Its function raises nothing but this
+        cancellation. What `__aexit__` returns says whether the function has cancelled the block.
+        """
 
     def tasks(self) -> list[Any]:
         """Returns the tasks of these loops, as far as this thread can see them."""
@@ -154,6 +162,12 @@ def task_here() -> Any:
 def yield_turn() -> Generator[None, None, None]:
     """Gives asyncio's loop one turn."""
     yield  # as `asyncio.sleep(0)` does
+
+
+def cancelled_by(function: TaskFunction) -> Any:
+    """See `LoopKind`."""
+    loop = asyncio._get_running_loop()
+    return next(kind for kind in _KINDS if kind.runs_here(loop)).cancelled_by(function)
 
 
 async def checkpoint() -> None:

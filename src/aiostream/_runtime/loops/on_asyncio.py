@@ -51,6 +51,46 @@ async def checkpoint() -> None:
         await asyncio.sleep(0)
 
 
+class CancelledBy:
+    """See `LoopKind`. It cancels as `asyncio.timeout` does."""
+
+    def __init__(self, function: TaskFunction) -> None:
+        self._function, self._is_over = function, False
+
+    async def __aenter__(self) -> None:
+        host: Any = asyncio.current_task()
+        if type(host).__module__ == "granian._futures":
+            raise RuntimeError(
+                "granian's tasks of Rust cannot be cancelled: start it with --task-impl asyncio"
+            )
+        self._host, self._requests = host, host.cancelling()
+        # Not by the loop's factory: see `AsyncioBridge.spawn`.
+        self._task = asyncio.Task(self._run(), loop=asyncio.get_running_loop())
+
+    async def _run(self) -> None:
+        await self._function()
+        if not self._is_over:
+            self._is_over = True
+            self._host.cancel()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        if self._is_over:
+            is_ours = self._host.uncancel() <= self._requests
+            return is_ours and kind is not None and issubclass(kind, asyncio.CancelledError)
+        self._is_over = True
+        task = self.__dict__.pop("_task")  # its error refers to frames that refer to this
+        task.cancel()
+        try:
+            await asyncio.sleep(0)  # the task ends in this turn, unless it has more to do
+        finally:
+            if not task.done():
+                await asyncio.wait([task])
+        return False
+
+
+cancelled_by = CancelledBy
+
+
 def tasks() -> list[asyncio.Task[Any]]:
     """Returns the tasks of each loop that has a bridge. Without the GIL, of this thread's loop."""
     loops = [loop for loop, _ in _bridges_of_loops()]

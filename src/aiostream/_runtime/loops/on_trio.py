@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, cast
@@ -34,6 +34,30 @@ runs_here = turns.in_trio
 async def checkpoint() -> None:
     """Lets trio run other tasks and deliver a cancellation, as each await on trio must."""
     await sys.modules["trio"].lowlevel.checkpoint()
+
+
+@contextlib.asynccontextmanager
+async def cancelled_by(function: TaskFunction) -> AsyncIterator[None]:
+    """See `LoopKind`. It is no nursery, which would put the block's error into a group."""
+    trio = sys.modules["trio"]
+    running, ended, is_over = trio.CancelScope(), trio.Event(), False
+
+    async def run() -> None:
+        with running:
+            await function()
+            if not is_over:
+                block.cancel()
+        ended.set()
+
+    with trio.CancelScope() as block:
+        trio.lowlevel.spawn_system_task(run, context=contextvars.copy_context())
+        try:
+            yield
+        finally:
+            is_over = True
+            running.cancel()
+            with trio.CancelScope(shield=True):
+                await ended.wait()
 
 
 def tasks() -> list[Any]:
