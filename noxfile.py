@@ -97,7 +97,7 @@ def free_threaded(session: nox.Session) -> None:
     if python_version(session) < (3, 14):  # for which these have no wheels
         needs = [need for need in needs if not need.startswith(("cuda-core", "fastapi"))]
     # The latest that have a wheel for it: to build these takes long, or needs Rust.
-    install(session, "--only-binary=hypothesis,numpy", ".", *needs)
+    install(session, "--only-binary=granian,hypothesis,numpy", ".", *needs)
     session.run("python", "-m", "pytest", *session.posargs, env={"PYTHON_GIL": "0"})
 
 

@@ -15,10 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from commands import ROOT as ROOT
 from commands import TESTS as TESTS
@@ -30,6 +32,7 @@ LOST = re.compile(
     r"ends now, with exit code (?:70|0) .*$",
     re.MULTILINE,
 )
+needs_granian = pytest.mark.skipif(find_spec("granian") is None, reason="needs granian")
 Ask = Callable[[httpx.Client], httpx.Response]
 
 
@@ -59,12 +62,21 @@ def running(
 
 
 GUNICORN = "faulty_app:app --workers 2 --worker-class asgi --log-level warning --bind"
+GRANIAN = "granian --log-level warning --port {port}"
 COMMANDS = {
     "one uvicorn": "uvicorn faulty_app:app --log-level warning --port {port}",
     "uvicorn": "uvicorn faulty_app:app --workers 2 --log-level warning --port {port}",
     "gunicorn": f"gunicorn {GUNICORN} 127.0.0.1:{{port}}",
     "gunicorn --preload": f"gunicorn --preload {GUNICORN} 127.0.0.1:{{port}}",
     "hypercorn": "hypercorn faulty_app:app --workers 2 --log-level WARNING --bind 127.0.0.1:{port}",
+    "granian": f"{GRANIAN} --interface asgi faulty_app:app --workers 2 --respawn-failed-workers",
+    "granian RSGI": f"{GRANIAN} served_bare:app --workers 2 --respawn-failed-workers",
+    # Without a framework, in one process.
+    "bare uvicorn": "uvicorn served_bare:app --log-level warning --port {port}",
+    "bare hypercorn": "hypercorn served_bare:app --log-level WARNING --bind 127.0.0.1:{port}",
+    "bare granian ASGI": f"{GRANIAN} --interface asgi served_bare:app",
+    "bare granian RSGI": f"{GRANIAN} --interface rsgi served_bare:app",
+    "bare granian, Rust's tasks": f"{GRANIAN} --interface rsgi --task-impl rust served_bare:app",
 }
 
 
@@ -72,7 +84,7 @@ COMMANDS = {
 def serving(
     kind: str, driver_kind: str, log: Path, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of `faulty_app.py`, and its address."""
+    """A server of `faulty_app.py` or `served_bare.py`, and its address."""
     port = free_port()
     command = ["-m", *COMMANDS[kind].format(port=port).split()]
     with running(command, log, env=environment(driver_kind, TESTS, **variables)) as server:

@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from servers import Clients, asked, serving
+from servers import Clients, asked, needs_granian, serving
 from support import settle
+
+KINDS = [
+    "uvicorn",
+    "gunicorn",
+    "gunicorn --preload",
+    "hypercorn",
+    pytest.param("granian", marks=needs_granian),
+    pytest.param("granian RSGI", marks=needs_granian),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["/fault", "/hang"])
-@pytest.mark.parametrize("kind", ["uvicorn", "gunicorn", "gunicorn --preload", "hypercorn"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_worker_that_lost_its_context_or_hangs_is_replaced(
     kind: str, fault: str, driver_kind: str, tmp_path: Path
 ) -> None:
