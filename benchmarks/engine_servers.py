@@ -280,6 +280,13 @@ def mosec_server(wait: int) -> Callable[[int], None]:
     return serve
 
 
+def bentoml_server(port: int) -> None:
+    """A server of BentoML, whose model has a process of its own."""
+    os.environ["BENTOML_DO_NOT_TRACK"] = "True"
+    command = ["-m", "bentoml", "serve", "benchmarks.engine_bentoml:Front"]
+    os.execv(sys.executable, [sys.executable, *command, "--host=127.0.0.1", f"--port={port}"])
+
+
 # What needs which package, and starts it. In the order in which they are measured.
 WAYS: dict[str, tuple[str, Callable[[int], None]]] = {
     "aiostream graphs": ("fastapi", fastapi_server(with_batches, True, False)),
@@ -293,6 +300,7 @@ WAYS: dict[str, tuple[str, Callable[[int], None]]] = {
     "LitServe eager": ("litserve", litserve_server("Eager", 0.0)),
     "LitServe graphs, 5 ms": ("litserve", litserve_server("Graphs", 0.005)),
     "mosec graphs, 10 ms": ("mosec", mosec_server(10)),
+    "BentoML graphs": ("bentoml", bentoml_server),
 }
 
 

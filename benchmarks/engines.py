@@ -31,12 +31,20 @@ from time import perf_counter_ns
 from typing import TypeVar
 
 import aiostream
-from benchmarks import loops, results, stats
+from benchmarks import loops, pages, results, stats
+from benchmarks.engine_fronts import BY_PARTS, CONSTANT, FRONTS, WITHOUT
 from benchmarks.engine_servers import ITEMS, WAYS
 from benchmarks.load import Connection, fetch
 from benchmarks.measure import Row
 from benchmarks.runner import in_turn
 
+MEASURED = WAYS | FRONTS
+KNOWN = MEASURED | BY_PARTS
+# What `--ways` knows by one name.
+SETS = {
+    "fronts": ["aiostream graphs", *FRONTS, "mosec graphs", "LitServe graphs", "BentoML graphs"],
+    "parts": list(BY_PARTS),
+}
 ROOT = Path(__file__).parents[1]
 STAND_INS = ROOT / "tests" / "stand_ins"
 CLIENTS = (1, 32, 256)
@@ -98,9 +106,11 @@ async def load(
                 all_answered.set()
             if not problem and not is_right(body, expected[item]):
                 problem = f"item {item} was answered with {body!r}"
-            if problem and not over.done():
-                over.set_exception(WrongError(problem))
-            elif now < until:
+            if problem:  # the connection may be closed, and must not be asked again
+                if not over.done():
+                    over.set_exception(WrongError(problem))
+                return
+            if now < until:
                 if at > since:
                     took.append(now - at)
                 ask(connection)
@@ -169,10 +179,11 @@ class Server:
         with socket.socket() as finder:
             finder.bind(("127.0.0.1", 0))
             self.port = int(finder.getsockname()[1])
-        self.path = "/inference" if way.startswith("mosec") else "/predict"
+        self.way, self.path = way, "/inference" if way.startswith("mosec") else "/predict"
+        module = "engine_fronts" if way in FRONTS | BY_PARTS else self.module
         self._said = tempfile.TemporaryFile()  # noqa: SIM115, `stop` closes it
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.{self.module}", way, str(self.port), *more],
+            [sys.executable, "-m", f"benchmarks.{module}", way, str(self.port), *more],
             stdout=self._said,
             stderr=self._said,
             cwd=ROOT,
@@ -252,19 +263,20 @@ async def measure(
     """Measures all servers in turn, in several rounds.
 
     Args:
-        ways: Those of `WAYS` that are to be measured.
+        ways: Those of `KNOWN` that are to be measured.
         options: `rounds`, `seconds` of each load, `clients`, and `until`, when no round begins.
         left_out: Gets those that do not start, or do not answer rightly, with the reason.
         keep: Called with all rows after each round.
     """
-    packages = {way: WAYS[way][0] for way in ways}
+    packages = {way: KNOWN[way][0] for way in ways}
     servers = {way: Server(way) for way in ways if find(way, packages[way], left_out)}
     expected: list[float] = []
 
     async def measure_one(server: Server, clients: int) -> Row:
         nonlocal expected
         expected = expected or await _expected(server)
-        return await window(server, clients, options.seconds, expected)
+        right = [WITHOUT] * ITEMS if server.way in CONSTANT else expected
+        return await window(server, clients, options.seconds, right)
 
     def keep_windows(windows: Windows) -> None:
         keep([_row(way, clients, found) for (way, clients), found in windows.items()])
@@ -388,13 +400,15 @@ def main(arguments: list[str]) -> int:
     add("--seconds", type=float, default=1.5, help="of each load (default: 1.5)")
     add("--rounds", type=int, default=3, help="of all servers, if there is time (default: 3)")
     add("--clients", type=lambda text: [int(each) for each in text.split(",")], default=CLIENTS)
-    add("--ways", help="some of: " + ", ".join(WAYS))
+    add("--ways", help="some of: " + ", ".join([*SETS, *KNOWN]))
     add("--json", type=Path, metavar="FILE", help="where the results go")
+    add("--markdown", action="store_true", help="print the table of the pages too")
     options = parser.parse_args(arguments)
     options.until = time.monotonic() + 60 * options.minutes
-    ways = list(WAYS) if options.ways is None else [*options.ways.split(",")]
-    if unknown := [way for way in ways if way not in WAYS]:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(WAYS)}")
+    ways = list(MEASURED) if options.ways is None else options.ways.split(",")
+    ways = [way for each in ways for way in SETS.get(each, [each])]
+    if unknown := [way for way in ways if way not in KNOWN]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join([*SETS, *KNOWN])}")
     simulated = prepare()
     if simulated:
         print("No GPU: on the simulator, with a stand-in for torch. " + results.SIMULATED)
@@ -410,6 +424,8 @@ def main(arguments: list[str]) -> int:
 
     run(ways, options, left_out, keep)
     print(table(found["rows"], left_out))
+    if options.markdown:
+        print(pages.table({**found, "not_run": [], "done": {}, "commit": "unknown"}, "engines"))
     return 0 if found["rows"] else 1
 
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 NAMES = {
     "batches": "`Batches`",
     "batches in threads": "`Batches`, in threads",
+    "granian RSGI": "`Batches` on granian, RSGI",
+    "granian RSGI x2": "`Batches` on granian, RSGI, two workers",
+    "bare ASGI": "`Batches` on uvicorn, bare ASGI",
+    "bare ASGI x2": "`Batches` on uvicorn, bare ASGI, two workers",
+    "granian ASGI": "`Batches` on granian, ASGI",
+    "Starlette": "`Batches` on uvicorn, Starlette",
     "aiostream graphs": "`Batches`, graphs",
     "pool run": "`pool.run`",
     "run": "`stream.run`",
@@ -28,6 +34,7 @@ NAMES = {
     "LitServe graphs": "LitServe, graphs",
     "LitServe eager": "LitServe, eager",
     "mosec graphs": "mosec, graphs",
+    "BentoML graphs": "BentoML, graphs",
     "to_thread graphs": "`to_thread`, graphs",
     "to_thread eager": "`to_thread`, eager",
     "blocking": "`synchronize()` in the loop",
@@ -43,5 +50,6 @@ OURS = {
     *("batches", "batches in threads", "pool run", "run", "run, halves", "aiostream auto"),
     *("await stream", "await event", "enqueue_async", "run_in_thread", "aiostream hostfunc"),
     *("run_in_thread, limiter of 2", "aiostream graphs", "aiostream eager in threads"),
+    *("granian RSGI", "granian RSGI x2", "granian ASGI", "bare ASGI", "bare ASGI x2", "Starlette"),
     "/ping alone",
 }

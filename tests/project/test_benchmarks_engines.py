@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benching import command
-from benchmarks import engines, results
+from benchmarks import engine_fronts, engines, names, results
 from commands import torch_path
 
 
@@ -49,10 +49,34 @@ def test_servers_are_measured_and_checked(driver_kind: str, tmp_path: Path) -> N
     assert all(row["per_second"] > 0 for row in found["rows"])
 
 
+@pytest.mark.slow
+def test_fronts_and_their_parts_are_measured(driver_kind: str, tmp_path: Path) -> None:
+    for name in ("granian", "starlette", "uvicorn"):
+        pytest.importorskip(name)
+    path = tmp_path / "fronts.json"
+    ways = [*engine_fronts.FRONTS, "ASGI: answer", "RSGI: JSON", "RSGI: timeout"]
+    options = ["--rounds", "1", "--seconds", "1", "--clients", "4", "--ways", ",".join(ways)]
+    options += ["--json", str(path), "--markdown"]
+    done = command(driver_kind, "proof", "--peers", *options, path=torch_path(driver_kind))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results.read(path)
+    assert found["left_out"] == {}
+    assert [row["peer"] for row in found["rows"]] == ways
+    assert "| `Batches` on granian, RSGI, two workers | " in done.stdout
+
+
+def test_the_sets_of_ways_are_known_and_named() -> None:
+    assert {*engines.SETS["fronts"], *engines.SETS["parts"]} <= engines.KNOWN.keys()
+    assert {*engines.SETS["fronts"]} <= names.NAMES.keys()
+    parts = len(engine_fronts.PARTS)
+    assert len(engine_fronts.BY_PARTS) == 2 * parts
+    assert len(engine_fronts.CONSTANT) == 2 * engine_fronts.MODEL
+
+
 def test_what_cannot_be_measured_is_named(driver_kind: str) -> None:
     done = command(driver_kind, "proof", "--peers", "--ways", "nonsense")
     assert done.returncode == 2
-    assert "'nonsense' is none of aiostream graphs, " in done.stderr
+    assert "'nonsense' is none of fronts, parts, aiostream graphs, " in done.stderr
     done = command(driver_kind, "proof", "--peers", "--ways", "mosec graphs", "--minutes", "0")
     assert done.returncode == 1
     assert "left out: mosec graphs: " in done.stdout
