@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -146,8 +147,10 @@ async def test_a_task_that_is_cancelled_as_its_client_leaves_is_cancelled(first:
 @requests_of
 @pytest.mark.parametrize("has_left", [False, True])
 async def test_a_block_leaves_nothing_for_the_garbage_collector(
-    request_of: Any, has_left: bool
+    request_of: Any, has_left: bool, loop_kind: str
 ) -> None:
+    if has_left and loop_kind == "trio" and sys.version_info >= (3, 12):
+        pytest.skip("trio's own frames keep a cancellation there")
     client = Client(EMPTY, *[LEFT] * has_left)
     gc.disable()
     try:
