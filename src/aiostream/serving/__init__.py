@@ -4,7 +4,7 @@ A handler awaits an item of `Batches` (`batches`). For each stream that it gets,
 items that wait, runs the function on the stream, and gives each waiting task its result. In the
 block of `while_connected` (`clients`) a second task receives for the handler, and cancels the block
 when the client leaves. For answers that come in pieces, one task runs the steps of all requests
-(`steps`): it launches a step (`one_step`), and hands each reader its result (`results`). All of it
+(`steps`): it launches a step (`_one_step`), and hands each reader its result (`results`). All of it
 runs in the thread of one loop.
 """
 

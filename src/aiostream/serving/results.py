@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -53,10 +53,10 @@ class Active(Mapping[int, Request]):
     def __init__(
         self, number: int, requests: dict[int, Request], new: Iterable[int], left: Iterable[int]
     ) -> None:
-        self.number, self.new, self.left = number, frozenset(new), frozenset(left)
-        self._requests = found = MappingProxyType(requests)
-        # Those of a Mapping call `__getitem__` for each slot.
-        self.keys, self.values, self.items = found.keys, found.values, found.items  # type: ignore[method-assign]
+        self.number: int = number
+        self.new: frozenset[int] = frozenset(new)
+        self.left: frozenset[int] = frozenset(left)
+        self._requests = MappingProxyType(requests)
 
     def __getitem__(self, slot: int) -> Request:
         return self._requests[slot]
@@ -66,6 +66,19 @@ class Active(Mapping[int, Request]):
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    # Those of a Mapping call `__getitem__` for each slot.
+    def keys(self) -> KeysView[int]:
+        """The slots."""
+        return self._requests.keys()
+
+    def values(self) -> ValuesView[Request]:
+        """The requests."""
+        return self._requests.values()
+
+    def items(self) -> ItemsView[int, Request]:
+        """The slots with their requests."""
+        return self._requests.items()
 
     def __repr__(self) -> str:
         return f"<aiostream.serving.Active, step {self.number}: {dict(self._requests)!r}>"

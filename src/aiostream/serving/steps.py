@@ -41,7 +41,7 @@ from aiostream._runtime import completion, loops
 from aiostream._runtime.observing import observed_future, observers
 from aiostream._waits import pending, waiting
 from aiostream.errors import PoolFullError, StreamClosedError
-from aiostream.serving.one_step import OneStep, Step
+from aiostream.serving._one_step import OneStep, Step
 from aiostream.serving.results import Active, Request, Result, Results, wake
 from aiostream.stream import Stream
 
@@ -146,7 +146,8 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         self._max_waiting = checks.number("max_waiting", most, 0, "no fewer than 0 can wait")
         most = sys.maxsize if max_unread is None else max_unread
         self._max_unread = checks.number("max_unread", most, 1, "a reader has at least one result")
-        self.launched, self.idle_seconds = 0, 0.0
+        self.launched: int = 0
+        self.idle_seconds: float = 0.0
         self._next_ticket = count(1).__next__
         self._clear(slots)
         # Why nothing is launched any more. Any thread, one assignment.
