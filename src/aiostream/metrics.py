@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiostream._base import checks
-from aiostream._runtime.observing import Observation, add_observer, remove_observer
+from aiostream._runtime.observing import Observation, Waited, add_observer, remove_observer
 from aiostream._runtime.statistics import statistics
 from aiostream._servers import health
 from aiostream.errors import ContextFailedError, PoolFullError, StalledError
@@ -47,7 +47,16 @@ class Wait:
         outcome: `done`, `failed` or `cancelled`; or `refused`, with a `PoolFullError`.
         error: What was raised, if anything. Do not keep it: its traceback keeps the frames of the
             task.
-        name: The name of the stream or pool, if you gave it one.
+        name: The name of the stream, pool or `Batches`, if you gave it one.
+        queued_seconds: Of a `StreamPool.acquire`, and of the `Stream.run` of a `pool.run`: until
+            the pool gave the stream. Of an item of `Batches`: from the call until its batch began.
+            Otherwise `None`.
+        gpu_seconds: Of a `Stream.run` or `run_in_thread`, and of an item of `Batches`, of its
+            batch: from the end of the launch, when the function has returned or yielded, until the
+            loop went on with it because the GPU had done that, and all that lay before it on the
+            stream. Of a function that yields several times, all of these together. It is the
+            host's clock, so it has the lateness of the loop too, and not the GPU's work during the
+            launch. Otherwise `None`, also if that has failed or was cancelled before.
     """
 
     call: str
@@ -55,6 +64,8 @@ class Wait:
     outcome: str
     error: BaseException | None
     name: str | None = None
+    queued_seconds: float | None = None
+    gpu_seconds: float | None = None
 
 
 Hook = Callable[[Wait], object]
@@ -93,9 +104,7 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     hooks = [hook]
 
     def observer(call: str, target: Any, _: Any) -> _Timed:
-        # Those of `Steps` have begun with the request, before their first await.
-        began = getattr(target, "_began", None)
-        return _Timed(call, getattr(target, "_label", None), hooks, began)
+        return _Timed(call, target, hooks)
 
     def end() -> None:
         hooks.clear()  # a wait that began before is not reported any more
@@ -106,20 +115,41 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
 
 
 class _Timed(Observation):
-    __slots__ = ("_began", "_call", "_hooks", "_name")
+    __slots__ = ("_began", "_call", "_hooks", "_name", "_seconds", "_waited")
 
-    def __init__(self, call: str, name: str | None, hooks: list[Hook], began: float | None) -> None:
-        self._call, self._name = call, name
+    def __init__(self, call: str, target: Any, hooks: list[Hook]) -> None:
+        self._call, self._name = call, getattr(target, "_label", None)
         self._hooks: list[Hook] | None = hooks
-        self._began = began or time.perf_counter()
+        # Those of `Steps` have begun with the request, before their first await.
+        self._began = getattr(target, "_began", None) or time.perf_counter()
+        self._seconds: dict[str, float | None] = {}
+        self._waited: Waited | None = None
+        if call.startswith("Stream.run"):  # its pool has said so just now
+            self.timed("queued", vars(target).pop("_queued", None))
+
+    def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self._call.startswith("Stream.run"):
+            return args
+        self._waited = Waited(args[0])
+        return (self._waited.fn, *args[1:])
+
+    def timed(self, what: str, seconds: float | None) -> None:
+        self._seconds[what] = seconds
 
     def ended(self, outcome: str, error: BaseException | None) -> None:
         if isinstance(error, PoolFullError):
             outcome = "refused"
+        seconds, of = time.perf_counter() - self._began, self._seconds
+        if outcome == "done" and self._call == "StreamPool.acquire":
+            self.timed("queued", seconds)
+        if outcome == "done" and self._waited is not None:
+            self.timed("gpu", self._waited.passed())
+        parts = of.get("queued"), of.get("gpu")
+        wait = Wait(self._call, seconds, outcome, error, self._name, *parts)
         # Once: an await of a future reports its end, and so does the future's callback.
         hooks, self._hooks = self._hooks or (), None
         for hook in hooks:
-            hook(Wait(self._call, time.perf_counter() - self._began, outcome, error, self._name))
+            hook(wait)
 
 
 # ------------------------------------------------------------------------------ Prometheus
@@ -151,7 +181,7 @@ class Collector:
     Give it to `prometheus_client.REGISTRY.register`. A registry takes one, for all your pools. It
     exports:
 
-    - how long waits take, by call and outcome,
+    - how long waits take, by call, outcome, and name of the stream, pool or `Batches`,
     - futures, waits and host functions that are pending, the age of the oldest wait, and how
       futures ended,
     - how often each stage of waiting was used,
@@ -204,8 +234,8 @@ class Collector:
         _checked("pools", StreamPool, pools)
         _checked("batches", Batches, batches)
         _checked("steps", Steps, steps)
-        # By call and outcome: the counts of the buckets, and the sum of the seconds.
-        self._histograms: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
+        # By call, outcome and name: the counts of the buckets, and the sum of the seconds.
+        self._histograms: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
         # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
         # a garbage collection or a signal handler of the thread that has it. So each change is one
         # step, and a scrape copies first.
@@ -220,7 +250,8 @@ class Collector:
         bucket = bisect.bisect_left(self._bounds, wait.seconds)
         with self._lock:
             empty = [0] * (len(self._bounds) + 1), [0.0]
-            counts, seconds = self._histograms.setdefault((wait.call, wait.outcome), empty)
+            labels = wait.call, wait.outcome, wait.name or ""
+            counts, seconds = self._histograms.setdefault(labels, empty)
             counts[bucket] += 1
             seconds[0] += wait.seconds
 
@@ -327,7 +358,7 @@ class Collector:
         family = HistogramMetricFamily(
             "aiostream_wait_seconds",
             "How long waits took, until their task went on",
-            labels=["call", "outcome"],
+            labels=["call", "outcome", "name"],
         )
         with self._lock:
             found = self._histograms.copy().items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
@@ -13,6 +14,7 @@ from aiostream._handles.operand import LEGACY
 from aiostream._objects.runs import RunMethods
 from aiostream._objects.shared import Made, Own
 from aiostream._runtime import loops
+from aiostream._runtime.observing import observers
 from aiostream._servers.pool_core import PoolCore
 from aiostream._servers.pool_loans import Loan
 from aiostream._waits import waiting
@@ -283,7 +285,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
     async def _on_next(self, run: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Takes a stream, and does what a method of `Stream` does there."""
+        began = time.perf_counter()
         stream = await self._acquire()
+        if observers:
+            vars(stream)["_queued"] = time.perf_counter() - began  # for those of the call
         number = stream._number
         try:
             result = await run(stream, fn, *self._before(stream, args), **kwargs)

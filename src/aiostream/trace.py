@@ -13,12 +13,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import starmap
 from pathlib import Path
-from types import GeneratorType
 from typing import Any, Self
 
 from aiostream import _native
@@ -28,7 +24,7 @@ from aiostream._handles.operand import Operand
 from aiostream._observers import blocked, trace_files
 from aiostream._observers.trace_clock import GpuClock, Moment
 from aiostream._runtime import loops, process
-from aiostream._runtime.observing import Observation, add_observer, remove_observer
+from aiostream._runtime.observing import Observation, add_observer, marked, remove_observer
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.pool import StreamPool
@@ -139,47 +135,15 @@ class _Entry(Observation):
         if clock is None or stream is None or not self.call.startswith(_CALLS):
             return args
         fn, *others = args
-        try:
-            checks.plain_function(fn, self.call, halves=self.call.startswith("Stream.run"))
-        except TypeError:  # the call itself raises the error
-            return args
 
-        # What the function returns, in one step with its return. It lives as long as `marked`, also
-        # if an interrupt comes before the second mark is there.
-        made: list[Any] = []
-
-        def marked(*more: Any, **named: Any) -> Any:
+        def begins() -> None:
             self.first = clock.mark(stream)
-            made.extend(starmap(partial(fn, **named), (more,)))
-            if type(made[0]) is GeneratorType:  # which enqueues its work later
-                halves: Any = self._halves(made[0], clock, stream)
-                halves.__qualname__ = made[0].__qualname__  # in errors
-                return halves
-            self.last = clock.mark(stream)
-            return made[0]
 
-        marked.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr
-        marked.__wrapped__ = fn  # type: ignore[attr-defined]  # in notes of errors
-        return (marked, *others)
-
-    def _halves(self, user: Any, clock: GpuClock, stream: Operand) -> Generator[object, None, Any]:
-        """The same generator, with a mark behind what each half enqueues."""
-        step, value = user.send, None
-        while True:
-            try:
-                yielded = step(value)
-            except StopIteration as stop:
-                return stop.value
-            finally:
-                value = None  # the traceback of an error refers to this frame
+        def launched() -> None:
             self.last, self.noticed_at = clock.mark(stream), None
-            try:
-                step, value = user.send, (yield yielded)
-            except GeneratorExit:
-                user.close()
-                raise
-            except BaseException as error:
-                step, value = user.throw, error
+
+        in_halves = self.call.startswith("Stream.run")
+        return (marked(fn, in_halves, begins, launched, lambda: None), *others)
 
     def returned(self) -> None:
         """Marks the end of a graph that was launched."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Coroutine, Generator
+from itertools import starmap
 from typing import Any, ClassVar, TypeVar
 
 from aiostream import _native
-from aiostream._base import turns
+from aiostream._base import checks, turns
 from aiostream.futures import CompletionFuture
 
 T = TypeVar("T")
@@ -49,6 +51,9 @@ class Observation:
 
     def refused(self, error: BaseException) -> None:
         """The call has raised this in place of returning a future."""
+
+    def timed(self, what: str, seconds: float | None) -> None:
+        """A part of the await has taken this time: see the function `timed`."""
 
     def noticed(self) -> None:
         """The loop has learned of the end. The janitor's thread, if the loop is gone."""
@@ -173,6 +178,111 @@ def _each(observations: Observations, name: str, *values: Any) -> None:
             getattr(observation, name)(*values)
         except Exception as error:
             _native.write_unraisable(error, observation)
+
+
+# ------------------------------------------------------------------------ the parts of an await
+
+
+def belongs_here(future: Any) -> None:
+    """A future belongs to the await whose function asks this, which is observed."""
+    caller: Any = sys._getframe(1).f_back  # `observed`, or `_steps`
+    _of_future[future] = caller.f_locals["observations"], False
+
+
+def timed(what: str, seconds: dict[Any, float | None]) -> None:
+    """Reports how long a part of some awaits took, by futures that belong to them.
+
+    `what` is "queued" or "gpu": see `metrics.Wait`.
+    """
+    for future, each in seconds.items():
+        observations, _ = _of_future.get(future, ((), False))
+        _each(observations, "timed", what, each)
+
+
+class Waited:
+    """How long the loop waits for what a function launches: `fn` in place of the function."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = marked(fn, True, _nothing, self._launched, self.passed)
+        self._seconds: float | None = None
+        self._since = 0.0  # or the time of the launch
+
+    def _launched(self) -> None:
+        self._since = time.perf_counter()
+
+    def passed(self) -> float | None:
+        """The wait is over. Returns how long all waits took, or `None` without one."""
+        if self._since:
+            self._seconds = (self._seconds or 0.0) + time.perf_counter() - self._since
+        self._since = 0.0
+        return self._seconds
+
+
+def _nothing() -> None:
+    """Is called in between."""
+
+
+def marked(
+    fn: Any,
+    in_halves: bool,
+    begins: Callable[[], object],
+    launched: Callable[[], object],
+    passed: Callable[[], object],
+) -> Any:
+    """Returns a function that does what `fn` does, and calls others in between.
+
+    Args:
+        fn: A function that enqueues work. What the call refuses is returned.
+        in_halves: Whether the call takes a function in two halves.
+        begins: Called at the beginning.
+        launched: Called behind what the function enqueues, and behind what each half does.
+        passed: Called when the function goes on after a `yield`.
+    """
+    try:
+        checks.plain_function(fn, "run", halves=in_halves)
+    except TypeError:  # the call itself raises the error
+        return fn
+
+    # What the function returns, in one step with its return. It lives as long as `marker`, also if
+    # an interrupt comes before `launched` was called.
+    made: list[Any] = []
+
+    def marker(*more: Any, **named: Any) -> Any:
+        begins()
+        made.extend(starmap(functools.partial(fn, **named), (more,)))
+        if type(made[0]) is types.GeneratorType:  # which enqueues its work later
+            halves: Any = _halves(made[0], launched, passed)
+            halves.__qualname__ = made[0].__qualname__  # in errors
+            return halves
+        launched()
+        return made[0]
+
+    marker.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)  # in a future's repr
+    marker.__wrapped__ = fn  # type: ignore[attr-defined]  # in notes of errors
+    return marker
+
+
+def _halves(
+    user: Any, launched: Callable[[], object], passed: Callable[[], object]
+) -> Generator[object, None, Any]:
+    """The same generator, with a call behind each half, and one before the next."""
+    step, value = user.send, None
+    while True:
+        try:
+            yielded = step(value)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            value = None  # the traceback of an error refers to this frame
+        launched()
+        try:
+            step, value = user.send, (yield yielded)
+        except GeneratorExit:
+            user.close()
+            raise
+        except BaseException as error:
+            step, value = user.throw, error
+        passed()
 
 
 # ------------------------------------------------------------------------ each step
