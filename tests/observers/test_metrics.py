@@ -7,8 +7,9 @@ import contextlib
 import gc
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,10 @@ import aiostream
 import internals
 from aiostream import Event, PoolFullError, Stream, StreamPool, metrics
 from aiostream.metrics import Collector, Wait, on_wait
+from aiostream.serving import Batches
 from aiostream.testing import Gate
 from interrupts import at_line, sample
-from support import run_on, settle, succeed
+from support import run_on, settle, spin, succeed
 from waiters import turns, wait_for_work
 
 
@@ -228,7 +230,7 @@ async def test_a_pools_refusal_is_an_outcome_of_its_own() -> None:
     assert outcomes(waits) == [("StreamPool.acquire", "refused")] * 2
 
 
-FAILED = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'
+FAILED = 'aiostream_wait_seconds_count{call="StreamPool.acquire",name="",outcome="failed"}'
 
 
 @contextlib.contextmanager
@@ -272,11 +274,103 @@ def test_waits_are_counted_also_if_no_scrape_comes(report_failed_waits: Callable
     assert scrape()[FAILED] == 1000
 
 
+# ------------------------------------------------------------------------------ where the time went
+
+
+def parts(waits: list[Wait], call: str) -> list[tuple[float | None, float | None]]:
+    return [(each.queued_seconds, each.gpu_seconds) for each in waits if each.call == call]
+
+
+class Work:
+    """Its functions keep the loop, then the GPU, and then the loop again."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def whole(self, items: list[int]) -> list[int]:
+        time.sleep(0.01)
+        spin(self.stream, 0.03)
+        return items
+
+    def halves(self, items: list[int]) -> Generator[None, None, list[int]]:
+        for _ in range(2):
+            time.sleep(0.01)
+            spin(self.stream, 0.015)
+            yield
+        time.sleep(0.01)
+        return items
+
+
+@pytest.mark.parametrize("fn", [Work.whole, Work.halves])
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_a_run_says_how_long_it_has_waited_for_the_gpu(
+    fn: Any, in_thread: bool, waits: list[Wait]
+) -> None:
+    async with Stream() as stream:
+        run = stream.run_in_thread if in_thread else stream.run
+        assert await run(fn, Work(stream), [1]) == [1]
+    (wait,) = [each for each in waits if each.call.startswith("Stream.run")]
+    assert wait.queued_seconds is None
+    assert wait.gpu_seconds is not None
+    assert 0.025 < wait.gpu_seconds < wait.seconds - 0.009
+
+
+async def test_a_run_of_a_pool_says_how_long_it_was_queued(waits: list[Wait]) -> None:
+    async with StreamPool(1, each=Work) as pool, anyio.create_task_group() as group:
+        for run in (pool.run, pool.run, pool.run_in_thread):
+            group.start_soon(run, Work.halves, [1])
+    runs = parts(waits, "Stream.run") + parts(waits, "Stream.run_in_thread")
+    acquired = parts(waits, "StreamPool.acquire")
+    assert [gpu for _, gpu in acquired] == [None] * 3
+    for found in (runs, acquired):
+        queued = sorted(seconds for seconds, _ in found if seconds is not None)
+        assert len(queued) == 3
+        assert queued[0] < 0.05 < queued[1] < queued[2]
+    assert all(gpu is not None and gpu > 0.025 for _, gpu in runs)
+
+
+@pytest.mark.parametrize("fn", [Work.whole, Work.halves])
+@pytest.mark.all_loops
+async def test_an_item_says_how_long_it_was_queued_and_on_the_gpu(
+    fn: Any, waits: list[Wait]
+) -> None:
+    async with (
+        StreamPool(1, each=Work) as pool,
+        Batches(pool, fn, most=2, name="work") as same,
+        anyio.create_task_group() as group,
+    ):
+        for number in range(4):
+            group.start_soon(same, number)
+    found = sorted(parts(waits, "Batches.__call__"), key=lambda each: each[0] or 0.0)
+    assert {each.name for each in waits if each.call == "Batches.__call__"} == {"work"}
+    assert [queued is not None and queued > 0.04 for queued, _ in found] == [False] * 2 + [True] * 2
+    assert all(gpu is not None and gpu > 0.025 for _, gpu in found)
+
+
+async def test_what_has_failed_or_never_began_has_no_parts(waits: list[Wait]) -> None:
+    def fails(items: Any) -> list[Any]:
+        raise LookupError
+
+    async with StreamPool(1) as pool, Batches(pool, fails, most=1) as failing:
+        async with pool.stream() as stream:
+            with anyio.move_on_after(0.01):
+                await failing(1)
+            with pytest.raises(LookupError):
+                await stream.run(fails, 2)
+        with pytest.raises(LookupError):
+            await failing(3)
+    assert parts(waits, "Stream.run") == [(None, None)] * 2
+    (never, failed) = parts(waits, "Batches.__call__")
+    assert never == (None, None)
+    assert failed[0] is not None
+    assert failed[1] is None
+
+
 # ------------------------------------------------------------------------------ Prometheus
 
 
 async def test_collector_counts_waits_pools_and_handles() -> None:
-    async with StreamPool(2) as pool, anyio.create_task_group() as group:
+    async with StreamPool(2, name="model") as pool, anyio.create_task_group() as group:
         with scraped(pools={"model": pool}, buckets=(0.005, 10)) as scrape, Gate() as gate:
             async with pool.stream() as stream:
                 await wait_for_work(stream, 0.02)
@@ -289,7 +383,8 @@ async def test_collector_counts_waits_pools_and_handles() -> None:
                     await turns()
                     waiting = scrape()
                     gate.open()
-    waits = 'aiostream_wait_seconds{}{{call="Stream.synchronize_async",{}outcome="done"}}'.format
+    labels = '{{call="Stream.synchronize_async",{}name="model[0]",outcome="done"}}'
+    waits = f"aiostream_wait_seconds{{}}{labels}".format
     assert now[waits("_count", "")] == 2
     assert 0.02 <= now[waits("_sum", "")] < 10
     in_buckets = {

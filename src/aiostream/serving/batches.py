@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import bisect
 import contextvars
+import math
 import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, MappingView, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, MappingView, Set
 from functools import partial
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from aiostream import _native
 from aiostream._base import checks, hints
-from aiostream._runtime import completion, loops
+from aiostream._runtime import completion, loops, observing
 from aiostream._runtime.observing import is_observed, observed, observers
-from aiostream._waits import pending, waiting
+from aiostream._waits import pending, ready, waiting
 from aiostream.errors import PoolFullError
 from aiostream.pool import StreamPool
 
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
 Batch = dict[Any, tuple[Item, float]]
 # These have no order, are text, or are records: a subclass of a tuple has a name for each part.
 _NO_ROWS = (Set, MappingView, str, bytes, bytearray, memoryview, tuple)
+# The part of a batch's time for which its stream waits for the callers to come back. It is the most
+# that this can cost, if none of them does.
+_PART = 1 / 20
+_LEAST = 2e-5  # seconds; a shorter wait takes more of the loop's time than it lasts
 
 
 class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.Hinted):
@@ -44,13 +50,18 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
     `async with Batches(pool, fn, most=32) as score:` gives you a function: `await score(item)`
     returns the result of that item. Items that come while all streams are busy are the next batch.
     So an item that comes alone starts at once, and under load the batches grow by themselves. There
-    is no timer, and nothing to tune.
+    is nothing to tune.
 
-    The first item that came is served first. The items of a batch are taken when there is a stream
-    for it, so the items of one turn of the loop share a batch. Each batch has the context variables
-    of the block's beginning, so no request's variables reach it. It runs in a task of its own, but
-    on asyncio an item that comes alone runs in its own task. While items wait, such a task goes on
-    with its stream, unless others wait for one in the pool.
+    Callers who ask again when they are answered share their next batch too. When a batch ends, its
+    stream waits until as many items wait as the batch had, and for a twentieth of the batch's time
+    at most. If most of the items that wait then are of callers who have come back just so, it waits
+    for these and for those. It does not wait while others wait for a stream of the pool.
+
+    The first item that came is served first, unless you give it a `priority`. The items of a batch
+    are taken when there is a stream for it, so the items of one turn of the loop share a batch.
+    Each batch has the context variables of the block's beginning, so no request's variables reach
+    it. It runs in a task of its own, but on asyncio an item that comes alone runs in its own task.
+    While items wait, such a task goes on with its stream, unless others wait for one in the pool.
 
     An error of `fn` or of the GPU is raised in each task that waits for that batch, and in no
     other. Each task gets a copy, if `copy.copy` gives one of the same type and arguments. A result
@@ -62,7 +73,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
     are in no batch yet get a `StreamClosedError`.
 
     Args:
-        pool: Where the batches run. Its own `max_waiting` does not count for them.
+        pool: Where the batches run, of several `Batches` too. Its own `max_waiting` does not count
+            for them.
         fn: What `pool.run` takes: a function, or a function in two halves. It gets a list of items,
             and returns a list, a tuple, an array or a like collection with one result for each, in
             their order. If the pool has `each`, it gets first what belongs to the stream.
@@ -70,13 +82,21 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         max_waiting: How many items may wait for a batch, without those that idle streams are
             about to take. If you set it, one more gets a `PoolFullError`. `None` sets no limit.
         in_thread: Use `pool.run_in_thread` in place of `pool.run`.
+        cost: A function that gets a list of items, and returns what a batch of them costs, such as
+            `lambda texts: len(texts) * max(map(len, texts))` for padded texts. It must not fall
+            when an item is added, as a larger batch is tried first. It is called in the thread of
+            the loop: for each item alone, and a few times for a batch. What it raises for several
+            items, each of their tasks gets.
+        most_cost: What a batch costs at most. Items are taken in order while the cost allows.
+        name: What metrics call it. By default it is the name of the pool.
 
     Threads: use it in tasks of the loop in which its block began.
 
     Raises:
-        TypeError: `pool` is not a `StreamPool`, `fn` is not what `pool.run` takes, or `most` or
-            `max_waiting` is not an int.
-        ValueError: `most` or `max_waiting` is less than 1.
+        TypeError: `pool` is not a `StreamPool`, `fn` is not what `pool.run` takes, `most` or
+            `max_waiting` is not an int, `cost` is not a plain function, or `most_cost` not a
+            number. Or you gave only one of these two.
+        ValueError: `most` or `max_waiting` is less than 1, or `most_cost` is a NaN.
 
     Attributes:
         sizes: How many batches there were, by how many items they had.
@@ -98,16 +118,22 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
     def __init__(
         self, pool: StreamPool[None], fn: Callable[[list[Item]], Results[Result, Failure]], *,
         most: int, max_waiting: int | None = None, in_thread: bool = False,
+        cost: Callable[[list[Item]], float] | None = None, most_cost: float | None = None,
+        name: str | None = None,
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self, pool: StreamPool[Own], fn: Callable[[Own, list[Item]], Results[Result, Failure]], *,
         most: int, max_waiting: int | None = None, in_thread: bool = False,
+        cost: Callable[[list[Item]], float] | None = None, most_cost: float | None = None,
+        name: str | None = None,
     ) -> None: ...  # fmt: skip
     @hints.answers_keywords
     def __init__(
         self, pool: StreamPool[Any], fn: Callable[..., Any], *,
         most: int, max_waiting: int | None = None, in_thread: bool = False,
+        cost: Callable[[list[Item]], float] | None = None, most_cost: float | None = None,
+        name: str | None = None,
     ) -> None:  # fmt: skip
         self._pool = checks.instance(StreamPool, pool, "Batches takes a StreamPool, not")
         checks.plain_function(fn, "Batches", halves=True)
@@ -116,18 +142,27 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         limit = sys.maxsize if max_waiting is None else max_waiting
         self._max_waiting = checks.number("max_waiting", limit, 1, "each item waits for a batch")
         self._in_thread = checks.flag("in_thread", in_thread)
-        self._label = pool.name  # what metrics call it
+        if (cost is None) != (most_cost is None):
+            raise TypeError("Batches takes cost and most_cost together, or neither of them")
+        self._cost, self._most_cost = cost, 0.0
+        if cost is not None:
+            checks.plain_function(cost, "cost")
+            self._most_cost = checks.real(most_cost, "most_cost is a number")
+        self._label = checks.label(name) or pool.name  # what metrics call it
         self.sizes: Counter[int] = Counter()
         # Only the thread of the block's loop touches these. A thread that exports metrics reads
         # lengths and copies.
-        # The items that wait for a batch, and when they came, by their task's future.
-        self._waiting: Batch[Item] = {}
+        # The items that wait for a batch, by their priority, the highest first.
+        self._waiting: dict[int, Batch[Item]] = {0: {}}
         # What each task holds that runs batches, and the task, because asyncio's loop does not keep
         # it. `None`: the task of the batch's only item.
         self._tasks: dict[int, tuple[Batch[Item], object]] = {}
         # One of these tasks has no stream yet, and takes what waits when it gets one. It is there
         # as long as an item waits. And whether that task waits in the pool.
         self._comes = self._queues = False
+        # Of the streams that wait for callers who come back: the future of the task, and how many
+        # items are to wait.
+        self._gathers: dict[Any, int] = {}
         self._ends: dict[Any, None] = {}  # the futures for which ends of blocks wait
         # That of the loop of the block, within it. Weak, because the bridge ends with its loop.
         self._bridge: Callable[[], loops.Bridge | None] = lambda: None
@@ -135,10 +170,15 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         self._latest: Callable[[], loops.Bridge | None] = self._bridge
 
     @property
+    def _idle(self) -> int:
+        return self._pool.idle + len(self._gathers)  # those of the latter are held without need
+
+    @property
     def waiting(self) -> int:
         """How many items wait for a batch."""
         # Without those whose tasks were cancelled and have yet to run.
-        return sum(map(loops.is_awaited, list(self._waiting)))
+        ranks = list(self._waiting.values())
+        return sum(loops.is_awaited(each) for rank in ranks for each in list(rank))
 
     def __repr__(self) -> str:
         in_batches = sum(len(batch) for batch, _ in list(self._tasks.values()))
@@ -158,7 +198,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         if (self._bridge() or (self._tasks and last is not bridge)) and last and not last.is_gone():
             raise RuntimeError(f"the block of {self._called} has begun before, and has not ended")
         if last is not bridge:
-            self._waiting, self._tasks, self._ends = {}, {}, {}
+            self._waiting, self._tasks, self._gathers, self._ends = {0: {}}, {}, {}, {}
             self._comes = self._queues = False
         self._bridge = self._latest = weakref.ref(bridge)
         self._context = contextvars.copy_context()
@@ -167,6 +207,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
 
     async def __aexit__(self, *error: object) -> None:
         self._bridge = lambda: None
+        _settle(self._gathers, repeat(None))
         await waiting.checkpoint()
         while self._tasks and not self._pool.closed:
             self._ends[end := loops.current_bridge().new_future()] = None
@@ -174,8 +215,14 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
 
     # ------------------------------------------------------------------------------------ the items
 
-    async def __call__(self, item: Item, /) -> Result:
+    async def __call__(self, item: Item, /, *, priority: int = 0) -> Result:
         """Waits for a batch with this item, and returns the item's result.
+
+        Args:
+            item: What the function gets, in a list.
+            priority: Items with a higher one are taken first, and those with the same one in the
+                order in which they came. If higher ones always wait, an item with a low one waits
+                until its task is cancelled: limit how many high ones may wait, or how long a task.
 
         Cancellation: raises at once. If the item's batch has not begun, the item will not be in it.
         If it has begun, it goes on without you. But if the item is alone, the batch may end as a
@@ -189,38 +236,55 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                 has raised asyncio's `CancelledError`, which is the cause then: no task was
                 cancelled.
             TypeError: `fn` has returned another number of results than it got items, or something
-                else than a collection in their order, or a class of exceptions as a result.
+                else than a collection in their order, or a class of exceptions as a result. Or
+                `priority` is not an int.
+            ValueError: The item alone costs more than `most_cost`.
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
-            BaseException: What `fn` has raised, or the result, if that is an exception.
+            BaseException: What `fn` or `cost` has raised, or the result, if that is an exception.
         """
         if observers and not is_observed():
-            result: Result = await observed("Batches.__call__", Batches.__call__, self, item)
+            call = "Batches.__call__", Batches.__call__
+            result: Result = await observed(*call, self, item, priority=priority)
             return result
         bridge = loops.current_bridge()
         if self._bridge() is not bridge:
             raise RuntimeError(
                 f"{self._called} take items within their `async with` block, in tasks of its loop"
             )
-        queue, limit = self._waiting, self._max_waiting
+        limit = self._max_waiting
         # Idle streams take their batches in the next turns.
-        if len(queue) >= limit <= self.waiting - self._most * self._pool.idle:
+        if self._count() >= limit <= self.waiting - self._most * self._idle:
             del bridge
             await waiting.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(
                 f"{limit} items wait for {self._called}, and no more may wait. A server "
                 "answers 503 now"
             )
+        if self._cost is not None and (alone := self._cost([item])) > self._most_cost:
+            raise ValueError(
+                f"this item alone costs {alone}, and a batch of {self._called} may cost "
+                f"{self._most_cost:g}"
+            )
+        if (queue := self._waiting.get(priority)) is None:
+            ranks = {**self._waiting, checks.integer("priority", priority): (queue := {})}
+            self._waiting = dict(sorted(ranks.items(), reverse=True))
         future = bridge.new_future()
         try:
             queue[future] = item, time.perf_counter()
+            if observers:
+                observing.belongs_here(future)
+            if self._gathers:
+                gathers, size = next(iter(self._gathers.items()))
+                if self._count() >= size:
+                    _settle([gathers], [None])
             # One task alone needs no other task. trio's tasks have no order within a turn.
             leads = not (self._comes or self._tasks or self._in_thread or bridge.checkpoint)
             # The frame of a task that waits must not hold the bridge, which would survive its loop.
             del bridge
             if leads:
                 await self._serve({}, future)
-            elif not self._comes:
+            elif not (self._comes or self._gathers):
                 self._begin_task()
             outcome: Result | BaseException = await future
         except BaseException:
@@ -254,11 +318,15 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
 
     def _end_task(self, number: int) -> None:
         del self._tasks[number]
-        if not self._comes and self.waiting:
-            self._begin_task()
+        self._have_it_served()
         if not self._tasks:
             _settle(self._ends, repeat(None))
             self._ends.clear()
+
+    def _have_it_served(self) -> None:
+        """Begins a task if an item waits, and no task is about to take it."""
+        if not (self._comes or self._gathers) and any(self._awaited()):
+            self._begin_task()
 
     async def _serve(self, batch: Batch[Item], own: Any = None) -> None:
         """Waits for a stream, and runs what waits then as one batch, and so on.
@@ -273,7 +341,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             if own is not None:
                 self._comes, tasks[id(batch)] = True, (batch, None)
                 await loops.yield_turn()
-            if own is None or len(self._waiting) == 1:
+            if own is None or self._count() == 1:
                 stream = pool._at_once()
             if stream is None:
                 self._comes = self._queues = own is None
@@ -282,21 +350,33 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                 stream = await pool._in_turn(is_limited=False)
             number, self._comes, self._queues = stream._number, False, False
             run = stream.run_in_thread if self._in_thread else stream.run
+            part = -math.inf  # of the batch before
             while True:
-                self._take_into(batch, self._most)
-                if self._waiting and not self._comes:
-                    self._begin_task()
+                self._take_into(batch)
                 if not batch:
                     break
-                self.sizes[len(batch)] += 1
+                self.sizes[size := len(batch)] += 1
+                fn, waited, began, left = self._fn, None, time.perf_counter(), list[float]()
+                if observers:
+                    waited = observing.Waited(fn)
+                    fn = waited.fn
+                    observing.timed("queued", {f: began - at for f, (_, at) in batch.items()})
                 items = [item for item, _ in batch.values()]
-                call = run(self._fn, *pool._before(stream, (items,)))
+                call = run(fn, *pool._before(stream, (items,)))
                 # In a context of its own, so that what one batch sets does not reach the next.
-                results = await waiting.within(self._context.copy(), call, thrown)
-                _settle(batch, self._outcomes(results, len(batch)))
+                results = await waiting.within(self._context.copy(), call, thrown, left)
+                if waited is not None:
+                    observing.timed("gpu", dict.fromkeys(batch, waited.passed()))
+                _settle(batch, self._outcomes(results, size))
                 batch.clear()
+                if own is not None:
+                    break
+                # Those who come while `fn` launches come when it has.
+                came_by = part + (left or [began])[0]
+                part = _PART * (time.perf_counter() - began)
+                await self._gather(size, came_by, part)
                 # The pool was closed meanwhile, or others want the stream.
-                if own is not None or pool._closed or len(pool._queue) > self._queues:
+                if pool._closed or len(pool._queue) > self._queues:
                     break
             pool._give(stream, number)
         except BaseException as error:
@@ -309,12 +389,15 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                 tasks.pop(id(batch), None)
                 raise
             if own is not None and not number:
-                self._waiting.pop(own, None)
+                for rank in self._waiting.values():
+                    rank.pop(own, None)
                 raise
             is_trio = loops.current_bridge().checkpoint is not None
             is_cancelled = isinstance(error, loops.current_bridge().cancelled)
             if not self._comes:  # no task will take what waits
-                self._take_into(batch, sys.maxsize)
+                for rank in self._waiting.values():
+                    batch.update(rank)
+                    rank.clear()
             if is_cancelled:
                 # Else `fn` has raised it. It cannot raise trio's, which comes from trio alone.
                 is_cancelled = bool(thrown) or is_trio or not number
@@ -335,14 +418,68 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             if id(batch) in tasks:
                 self._end_task(id(batch))
 
-    def _take_into(self, batch: Batch[Item], most: int) -> None:
-        """Moves items that wait into a batch, the first ones first."""
-        queue = self._waiting
-        while queue and len(batch) < most:
-            for future in list(islice(queue, most - len(batch))):
-                entry = queue.pop(future)
-                if loops.is_awaited(future):  # else its task was cancelled, and has yet to run
-                    batch[future] = entry
+    # ------------------------------------------------------------------------------------ the queue
+
+    def _count(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def _awaited(self) -> Iterator[Any]:
+        """Returns the futures of the items that wait, the first ones first."""
+        # Of the others the tasks were cancelled, and have yet to run.
+        return filter(loops.is_awaited, chain.from_iterable(self._waiting.values()))
+
+    def _is_too_much(self, items: list[Item]) -> bool:
+        return self._cost is not None and self._cost(items) > self._most_cost
+
+    def _take_into(self, batch: Batch[Item]) -> None:
+        """Moves the first items that wait into a batch, as many as it may have."""
+        ranks = [*self._waiting.values()]
+        found = [*islice(self._awaited(), self._most)]
+        size = len(found)
+        try:
+            if self._cost is not None and size > 1:  # one alone was asked about at its call
+                items = [rank[each][0] for each in found for rank in ranks if each in rank]
+                if self._is_too_much(items):
+                    sizes = range(2, size)
+                    size = 1 + bisect.bisect(
+                        sizes, False, key=lambda count: self._is_too_much(items[:count])
+                    )
+        finally:  # what `cost` has raised, all of them get
+            for rank in ranks:
+                if len(batch) < size:
+                    batch.update((each, rank.pop(each)) for each in found[:size] if each in rank)
+            self._waiting = {each: rank for each, rank in self._waiting.items() if rank or not each}
+            self._have_it_served()
+
+    async def _gather(self, size: int, came_by: float, seconds: float) -> None:
+        """Waits until the callers of a batch that has ended are back, with their next items.
+
+        Those who would miss the next batch by a turn of the loop would have a batch of their own
+        from then on: two groups, each with half of the callers, and half the throughput.
+
+        Args:
+            size: How many items the batch had.
+            came_by: Who waits and came by then has come back from the batch before.
+            seconds: For how long at most.
+        """
+        pool, gathers, count = self._pool, self._gathers, self._count()
+        is_over = self._bridge() is None or len(pool._queue) > self._queues
+        if is_over or count >= self._most or seconds < _LEAST:
+            return
+        entries = [entry for rank in self._waiting.values() for entry in rank.values()]
+        # If most of those who wait have come back, they are another group, which is to be joined.
+        if 2 * sum(at <= came_by for _, at in entries) > count:
+            size += count
+        size = min(size, self._most)
+        # One caller alone needs no wait.
+        if max(count, 1) >= size or (count > 1 and self._is_too_much([i for i, _ in entries])):
+            return
+        future = loops.current_bridge().new_future()
+        gathers[future], pool._urges[future] = size, partial(_settle, [future], [None])
+        try:
+            await ready.until(future, seconds)
+        finally:
+            del gathers[future], pool._urges[future]
 
     def _outcomes(self, results: Any, size: int) -> list[Any]:
         kind = type(results)
@@ -368,7 +505,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         of = f"pool{self._pool._called} of {self._pool.size} streams"
         return [
             (of, since, "Batches.__call__", future, self._fn_name)
-            for items in (*batches, self._waiting)
+            for items in (*batches, *list(self._waiting.values()))
             for future, (_, since) in items.copy().items()
         ]
 
