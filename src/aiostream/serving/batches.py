@@ -475,11 +475,12 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         if max(count, 1) >= size or (count > 1 and self._is_too_much([i for i, _ in entries])):
             return
         future = loops.current_bridge().new_future()
-        gathers[future], pool._urges[future] = size, partial(_settle, [future], [None])
         try:
+            gathers[future], pool._urges[future] = size, partial(_settle, [future], [None])
             await ready.until(future, seconds)
         finally:
-            del gathers[future], pool._urges[future]
+            gathers.pop(future, None)
+            pool._urges.pop(future, None)
 
     def _outcomes(self, results: Any, size: int) -> list[Any]:
         kind = type(results)
