@@ -31,7 +31,6 @@ from aiostream._runtime.process import run_in_releaser as run_in_releaser
 from aiostream._tools import bench, demo, doctor
 from aiostream._waits import ready as _ready
 from aiostream._waits import waiting
-from aiostream.serving import batches
 from aiostream.trace import Await
 from nogpu import forwarding
 
@@ -39,11 +38,6 @@ if TYPE_CHECKING:
     import pytest  # not in the scripts that import this module, because it takes 0.15 s
 
 # --------------------------------------------------------------------------------------- the driver
-
-
-def wait_for_callers(patch: pytest.MonkeyPatch, part: float) -> None:
-    """Streams of `Batches` wait for callers who come back for this part of a batch's time."""
-    patch.setattr(batches, "_PART", part)
 
 
 def is_held(stream: Stream) -> bool:

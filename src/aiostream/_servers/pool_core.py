@@ -74,9 +74,6 @@ class PoolCore:
         self._queue: dict[int, Any] = {}
         self._next_ticket: Callable[[], int] = count(1).__next__
         pending.queues[id(self)] = self
-        # What is called when a task begins to wait, or all have to wake, by the futures of tasks
-        # that hold a stream and do not need it at once.
-        self._urges: dict[Any, Callable[[], object]] = {}
         # Those of the tasks that wait for their turn to launch, and need a stream after that.
         self._launching: dict[int, Any] = {}
         self._asks = False  # some busy streams may have no event that reports them
@@ -302,7 +299,6 @@ class PoolCore:
                 # keeps the future, and so the task, because asyncio keeps tasks only weakly.
                 self._queue[ticket] = weakref.ref(future)
                 kept[id(self), ticket] = future, began
-                self._urge()
                 self._wake(len(self._recent))
                 self._ask_again_soon(self._bridge())
                 error = await future
@@ -334,17 +330,11 @@ class PoolCore:
         of, call = f"pool{self._called} of {self.size} streams", "StreamPool.acquire"
         return [(of, since, call, f, None) for f, since in mine if since and not f.done()]
 
-    def _urge(self) -> None:
-        for urge in [*self._urges.values()]:
-            urge()
-
     def _wake(self, most: int | None, answer: Callable[[], object] = _nothing) -> None:
         """Wakes the first tasks that wait for a stream, or with an answer all.
 
         If the answer is an error, it is raised there.
         """
-        if most is None:
-            self._urge()
         if most == 0 or not (self._queue or self._launching):
             return
         try:

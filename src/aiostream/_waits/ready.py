@@ -66,7 +66,7 @@ async def ready(query: Callable[[], T], /, *, key: Hashable = None) -> T:
         await loops.checkpoint()
         return answer
     bridge = loops.current_bridge()
-    questions = _questions_of(bridge)
+    questions = bridge.questions = bridge.questions or Questions(bridge.queue)
     history = questions.history_of(_code_of(query) if key is None else key)
     question: Any = _Question(query, bridge.new_future(), history, start)
     question.plan(False, len(questions.asked))
@@ -81,29 +81,6 @@ async def ready(query: Callable[[], T], /, *, key: Hashable = None) -> T:
     finally:
         questions.asked.pop(question, None)
         question = error = None  # the traceback of the error refers to this frame
-
-
-async def until(future: Any, seconds: float) -> None:
-    """Waits for a future of the loop. After some seconds it gets a result, if it has none.
-
-    asyncio's and uvloop's own timers count milliseconds. This one is native code's.
-
-    Cancellation: raises at once.
-    """
-    questions = _questions_of(loops.current_bridge())
-    end = _Question(lambda: True, future, questions.history_of(until), _clock())
-    end.soon = end.at = end.start + int(seconds * 1e9)
-    try:
-        questions.asked[end] = None
-        _native.wake_by(questions.queue, end.at)
-        await future
-    finally:
-        questions.asked.pop(end, None)
-
-
-def _questions_of(bridge: loops.Bridge) -> Questions:
-    bridge.questions = questions = bridge.questions or Questions(bridge.queue)
-    return questions
 
 
 def _code_of(query: Any) -> Hashable:

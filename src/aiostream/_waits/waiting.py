@@ -258,14 +258,11 @@ async def launch_turn(launches: Launches, waits_for: Callable[[Any], object] | N
 
 
 @types.coroutine
-def within(
-    context: contextvars.Context, awaited: Any, thrown: list[object], left: list[float]
-) -> Generator[Any, Any, Any]:
+def within(context: contextvars.Context, awaited: Any, thrown: Any) -> Generator[Any, Any, Any]:
     """Awaits a coroutine, and runs each of its steps in a context of variables.
 
     `thrown`, a list, gets the type of each error that comes from the loop, such as asyncio's
-    cancellation, and not from the coroutine. `left`, another one, gets the time when it is first
-    suspended, in seconds of `perf_counter`.
+    cancellation, and not from the coroutine.
     """
     step, value = awaited.send, None
     while True:
@@ -275,8 +272,6 @@ def within(
             return stop.value
         finally:
             value = None  # an error that refers to this frame would keep itself alive
-        if not left:
-            left.append(time.perf_counter())
         try:
             step, value = awaited.send, (yield yielded)
         except BaseException as error:

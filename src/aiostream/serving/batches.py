@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextvars
-import math
 import sys
 import time
 import weakref
@@ -18,7 +17,7 @@ from aiostream import _native
 from aiostream._base import checks, hints
 from aiostream._runtime import completion, loops, observing
 from aiostream._runtime.observing import is_observed, observed, observers
-from aiostream._waits import pending, ready, waiting
+from aiostream._waits import pending, waiting
 from aiostream.errors import PoolFullError
 from aiostream.pool import StreamPool
 
@@ -38,10 +37,6 @@ if TYPE_CHECKING:
 Batch = dict[Any, tuple[Item, float]]
 # These have no order, are text, or are records: a subclass of a tuple has a name for each part.
 _NO_ROWS = (Set, MappingView, str, bytes, bytearray, memoryview, tuple)
-# The part of a batch's time for which its stream waits for the callers to come back. It is the most
-# that this can cost, if none of them does.
-_PART = 1 / 20
-_LEAST = 2e-5  # seconds; a shorter wait takes more of the loop's time than it lasts
 
 
 class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.Hinted):
@@ -50,12 +45,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
     `async with Batches(pool, fn, most=32) as score:` gives you a function: `await score(item)`
     returns the result of that item. Items that come while all streams are busy are the next batch.
     So an item that comes alone starts at once, and under load the batches grow by themselves. There
-    is nothing to tune.
-
-    Callers who ask again when they are answered share their next batch too. When a batch ends, its
-    stream waits until as many items wait as the batch had, and for a twentieth of the batch's time
-    at most. If most of the items that wait then are of callers who have come back just so, it waits
-    for these and for those. It does not wait while others wait for a stream of the pool.
+    is no timer, and nothing to tune.
 
     The first item that came is served first, unless you give it a `priority`. The items of a batch
     are taken when there is a stream for it, so the items of one turn of the loop share a batch.
@@ -160,18 +150,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         # One of these tasks has no stream yet, and takes what waits when it gets one. It is there
         # as long as an item waits. And whether that task waits in the pool.
         self._comes = self._queues = False
-        # Of the streams that wait for callers who come back: the future of the task, and how many
-        # items are to wait.
-        self._gathers: dict[Any, int] = {}
         self._ends: dict[Any, None] = {}  # the futures for which ends of blocks wait
         # That of the loop of the block, within it. Weak, because the bridge ends with its loop.
         self._bridge: Callable[[], loops.Bridge | None] = lambda: None
         # That of the loop of the latest block, also after its end.
         self._latest: Callable[[], loops.Bridge | None] = self._bridge
-
-    @property
-    def _idle(self) -> int:
-        return self._pool.idle + len(self._gathers)  # those of the latter are held without need
 
     @property
     def waiting(self) -> int:
@@ -198,7 +181,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         if (self._bridge() or (self._tasks and last is not bridge)) and last and not last.is_gone():
             raise RuntimeError(f"the block of {self._called} has begun before, and has not ended")
         if last is not bridge:
-            self._waiting, self._tasks, self._gathers, self._ends = {0: {}}, {}, {}, {}
+            self._waiting, self._tasks, self._ends = {0: {}}, {}, {}
             self._comes = self._queues = False
         self._bridge = self._latest = weakref.ref(bridge)
         self._context = contextvars.copy_context()
@@ -207,7 +190,6 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
 
     async def __aexit__(self, *error: object) -> None:
         self._bridge = lambda: None
-        _settle(self._gathers, repeat(None))
         await waiting.checkpoint()
         while self._tasks and not self._pool.closed:
             self._ends[end := loops.current_bridge().new_future()] = None
@@ -254,7 +236,10 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             )
         limit = self._max_waiting
         # Idle streams take their batches in the next turns.
-        if self._count() >= limit <= self.waiting - self._most * self._idle:
+        if (
+            limit < sys.maxsize
+            and self._count() >= limit <= self.waiting - self._most * self._pool.idle
+        ):
             del bridge
             await waiting.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(
@@ -274,17 +259,13 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             queue[future] = item, time.perf_counter()
             if observers:
                 observing.belongs_here(future)
-            if self._gathers:
-                gathers, size = next(iter(self._gathers.items()))
-                if self._count() >= size:
-                    _settle([gathers], [None])
             # One task alone needs no other task. trio's tasks have no order within a turn.
             leads = not (self._comes or self._tasks or self._in_thread or bridge.checkpoint)
             # The frame of a task that waits must not hold the bridge, which would survive its loop.
             del bridge
             if leads:
                 await self._serve({}, future)
-            elif not (self._comes or self._gathers):
+            elif not self._comes:
                 self._begin_task()
             outcome: Result | BaseException = await future
         except BaseException:
@@ -325,7 +306,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
 
     def _have_it_served(self) -> None:
         """Begins a task if an item waits, and no task is about to take it."""
-        if not (self._comes or self._gathers) and any(self._awaited()):
+        if not self._comes and any(self._awaited()):
             self._begin_task()
 
     async def _serve(self, batch: Batch[Item], own: Any = None) -> None:
@@ -350,33 +331,26 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                 stream = await pool._in_turn(is_limited=False)
             number, self._comes, self._queues = stream._number, False, False
             run = stream.run_in_thread if self._in_thread else stream.run
-            part = -math.inf  # of the batch before
             while True:
                 self._take_into(batch)
                 if not batch:
                     break
                 self.sizes[size := len(batch)] += 1
-                fn, waited, began, left = self._fn, None, time.perf_counter(), list[float]()
+                fn, waited = self._fn, None
                 if observers:
-                    waited = observing.Waited(fn)
+                    began, waited = time.perf_counter(), observing.Waited(fn)
                     fn = waited.fn
                     observing.timed("queued", {f: began - at for f, (_, at) in batch.items()})
                 items = [item for item, _ in batch.values()]
                 call = run(fn, *pool._before(stream, (items,)))
                 # In a context of its own, so that what one batch sets does not reach the next.
-                results = await waiting.within(self._context.copy(), call, thrown, left)
+                results = await waiting.within(self._context.copy(), call, thrown)
                 if waited is not None:
                     observing.timed("gpu", dict.fromkeys(batch, waited.passed()))
                 _settle(batch, self._outcomes(results, size))
                 batch.clear()
-                if own is not None:
-                    break
-                # Those who come while `fn` launches come when it has.
-                came_by = part + (left or [began])[0]
-                part = _PART * (time.perf_counter() - began)
-                await self._gather(size, came_by, part)
                 # The pool was closed meanwhile, or others want the stream.
-                if pool._closed or len(pool._queue) > self._queues:
+                if own is not None or pool._closed or len(pool._queue) > self._queues:
                     break
             pool._give(stream, number)
         except BaseException as error:
@@ -450,37 +424,6 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                     batch.update((each, rank.pop(each)) for each in found[:size] if each in rank)
             self._waiting = {each: rank for each, rank in self._waiting.items() if rank or not each}
             self._have_it_served()
-
-    async def _gather(self, size: int, came_by: float, seconds: float) -> None:
-        """Waits until the callers of a batch that has ended are back, with their next items.
-
-        Those who would miss the next batch by a turn of the loop would have a batch of their own
-        from then on: two groups, each with half of the callers, and half the throughput.
-
-        Args:
-            size: How many items the batch had.
-            came_by: Who waits and came by then has come back from the batch before.
-            seconds: For how long at most.
-        """
-        pool, gathers, count = self._pool, self._gathers, self._count()
-        is_over = self._bridge() is None or len(pool._queue) > self._queues
-        if is_over or count >= self._most or seconds < _LEAST:
-            return
-        entries = [entry for rank in self._waiting.values() for entry in rank.values()]
-        # If most of those who wait have come back, they are another group, which is to be joined.
-        if 2 * sum(at <= came_by for _, at in entries) > count:
-            size += count
-        size = min(size, self._most)
-        # One caller alone needs no wait.
-        if max(count, 1) >= size or (count > 1 and self._is_too_much([i for i, _ in entries])):
-            return
-        future = loops.current_bridge().new_future()
-        try:
-            gathers[future], pool._urges[future] = size, partial(_settle, [future], [None])
-            await ready.until(future, seconds)
-        finally:
-            gathers.pop(future, None)
-            pool._urges.pop(future, None)
 
     def _outcomes(self, results: Any, size: int) -> list[Any]:
         kind = type(results)
