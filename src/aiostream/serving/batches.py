@@ -420,9 +420,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                     )
         finally:  # what `cost` has raised, all of them get
             for rank in ranks:
-                if len(batch) < size:
-                    batch.update((each, rank.pop(each)) for each in found[:size] if each in rank)
-            self._waiting = {each: rank for each, rank in self._waiting.items() if rank or not each}
+                for each in found[:size]:
+                    if each in rank:
+                        batch[each] = rank.pop(each)
+            if len(ranks) > 1:
+                self._waiting = {each: r for each, r in self._waiting.items() if r or not each}
             self._have_it_served()
 
     def _outcomes(self, results: Any, size: int) -> list[Any]:
