@@ -584,7 +584,8 @@ async def test_one_line_that_blocks_in_a_launch_is_reported_once() -> None:
             stream.synchronize()  # allow_blocking: a test
 
         await stream.run(spin, stream, 0.001)  # loads the kernel
-        with blocking.watch() as found:
+        # A busy machine may take two milliseconds for the first report, which is in the launch.
+        with blocking.watch(threshold=0.005) as found:
             await stream.run(launch)
             await stream.run(may_launch)
     assert [call.kind for call in found if call.kind != "enqueues"] == ["waits"]
