@@ -323,10 +323,12 @@ async def test_one_block_and_one_reader_for_each_request() -> None:
             assert results.slot == 0
             with pytest.raises(RuntimeError, match="begins once"):
                 await place.__aenter__()
-            group.start_soon(anext, results, None)
+            group.start_soon(anext, results)
             await turns()
             with pytest.raises(RuntimeError, match="one task at a time"):
                 await anext(results)
+            made.release()
+            await until(lambda: not results._reading)
 
 
 async def test_no_task_reads_before_the_request_has_its_slot() -> None:
@@ -376,25 +378,39 @@ async def test_a_cancelled_read_loses_nothing() -> None:
         assert await anext(results) == ("a", 1)
 
 
-async def test_a_reader_whose_block_has_ended_ends() -> None:
+async def test_a_reader_whose_block_has_ended_before_the_results_gets_an_error() -> None:
+    """Otherwise a `StreamingResponse` that is returned within the block is an empty answer."""
     async with stepping(slots=1) as (made, group):
-        place, got = made.steps("a"), list[Any]()
+        place, errors = made.steps("a"), list[str]()
 
         async def read() -> None:
-            got.extend([each async for each in place])
-            got.append("ended")
+            with pytest.raises(RuntimeError, match="ended before its results") as caught:
+                await anext(place)
+            errors.append(str(caught.value))
 
         async with place:
             group.start_soon(read)
             await until(lambda: len(made.seen) == 2)
             await turns()
-        await until(lambda: bool(got))
-        assert got == ["ended"]
+        await until(lambda: bool(errors))
+        assert "in the generator of the answer" in errors[0]
         place = made.steps("b")
         made.release()
         async with place:
             await until(lambda: len(made.landed) > 3)
-        assert [each async for each in place] == []  # not even what was there
+        await read()  # not even what was there
+
+
+async def test_a_reader_that_has_all_results_ends_after_the_block_too(stream: Stream) -> None:
+    def step(active: Active[int]) -> Generator[None, None, dict[int, Any]]:
+        yield
+        return {slot: End(request) for slot, request in active.items()}
+
+    async with Steps(stream, step, slots=1) as steps:
+        async with steps(5) as results:
+            assert [each async for each in results] == [5]
+            assert [each async for each in results] == []
+        assert [each async for each in results] == []
 
 
 @pytest.mark.all_loops
@@ -408,8 +424,9 @@ async def test_a_block_that_is_ended_in_another_thread_gives_its_slot_on() -> No
         ended: list[str] = []
 
         async def read() -> None:
-            async for _ in place:
-                pass
+            with pytest.raises(RuntimeError, match="ended before its results"):
+                async for _ in place:
+                    pass
             ended.append("reader")
 
         def end() -> None:

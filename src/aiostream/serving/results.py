@@ -25,6 +25,10 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", covariant=True)
 _NOTHING: Any = object()
+_TOO_LATE = (
+    "the block of this request has ended before its results: read them within it, which for a "
+    "streamed answer is in the generator of the answer"
+)
 
 
 class End(Generic[Piece]):
@@ -141,7 +145,8 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         Cancellation: raises at once, and loses no result.
 
         Raises:
-            RuntimeError: The block has not begun, or another task reads. Or this is another loop.
+            RuntimeError: The block has not begun, or has ended before the results have. Or another
+                task reads, or this is another loop.
             StreamClosedError: The steps were closed.
             ContextFailedError: The context has failed.
             BaseException: What the step or `ready` has raised, or an exception in a result's place.
@@ -221,12 +226,14 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         wake(self._future)
 
     def _leave(self, error: BaseException | None = None) -> None:
+        if self._unread or not self._over:  # who reads on gets an error, and no end
+            self._error = self._error or RuntimeError(_TOO_LATE)
         if isinstance(error, GeneratorExit):
             # This may be the collector, in any thread. From here on no step takes the request.
             self._over = True
             self._steps._post(self._leave)
             return
-        self._end()
+        self._end(self._error)
         self._unread.clear()
         self._steps._give_on(self)
 
