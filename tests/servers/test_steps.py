@@ -323,12 +323,17 @@ async def test_one_block_and_one_reader_for_each_request() -> None:
             assert results.slot == 0
             with pytest.raises(RuntimeError, match="begins once"):
                 await place.__aenter__()
-            group.start_soon(anext, results)
+            got = list[Any]()
+
+            async def read() -> None:
+                got.append(await anext(results))
+
+            group.start_soon(read)
             await turns()
             with pytest.raises(RuntimeError, match="one task at a time"):
                 await anext(results)
             made.release()
-            await until(lambda: not results._reading)
+            await until(lambda: got)
 
 
 async def test_no_task_reads_before_the_request_has_its_slot() -> None:
