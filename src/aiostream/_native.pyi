@@ -56,15 +56,18 @@ class Work:
     ) -> None: ...
     def begin(self, handle: Handle, wait_list: WaitList, /) -> Any: ...
     def end(self) -> Any: ...
+    def take(self) -> list[Any]: ...
     def let_go(self) -> None: ...
     def complete(self, code: int, orphaned: bool, /) -> None: ...
     _operand: Any
     _mode: int
-    result: Any  # these four are writable
+    result: Any  # these six are writable
     left_by: tuple[str | None, str | None, str | None] | None
     is_left: bool
     in_halves: bool
-    objects: tuple[Any, Any] | None
+    in_loop: bool
+    at_end: Callable[[], object] | None
+    is_over: bool
     thread: int
 
 # The base of a future of the library, for loops that have none. asyncio's futures have public

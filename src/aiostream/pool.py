@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-import types
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
-from aiostream._objects.runs import RunMethods
 from aiostream._objects.shared import Made, Own
 from aiostream._runtime import loops
 from aiostream._runtime.observing import observers
 from aiostream._servers.pool_core import PoolCore
 from aiostream._servers.pool_loans import Loan
+from aiostream._servers.pool_places import Place
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike
@@ -29,12 +28,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 # What a function in two halves returns.
 Halves = Generator[None, None, T]
-
-
-def _with_body_of(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Has a function do what another one does. A call of that one would be one more coroutine."""
-    made: Any = types.FunctionType(function.__code__, function.__globals__)
-    return functools.partial(functools.update_wrapper, made)
 
 
 class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedBlock, Generic[Own]):
@@ -217,7 +210,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         return self._closed
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_streams"):  # the last field
+        if not hasattr(self, "_places"):  # the last field
             # A debugger shows it in its constructor, and a traceback after that has failed.
             return "<aiostream.StreamPool, not made>"
         idle, busy, lent, waiting = self._counts()
@@ -263,7 +256,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     async def run(
         self, fn: Callable[Concatenate[Own, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T: ...
-    @_with_body_of(RunMethods.run)
     async def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Does `Stream.run(fn, *args, **kwargs)` on the next free stream. It is a whole request.
 
@@ -282,24 +274,40 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await asyncio.gather(*(pool.run(lambda n: n * n, n) for n in range(3)))
             [0, 1, 4]
         """
+        if observers:
+            return await self._on_next(Stream.run, fn, *args, **kwargs)
+        place = self._at_once(True) or await self._in_turn(True)
+        number, stream = place.number, place.stream
+        if self._has_own:
+            args = (place.own, *args)
+        try:
+            result = await stream.run(fn, *args, **kwargs)
+        except BaseException as error:
+            self._give(place, number, error)
+            raise
+        if place.left is not None:
+            self._give(place, number)
+        elif place.pop(number, self) is not self:  # the wait of `run` has seen the stream's end
+            self._put_back(place)
+        return result
 
     async def _on_next(self, run: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Takes a stream, and does what a method of `Stream` does there."""
         began = time.perf_counter()
-        stream = await self._acquire()
+        place = await self._acquire()
+        number, stream = place.number, place.stream
         if observers:
             vars(stream)["_queued"] = time.perf_counter() - began  # for those of the call
-        number = stream._number
         try:
-            result = await run(stream, fn, *self._before(stream, args), **kwargs)
+            result = await run(stream, fn, *self._before(place, args), **kwargs)
         except BaseException as error:
-            self._give(stream, number, error)
+            self._give(place, number, error)
             raise
-        self._give(stream, number)
+        self._give(place, number)
         return result
 
-    def _before(self, stream: Stream, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (stream._own, *args) if self._has_own else args
+    def _before(self, place: Place, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (place.own, *args) if self._has_own else args
 
     # A lambda has no inferred type here if the type of its first parameter is given.
     @overload
@@ -363,13 +371,13 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             RuntimeError, StreamClosedError, ContextFailedError: As for `acquire`.
         """
         self._enter()
-        stream = self._at_once()
-        if stream is None and not self._queue:
+        place = self._at_once()
+        if place is None and not self._queue:
             self._ask_again()  # without an await there is no other chance
-            stream = self._at_once()
-        if stream is None:
+            place = self._at_once()
+        if place is None:
             raise PoolFullError(f"no stream is free: {self._reasons()}")
-        return Loan(stream, self)
+        return Loan(place, self)
 
     def release(self, stream: Stream) -> None:
         """Gives a stream back that you got from `acquire` or `acquire_nowait`.
@@ -409,9 +417,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         self._refuse()
         # It closes all of them, whatever one of the closes raises, and the first one last.
         with contextlib.ExitStack() as closing:
-            for stream in self._not_lent():
-                stream._use.clear()
-                closing.callback(self._end, stream)
+            for place in self._not_lent():
+                place.clear()
+                closing.callback(self._end, place)
 
     async def aclose(self) -> None:
         """Waits for the work of all streams that no task holds, and then does what `close` does.
@@ -427,11 +435,11 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         try:
             await waiting.checkpoint()
             # Other tasks of the loop run in the awaits, and give streams back, or close the pool.
-            for stream in self._not_lent():
-                if stream.closed:  # by `close`: a wait would be counted as one that failed
+            for place in self._not_lent():
+                if place.stream.closed:  # by `close`: a wait would be counted as one that failed
                     continue
                 with contextlib.suppress(StreamClosedError):
-                    await stream.synchronize_async()
+                    await place.stream.synchronize_async()
         except BaseException:
             self._close_quietly()  # the first error says what went wrong
             raise
@@ -469,9 +477,9 @@ class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own
 
     async def __aenter__(self) -> Stream[Own]:
         self._acquiring = acquiring = self._acquiring or self._pool._acquire()
-        stream = await acquiring
-        self._loan = loan = Loan(stream, self._pool)
-        loan._is_in_block, stream._block_number = True, stream._number
+        place = await acquiring
+        self._loan = loan = Loan(place, self._pool)
+        loan._is_in_block, place.block = True, place.number
         return loan
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 import anyio
@@ -70,6 +70,32 @@ async def test_cancelled_requests_do_not_delay_the_next() -> None:
                 assert not served
                 gate.open()
             assert served == [True] * 8
+
+
+@pytest.mark.simulator_only("it counts the driver's calls")
+@pytest.mark.parametrize("in_halves", [False, True])
+async def test_cancelled_run_records_one_event(in_halves: bool) -> None:
+    """It keeps what `run` was given, closes a function at its `yield`, and frees the stream."""
+    began = list[Stream]()
+
+    def launch(stream: Stream) -> None:
+        gate.hold(stream)
+        began.append(stream)
+
+    def halves(stream: Stream) -> Generator[None, None, None]:
+        launch(stream)
+        yield
+
+    async with StreamPool(1, each=lambda stream: stream) as pool:
+        before = internals.simulated_calls()["cuEventRecordWithFlags"]
+        with Gate() as gate:
+            async with anyio.create_task_group() as group:
+                group.start_soon(pool.run, halves if in_halves else launch)
+                await until(lambda: bool(began) and internals.pending_waits() > 0)
+                group.cancel_scope.cancel()
+            assert (pool.idle, pool.busy) == (0, 1)
+        await until(lambda: pool.idle == 1)
+        assert internals.simulated_calls()["cuEventRecordWithFlags"] == before + 1
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])

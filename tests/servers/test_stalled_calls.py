@@ -91,17 +91,18 @@ async def test_event_behind_the_close_of_a_generator(hang: Callable[[str], None]
             yield
         finally:
             closes.append(True)
-            stream.launch_host_func(str)
+            more.hold(stream)
             hang("cuEventRecordWithFlags")
 
     async with Stream(stalled_after=LIMIT) as stream:
-        with Gate() as gate:
-            task = asyncio.ensure_future(stream.run(halves))
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-        while not closes:
-            await asyncio.sleep(0.001)
+        with Gate() as more:
+            with Gate() as gate:
+                task = asyncio.ensure_future(stream.run(halves))
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+            while not closes:
+                await asyncio.sleep(0.001)
 
 
 @on_asyncio

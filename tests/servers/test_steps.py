@@ -333,7 +333,7 @@ async def test_one_block_and_one_reader_for_each_request() -> None:
             with pytest.raises(RuntimeError, match="one task at a time"):
                 await anext(results)
             made.release()
-            await until(lambda: got)
+            await until(lambda: bool(got))
 
 
 async def test_no_task_reads_before_the_request_has_its_slot() -> None:

@@ -107,6 +107,8 @@ class Halves:
                 self.take()
                 yielded = run(generator.throw, error)
             now = _settings(self.operand)
+            if now == before and self.takes(yielded):
+                return
             # torch may have been imported in this half.
             differs = [n for n, a, b in zip(_NAMES, before, now, strict=False) if a != b]
             if self.takes(yielded) and not differs:
@@ -177,7 +179,8 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches, fn: Any)
     If this raises, or no wait is possible after an error that the generator has caught, the work
     has not ended, and the caller leaves it.
     """
-    waits = wait_list_of(halves.operand)
+    operand = halves.operand
+    waits = operand.wait_list or wait_list_of(operand)
     error: BaseException | None = None
     has_begun, has_waited = halves.generator is not None, False
     if not has_begun:
@@ -190,6 +193,7 @@ async def drive(work: _native.Work, halves: Halves, launches: Launches, fn: Any)
                     work.end()
                     return halves.value
                 work.in_halves, has_waited = not halves.ended, True
+                work.in_loop = True
                 try:
                     await waiting.synchronize_async(work)
                 except (CudaError, StreamClosedError) as problem:

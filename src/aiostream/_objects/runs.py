@@ -29,19 +29,19 @@ def _leave(work: _native.Work, here: bool = False) -> None:
     After an interrupt in here the work is as before, and its frame gives it to `_end`. `here`: this
     is the thread of its loop.
     """
-    if _native.is_forked():  # the parent has the work
+    if work.is_left or _native.is_forked():  # an event, or the parent has the work
         return
-    if work.objects is None:
+    if work.is_over:
         work.end()
         return
     operand: Operand = work._operand
-    if not work.is_left:
-        # Another thread has another per-thread stream, so from there nothing proves the end.
-        elsewhere = operand.handle.value == PER_THREAD and work.thread != threading.get_ident()
-        queue = loops.current_bridge().queue if here and work.in_halves else process.ORPHANS
-        work.is_left = not elsewhere and _native.watch(
-            operand.handle, wait_list_of(operand), queue, waiting.BY_WATCHER, work
-        )
+    handle = operand.handle
+    # Another thread has another per-thread stream, so from there nothing proves the end.
+    elsewhere = handle.value == PER_THREAD and work.thread != threading.get_ident()
+    queue = loops.current_bridge().queue if here and work.in_loop else process.ORPHANS
+    work.is_left = not elsewhere and _native.watch(
+        handle, wait_list_of(operand), queue, waiting.BY_WATCHER, work
+    )
     if not work.is_left:
         _end(work, waiting.UNKNOWN_ERROR, not here)
     elif not work.in_halves:
@@ -55,6 +55,7 @@ def _end(
     orphaned: bool = True,
     run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor,
     leave: Callable[[_native.Work], None] = _leave,
+    release: Callable[[list[Any]], None] = process.release_in_thread,
 ) -> None:
     """The GPU has passed the event (`code` is 0), or nothing proves that. Native code calls this.
 
@@ -67,21 +68,27 @@ def _end(
         work.is_left = False
         _leave(work, not orphaned)
     elif work.in_halves:
-        close = partial(_close, work, code)
+        close = partial(_close, work, code, not orphaned)
         if orphaned:  # this is the janitor's thread, and what the close calls may block
             process.run_in_releaser(close)
         else:
             close()
-    elif work.objects is not None:
-        held = [*work.objects]
-        work.end()
-        (_native.leak if code else process.release_in_thread)(held)
+    elif not work.is_over:
+        (_native.leak if code else release)(work.take())
+        if work.at_end is not None:
+            work.at_end()
 
 
-def _close(work: _native.Work, code: int) -> None:
-    halves.close(work.result, code, wait_list_of(work._operand))
+def _close(work: _native.Work, code: int, here: bool) -> None:
+    operand: Operand = work._operand
+    waits = operand.wait_list or wait_list_of(operand)
+    halves.close(work.result, code, waits)
     work.is_left = work.in_halves = False
-    _leave(work)
+    # The close seldom enqueues more.
+    if here and _native.limited_query(operand.handle, waits) == 0:
+        _end(work, 0)
+    else:
+        _leave(work, here)
 
 
 def _give_up_garbage(phase: str, _: object) -> None:
@@ -107,7 +114,7 @@ class RunMethods:
     _operand: Operand  # these three are of `Stream`
     _mode: int
     synchronize: Callable[[float | None], None]
-    _is_pool = False  # a pool's `run` first takes a stream, and at last gives it back
+    _place: Callable[[], Any]
 
     def __await__(self) -> Generator[Any, Any, None]:
         """Equals `await stream.synchronize_async()`."""
@@ -242,28 +249,17 @@ class RunMethods:
             ...     await stream.run(score, 3)
             0
         """
-        stream: Any = self
-        pool: Any = None
         if observers and not is_observed():
-            if self._is_pool:
-                return await stream._on_next(RunMethods.run, fn, *args, **kwargs)
             return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         is_generator = checks.plain_function(fn, "run", halves=True)
-        launches = loops.current_bridge().launches
-        if self._is_pool:
-            pool, free = stream, None if launches.wait else stream._at_once()
-            stream = free or await pool._in_turn(launches)
-            number = stream._number
-            if pool._has_own:
-                args = (stream._own, *args)
-        operand = stream._operand
+        launches, place = loops.current_bridge().launches, self._place()
         work: _native.Work | None = None
         driven: halves.Halves | None = None
-        asks = False  # whether the driver has to say that the stream is idle
         try:
-            if launches.wait and launches.turn_of is not stream:
+            if launches.wait and launches.turn_of is not self:
                 await waiting.launch_turn(launches)
             launches.turn_of = None
+            operand = self._operand
             call: Callable[[], Any] = partial(fn, *args, **kwargs)
             if is_generator:  # the first half is a part of the call
                 driven = halves.Halves(operand, call)
@@ -272,7 +268,9 @@ class RunMethods:
             if operand.shared.currents:
                 call = in_libraries(operand, call)
             # Only this frame refers to it: see its type.
-            work = _native.Work(operand, stream._mode, call, _end)
+            work = _native.Work(operand, self._mode, call, _end)
+            if is_generator or place is not None:  # a close, or the pool, is the loop's
+                work.in_loop = True
             wait_list = operand.wait_list or wait_list_of(operand)
             began = waiting.now()
             try:
@@ -282,30 +280,28 @@ class RunMethods:
             if isinstance(refusal, GeneratorType):
                 driven = driven or halves.Halves(operand, call)
                 result = _native.plain_result(await halves.drive(work, driven, launches, fn))
-                if work.objects is not None:
-                    asks = True
-                    _leave(work)
-            else:
-                if refusal:
-                    waiting.refuse(refusal, operand, "cuCtxPushCurrent")
-                await waiting.synchronize_async(work)
-                result = work.end()
+                if not work.is_over:
+                    if place is not None:
+                        place.left = work
+                    _leave(work, here=True)
+                return result
+            if refusal:
+                waiting.refuse(refusal, operand, "cuCtxPushCurrent")
+            await waiting.synchronize_async(work)
+            return work.end()
         except BaseException as problem:
             # A coroutine may be closed in any thread, also by the collector.
             if work is not None:
                 is_here = not isinstance(problem, GeneratorExit)
                 if is_here:
                     work.left_by = pending.left_here(fn)
-                if driven is not None:  # if it is open, it is closed when the GPU has passed
-                    work.result, work.in_halves = driven, driven.is_open
-                _leave(work, is_here)
-            if pool is not None:
-                pool._give(stream, number, problem)
-            with_own = bool(args) and args[0] is vars(stream).get("_own", problem)
-            checks.explain_call(problem, "run", fn, with_own)
+                    if place is not None:
+                        place.left = work
+                if not work.is_left:  # else the event of its wait has it
+                    if driven is not None:  # it is closed when the GPU has passed
+                        work.result, work.in_halves = driven, driven.is_open
+                    _leave(work, is_here)
+            if isinstance(problem, Exception):
+                with_own = bool(args) and args[0] is getattr(place, "own", problem)
+                checks.explain_call(problem, "run", fn, with_own)
             raise
-        if asks and pool is not None:
-            pool._give(stream, number)
-        elif pool is not None and stream._use.pop(number, pool) is not pool:
-            pool._put_back(stream)
-        return result

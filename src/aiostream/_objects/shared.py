@@ -29,12 +29,10 @@ class SharingMethods(Transferable, Generic[StreamOwn]):
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
     _operand: Operand  # set by `Stream`
-    # Of a stream of a pool: see `_servers/pool_core.py`. The number is the latest of its states, or
-    # the latest that was a block.
-    _use: Any = None
-    _number = _block_number = 0
-    _own: Any
-    _ended: Operand  # of its loans that have ended
+    # Returns its place in a pool: see `_servers/pool_places.py`. A place keeps its stream, so the
+    # stream refers to it weakly. Without one it is a dead reference, which answers `None` for less
+    # than a function.
+    _place: Callable[[], Any] = weakref.ref(set())
 
     @property
     def own(self) -> StreamOwn:
@@ -44,7 +42,7 @@ class SharingMethods(Transferable, Generic[StreamOwn]):
             AttributeError: The pool has no `each`, or the stream is not of a pool.
             StreamClosedError: You have given the stream back.
         """
-        own: StreamOwn | None = vars(self).get("_own")
+        own: StreamOwn | None = getattr(self._place(), "own", None)
         if own is None:
             raise AttributeError(
                 f"nothing belongs to {self._name}: `StreamPool(4, each=Replica)` calls "
@@ -54,7 +52,7 @@ class SharingMethods(Transferable, Generic[StreamOwn]):
         return own
 
     def _refuse_in_pool(self, call: str) -> None:
-        if self._use is not None and self._handle.is_open:
+        if self._place() is not None and self._handle.is_open:
             raise RuntimeError(
                 f"{self._name} belongs to a pool, which closes it, so {call}() is refused: give it "
                 "back with pool.release(stream), or at the end of its block"

@@ -69,6 +69,9 @@ class _ThreadCall(Completion):
         self.bare = bare  # the function is called without the stream
         self.taken: dict[str, str] = {}
         self.pins: list[bool] = []  # it has pinned the stream
+        # Whether nothing of it uses the stream any more, and what is called then.
+        self.is_over = False
+        self.at_end: Callable[[], object] | None = None
         self.mark = object()  # in `shared.held`: see `Halves`
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
@@ -192,9 +195,25 @@ class _ThreadCall(Completion):
         halves = self.halves
         if halves.is_open:
             closing.append(halves.mark)
-            launchers.call(partial(_close, halves, code))
+            launchers.call(partial(self._close_in_thread, code))
         else:
             halves.close()  # it ends the mark of one that the collector has closed with its loop
+            self._end()
+
+    def _close_in_thread(self, code: int) -> None:
+        operand, pins = self.operand, list[bool]()
+        operand.handle.pin(pins)
+        try:
+            close(self.halves, code, _wait_list(operand) if pins else None)
+        finally:
+            operand.handle.unpin(pins)
+            closing.remove(self.halves.mark)
+            self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self.at_end is not None:
+            self.at_end()
 
     def give_back(self) -> None:
         """Gives the token back to the limiter, once."""
@@ -210,17 +229,6 @@ class _ThreadCall(Completion):
         with contextlib.suppress(ValueError):
             self.operand.shared.held.remove(self.mark)
         self.operand.handle.unpin(self.pins)
-
-
-def _close(halves: Halves, code: int) -> None:
-    """Closes a generator in a launching thread, because its task has gone."""
-    operand, pins = halves.operand, list[bool]()
-    operand.handle.pin(pins)
-    try:
-        close(halves, code, _wait_list(operand) if pins else None)
-    finally:
-        operand.handle.unpin(pins)
-        closing.remove(halves.mark)
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
@@ -265,6 +273,7 @@ class ThreadStream:
     """The part of `Stream` that uses worker threads."""
 
     _operand: Operand  # set by `Stream`
+    _place: Callable[[], Any]
 
     @overload
     async def run_in_thread(
@@ -353,7 +362,7 @@ class ThreadStream:
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
         context = launchers.copied_context(limiter is None)
         halves = Halves(operand, partial(fn, *args, **kwargs), context)
-        with_own = bool(args) and args[0] is vars(self).get("_own", halves)
+        with_own = bool(args) and args[0] is getattr(self._place(), "own", halves)
         del args, kwargs  # this frame would keep what they hold
         step: Any = halves.begin
         bare = False
@@ -397,6 +406,8 @@ class ThreadStream:
         except BaseException as problem:
             if not isinstance(problem, GeneratorExit):  # else it may be any thread
                 call.left_by = pending.left_here(fn)
+                if (place := self._place()) is not None:
+                    place.left = call
             call.cancel()
             # The work may have failed before, while the task still waited for the thread. The task
             # gets another error, and asyncio would report that no task has read that one.

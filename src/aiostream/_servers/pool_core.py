@@ -1,20 +1,12 @@
 """What a pool does: which stream a task gets, and what happens to a stream that comes back.
 
-The state of each stream of a pool is the one item of its dict `_use`. The item's key is `FREE`, or
-the number of a use, or below 0 while the stream is *busy*: it came back, and its work may go on.
-To change the state is to pop the item and then to put another one. A pop is one step: of two that
-want the same item one gets it, also if the other is in a finalizer or a signal handler, and that
-one alone puts the next item. So no two tasks have one stream, and the end of a use whose number
-is gone does nothing.
-
-An interrupt between the two steps leaves the dict empty. Such a stream counts as held until the
-pool is closed. One that comes between the state and `_recent` has the same effect: no task gets the
-stream any more.
+The states of its streams are those of `pool_places.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections import Counter
@@ -25,13 +17,14 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks, driver, turns
-from aiostream._handles.operand import Operand, new_wait_list, share_history
+from aiostream._handles.operand import new_wait_list, share_history
 from aiostream._objects import captures
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import set_result
 from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import is_observed, observed, observers
-from aiostream._servers.pool_loans import FREE, Kept
+from aiostream._servers.pool_loans import Kept
+from aiostream._servers.pool_places import FREE, Busy, Place
 from aiostream._waits import pending, waiting
 from aiostream.errors import ContextFailedError, CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
@@ -60,13 +53,13 @@ class PoolCore:
     def _fill(self, streams: list[Stream], max_waiting: int | None, each: Any) -> None:
         if max_waiting is not None:
             checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
-        self._has_own = each is not None
+        places = []
         for stream in streams:
-            stream._use, closed = {}, stream._handle.borrow()
-            closed.close()
-            stream._ended = Operand(closed, stream._context, f"the loan of {stream._name}")
+            places.append(place := Place(stream))
+            stream._place = weakref.ref(place)
+        self._has_own = each is not None
         if self._has_own:
-            give_own(streams, each)
+            give_own(places, each)
         self._closed = False
         self._max_waiting = max_waiting
         # The futures of the tasks that wait, in order, by ticket. Of these the first are awake, as
@@ -84,8 +77,10 @@ class PoolCore:
         self._bridge: Callable[[], loops.Bridge | None] = _nothing
         # asyncio's loop, if a request of a task of it may be as short as `_at_once` says.
         self._loop: Callable[[], Any] = _nothing
-        for stream in streams:
-            stream._use = {FREE: None}
+        self._launches: Launches  # of that loop
+        self._thread = 0  # in which the pool was used last
+        for place in places:
+            place[FREE] = None
         operands = [stream._operand for stream in streams]
         share_history(operands)
         # Apart from the waits of tasks, because what cancelled tasks have left takes another time.
@@ -93,11 +88,11 @@ class PoolCore:
         self._waits = {each.handle.value: new_wait_list(each, history) for each in operands}
         self._contexts = {each.context._device_ordinal(): each.context for each in operands}
         self._taken = dict.fromkeys(self._contexts.values(), 0)  # by a later use, a larger number
-        # The streams that became free, the latest at the end. That one is next, because what it
+        # The places that became free, the latest at the end. That one is next, because what it
         # needs still lies in the processor's caches, and because a library that keeps memory for
         # each stream, such as torch, then keeps it for few. Who takes one out takes its state next.
-        self._recent = streams[::-1]
-        self._streams = streams
+        self._recent = places[::-1]
+        self._places = places
 
     # ------------------------------------------------------------------------------------ the state
 
@@ -110,7 +105,7 @@ class PoolCore:
 
         A stream that is closed no longer counts.
         """
-        return len(self._streams)
+        return len(self._places)
 
     @property
     def idle(self) -> int:
@@ -133,8 +128,8 @@ class PoolCore:
         return self._counts()[3]
 
     def _counts(self) -> tuple[int, int, int, int]:
-        free = sum(FREE in stream._use for stream in self._recent.copy())
-        busy = sum(min([*stream._use] or [FREE]) < FREE for stream in self._streams)
+        free = sum(FREE in place for place in self._recent.copy())
+        busy = sum(min([*place] or [FREE]) < FREE for place in self._places)
         # Of the tasks that wait, as many are awake or about to wake as streams are free.
         wake = min(free, tasks := self._tasks())
         return free - wake, busy, self.size - free - busy + wake, tasks - wake
@@ -164,7 +159,7 @@ class PoolCore:
 
     def _adopt(self, bridge: loops.Bridge) -> None:
         """From now on another loop uses the pool."""
-        numbers = [(stream, stream._number) for stream in self._streams]
+        numbers = [(place, place.number) for place in self._places]
         former = self._bridge()
         if former is bridge:  # a finalizer or a signal handler has used the pool just now
             return
@@ -180,19 +175,21 @@ class PoolCore:
         self._queue.clear()
         self._launching.clear()
         self._due = 0.0
-        for stream, last in numbers:
+        for place, last in numbers:
             # A finalizer or a signal handler may use the pool meanwhile: its uses have later
             # numbers.
-            for number in [*stream._use]:  # it was held or busy in the former loop
-                if number != FREE and abs(number) <= last and self._ends(stream, number):
-                    self._ask(stream, bridge)
+            for number in [*place]:  # it was lent or busy in the former loop
+                if number != FREE and abs(number) <= last and place.ends(number):
+                    self._ask(place, bridge)
         self._loop = getattr(bridge, "loop", _nothing) if len(self._contexts) == 1 else _nothing
+        self._launches, self._thread = bridge.launches, threading.get_ident()
         self._bridge = weakref.ref(bridge)
 
-    def _at_once(self, has_turn: bool = False) -> Stream | None:
+    def _at_once(self, launches: bool = False, has_turn: bool = False) -> Place | None:
         """Gives out a stream if one is free and no task waits.
 
         Args:
+            launches: Whether the task launches next, for which it may have to wait.
             has_turn: Whether the task has just been in `_launching`, so those there come later.
         """
         if not has_turn and len(self._recent) <= len(self._launching):
@@ -200,51 +197,46 @@ class PoolCore:
         loop, trio = self._loop(), turns.at_work
         is_usual = loop is not None and loop is _asyncio._get_running_loop() and not self._queue
         if is_usual and (trio is None or trio.name is None):
-            # This is what `_enter`, `_take` and `_hand_out` do for most requests.
+            # This is what `_enter` and `_take` do for most requests.
+            if launches and self._launches.wait:
+                return None
             try:
-                stream: Stream = self._recent.pop()
+                place: Place = self._recent.pop()
             except IndexError:
                 pass
             else:
-                state = stream._use
-                if state.pop(FREE, self) is None:
+                if place.pop(FREE, self) is None:
                     task = _task_of(loop)
-                    number = stream._number = stream._number + 1
-                    state[number] = task and _reference(task)
-                    return stream
+                    number = place.number = place.number + 1
+                    place[number] = task and _reference(task)
+                    return place
         bridge = self._enter()
-        taken = None if self._queue else self._take()
-        return None if taken is None else self._hand_out(taken, bridge)
+        if self._queue or (launches and bridge.launches.wait):
+            return None
+        return self._take(bridge)
 
-    def _take(self) -> Stream | None:
-        """Takes a free stream. The caller alone has it then, and puts the next item."""
+    def _take(self, bridge: loops.Bridge) -> Place | None:
+        """Gives out a free stream."""
         if len(self._contexts) > 1:
             # The device with the least in use is next, and equal ones take turns.
             taken = self._taken
-            used = Counter(each._context for each in self._streams if FREE not in each._use)
+            used = Counter(each.stream._context for each in self._places if FREE not in each)
             order = {each: (-used[each], -taken[each]) for each in self._contexts.values()}
             with contextlib.suppress(ValueError):  # there is none
-                best = max(self._recent[::-1], key=lambda stream: order[stream._context])
+                best = max(self._recent[::-1], key=lambda place: order[place.stream._context])
                 self._recent.remove(best)
                 self._recent.append(best)
         try:
             while True:
-                stream = self._recent.pop()
-                if stream._use.pop(FREE, self) is None:
-                    self._taken[stream._context] = self._next_ticket()
-                    return stream
+                place = self._recent.pop()
+                if place.pop(FREE, self) is None:
+                    self._taken[place.stream._context] = self._next_ticket()
+                    place.lend(bridge.current_task())
+                    return place
         except IndexError:
             return None
 
-    def _hand_out(self, stream: Stream, bridge: loops.Bridge) -> Stream:
-        task = bridge.current_task()
-        number = stream._number = stream._number + 1
-        # Weakly, because a pool must not keep a task, and what its frames hold, past its end. None
-        # in a callback of the loop.
-        stream._use[number] = task and _reference(task)
-        return stream
-
-    async def _acquire(self) -> Stream:
+    async def _acquire(self) -> Place:
         if observers and not is_observed():
             return await observed("StreamPool.acquire", PoolCore._acquire, self)
         bridge = loops.current_bridge()
@@ -260,13 +252,13 @@ class PoolCore:
             self._enter()
         return self._at_once() or await self._in_turn()
 
-    async def _in_turn(self, launches: Launches | None = None, is_limited: bool = True) -> Stream:
+    async def _in_turn(self, launches: bool = False, is_limited: bool = True) -> Place:
         """Waits until it is this task's turn.
 
         Args:
-            launches: Those of the loop, if the task launches next. Their turn comes first.
-                Otherwise tasks that wait only for that would have the streams, and nearly all
-                others would wait twice.
+            launches: Whether the task launches next. The turn for that comes first. Otherwise tasks
+                that wait only for that would have the streams, and nearly all others would wait
+                twice.
             is_limited: Whether `max_waiting` counts for the task.
         """
         self._enter()
@@ -275,17 +267,18 @@ class PoolCore:
         if most is not None and self._tasks() - len(self._recent) >= most:
             await loops.checkpoint()  # a task that tries again and again must not keep the loop
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
-        if launches and launches.wait:
+        turn = self._launches
+        if launches and turn.wait:
             ticket = self._next_ticket()
             try:
-                await waiting.launch_turn(launches, partial(self._note, ticket))
+                await waiting.launch_turn(turn, partial(self._note, ticket))
             finally:
                 self._launching.pop(ticket, None)
-            if stream := self._at_once(has_turn=True):
-                launches.turn_of = stream
-                return stream
+            if place := self._at_once(has_turn=True):
+                turn.turn_of = place.stream
+                return place
         here = loops.task_here()
-        if all((s._use.get(s._block_number) or _reference(s))() is here for s in self._streams):
+        if all((each.get(each.block) or _reference(each))() is here for each in self._places):
             process.log("a task waits for the end of its own blocks, perhaps for good: %r", self)
         ticket, kept = self._next_ticket(), loops.current_bridge().kept
         began = time.perf_counter() if is_limited else None
@@ -304,11 +297,10 @@ class PoolCore:
                 error = await future
                 if error is not None:
                     raise error
-                stream = self._take()
-                if stream is not None:
-                    self._hand_out(stream, loops.current_bridge())
+                place = self._take(loops.current_bridge())
+                if place is not None:
                     self._queue.pop(ticket, None)  # last, so that no other task comes in between
-                    return stream
+                    return place
         except BaseException as error:
             self._queue.pop(ticket, None)
             # The collector ends a lost task so, in any thread, and the futures are the loop's. The
@@ -350,90 +342,88 @@ class PoolCore:
 
     # ------------------------------------------------------------------------------- what came back
 
-    def _ends(self, stream: Stream, number: int) -> bool:
-        """Ends the state that has this number. If it was the state, the caller puts the next."""
-        return stream._use.pop(number, self) is not self
-
-    def _give(self, stream: Stream, number: int, error: object = None) -> None:
+    def _give(self, place: Place, number: int, error: object = None) -> None:
         """Ends a use, if it has not ended. `error` is what has ended the task's block."""
-        if self._ends(stream, number):
-            # The collector ends a lost task with a GeneratorExit, in any thread, perhaps in a
-            # finalizer, which may not call the driver. Then the loop asks the driver.
-            bridge = self._bridge()
-            if not isinstance(error, GeneratorExit):
-                self._ask(stream, bridge)
-            else:
-                self._ask_later(stream)
-                if bridge is not None:
-                    bridge.call_soon(partial(_ask_again_for, _reference(self), _reference(bridge)))
-
-    def _put_back(self, stream: Stream) -> None:
-        """The stream's work is done."""
-        stream._operand.shared.left = None
-        if self._closed:
-            self._end(stream)
+        if not place.ends(number):
             return
-        stream._use[FREE] = None
-        self._recent.append(stream)
+        # The collector ends a lost task with a GeneratorExit, in any thread, perhaps in a
+        # finalizer, which may not call the driver. Then the loop asks the driver.
+        bridge = self._bridge()
+        if isinstance(error, GeneratorExit):
+            self._ask_later(place)
+            if bridge is not None:
+                bridge.call_soon(partial(_ask_again_for, _reference(self), _reference(bridge)))
+        else:
+            self._ask(place, bridge)
+
+    def _put_back(self, place: Place) -> None:
+        """The stream's work is done."""
+        place.stream._operand.shared.left = None
+        if self._closed:
+            self._end(place)
+            return
+        place[FREE] = None
+        self._recent.append(place)
         if self._queue:
             self._wake(len(self._recent))
 
-    def _ask_later(self, stream: Stream) -> None:
-        stream._number += 1
-        stream._use[-stream._number] = None
+    def _ask_later(self, place: Place) -> None:
+        Busy(self, place, is_reported=False)
         self._asks = True  # last, because a signal handler may ask for the busy streams in between
 
-    def _ask(self, stream: Stream, bridge: loops.Bridge | None) -> None:
+    def _ask(self, place: Place, bridge: loops.Bridge | None) -> None:
         """Decides whether a stream that came back is free, or when the pool learns that."""
         if self._closed:
-            self._put_back(stream)
+            self._put_back(place)
             return
-        operand = stream._operand
+        operand = place.stream._operand
         # What goes on without its task, and enqueues more or still reads the stream's buffers, has
         # an item of its own here until it is over: a thread of `run_in_thread`, for example.
-        is_used = bool(operand.shared.held)
+        is_used, left, place.left = bool(operand.shared.held), place.left, None
         handle, waits = operand.handle, self._waits[operand.handle.value]
         code = driver.NOT_READY if is_used else _native.limited_query(handle, waits)
         if code <= _native.RESULT_CAPTURING:
             captures.end_left(operand)  # one that this library began
             code = _native.limited_query(handle, waits)
         if code == 0:
-            self._put_back(stream)
+            self._put_back(place)
         elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
-            self._drop(stream)
-        elif code > 0 and code != driver.NOT_READY and (failure := stream.context.health()):
+            self._drop(place)
+        elif code > 0 and code != driver.NOT_READY and (failure := operand.context.health()):
             self._failed(failure)
-            self._put_back(stream)
-        elif is_used or code != driver.NOT_READY or not self._watch(stream, waits, bridge):
+            self._put_back(place)
+        elif code == driver.NOT_READY and left is not None and not left.is_over:
+            left.at_end = Busy(self, place).over
+        elif is_used or code != driver.NOT_READY or not self._watch(place, waits, bridge):
             # Else it takes part in a capture of another stream, or the driver refused for once.
-            self._ask_later(stream)
+            self._ask_later(place)
             self._ask_again_soon(bridge)
 
-    def _watch(self, stream: Stream, waits: _native.WaitList, bridge: loops.Bridge | None) -> bool:
+    def _watch(self, place: Place, waits: _native.WaitList, bridge: loops.Bridge | None) -> bool:
         """Has an event behind the stream's work reported to the loop. Whether that is possible."""
         if bridge is None or not bridge.is_open:
             return False
         # The event may be complete at once. It is reported in the drain of the loop, which is not
         # before this thread is back there. The watcher polls it, because the loop may not run.
-        stream._number += 1
-        handle, entry = stream._handle, _Return(self, stream, -stream._number)
-        shared = stream._operand.shared
-        waits.label(stream._operand.name, shared.limit() if shared.left is None else shared.left)
+        operand = place.stream._operand
+        shared = operand.shared
+        waits.label(operand.name, shared.limit() if shared.left is None else shared.left)
         shared.left = None
-        if not _native.watch(handle, waits, bridge.queue, waiting.BY_WATCHER, entry):
-            return False
-        stream._use[entry.number] = entry
-        return True
+        state = Busy(self, place)
+        if _native.watch(operand.handle, waits, bridge.queue, waiting.BY_WATCHER, state):
+            return True
+        place.ends(-state.number)
+        return False
 
     def _ask_again(self) -> None:
-        """Asks for the busy streams that no event reports."""
+        """Asks for the busy streams whose end nothing reports."""
         if not self._asks:
             return
         self._asks = False  # first, because `_ask` may set it again
-        for stream in [*self._streams]:
-            for number, entry in stream._use.copy().items():
-                if number < FREE and entry is None and self._ends(stream, number):
-                    self._ask(stream, self._bridge())
+        for place in [*self._places]:
+            for number, state in place.copy().items():
+                if number < FREE and not state.is_reported and place.ends(number):
+                    self._ask(place, self._bridge())
 
     def _ask_again_soon(self, bridge: loops.Bridge | None) -> None:
         """Has the loop ask again for what no event reports, while that is needed."""
@@ -470,7 +460,7 @@ class PoolCore:
 
     def _holding(self, count: int) -> str:
         """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
-        states = [state for each in self._streams for state in each._use.copy().values()]
+        states = [state for each in self._places for state in each.copy().values()]
         tasks = [state() for state in states if isinstance(state, weakref.ref)]
         names = [repr(loops.task_name(task)) for task in tasks if task is not None][:_MOST_NAMES]
         if not names:
@@ -497,46 +487,24 @@ class PoolCore:
         self._closed, self._loop = True, _nothing
         self._wake(None, lambda: StreamClosedError(reason))
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop(self, place: Place) -> None:
         """The stream's owner has closed it. The pool continues without it."""
-        self._end(stream)
-        if not self._streams:
+        self._end(place)
+        if not self._places:
             self._refuse(f"the owners have closed all streams of the pool{self._called}")
 
-    def _not_lent(self) -> list[Stream]:
-        return [stream for stream in self._streams if max([*stream._use] or [FREE]) <= FREE]
+    def _not_lent(self) -> list[Place]:
+        return [place for place in self._places if max([*place] or [FREE]) <= FREE]
 
-    def _end(self, stream: Stream) -> None:
+    def _end(self, place: Place) -> None:
         """Closes a stream that no task holds."""
-        self._streams = [each for each in self._streams if each is not stream]
+        self._places = [each for each in self._places if each is not place]
         try:
-            drop_own(stream)
+            drop_own(place)
         finally:
             # `health` says it, and the end of a server or of a fixture has its own errors.
             with contextlib.suppress(ContextFailedError):
-                stream._close()
-
-
-class _Return:
-    """A busy stream whose end an event reports. It lives until the event is complete."""
-
-    __slots__ = ("number", "pool", "stream")
-
-    def __init__(self, pool: PoolCore, stream: Stream, number: int) -> None:
-        self.pool, self.number = weakref.ref(pool), number
-        # Keeps the stream until the work is done, even if the pool is collected before.
-        self.stream = stream
-
-    def complete(self, code: int, orphaned: bool) -> None:
-        """The work is done (`code` is 0), or has failed."""
-        pool, stream = self.pool(), self.stream
-        # If the loop is closed, this is the janitor's thread, and the pool's thread may be anywhere
-        # in the pool. The next loop that uses the pool asks for the stream itself.
-        if pool is None:
-            stream._use.pop(self.number, None)
-        # One that is being closed waits for its streams itself, and raises what it meets.
-        elif not orphaned and not pool._closed and pool._ends(stream, self.number):
-            pool._ask(stream, pool._bridge())
+                place.stream._close()
 
 
 def _ask_again_for(
@@ -558,7 +526,7 @@ def _ask_again_for(
     pool._wake(len(pool._recent))
 
 
-def give_own(streams: list[Stream], make: Callable[[Stream], Any]) -> None:
+def give_own(places: list[Place], make: Callable[[Stream], Any]) -> None:
     """Makes what belongs to each stream, with the stream current.
 
     Raises:
@@ -567,21 +535,24 @@ def give_own(streams: list[Stream], make: Callable[[Stream], Any]) -> None:
     """
     try:
         checks.plain_function(make, "each")
-        for stream in streams:
-            with stream.as_current():
-                stream._own = _native.plain_result(make(Kept(stream)))
-            if stream._own is None:
+        for place in places:
+            with place.stream.as_current():
+                own = _native.plain_result(make(Kept(place)))
+            if own is None:
                 raise TypeError(
                     "each(stream) returned None, but what it returns is what belongs to the stream"
                 )
+            place.own = own
     except BaseException:
-        for stream in streams:
-            drop_own(stream)
+        for place in places:
+            drop_own(place)
         raise
 
 
-def drop_own(stream: Stream) -> None:
+def drop_own(place: Place) -> None:
     """Lets go of what belongs to a stream, when the GPU has passed the stream's end."""
-    own = vars(stream).pop("_own", None)
-    if own is not None and _native.stream_query(stream._handle) != 0:
-        waiting.keep_until_passed(stream._operand, own)
+    own = getattr(place, "own", None)
+    if own is not None:
+        del place.own
+    if own is not None and _native.stream_query(place.stream._handle) != 0:
+        waiting.keep_until_passed(place.stream._operand, own)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from typing import Any
 
+from aiostream._servers.pool_places import FREE, Place
 from aiostream.stream import Stream
-
-FREE = 0  # see `pool_core.py`
 
 
 class Loan(Stream):
@@ -24,27 +24,28 @@ class Loan(Stream):
     """
 
     _owned = False
-    _use = ()  # `close` and its like are refused
     _is_in_block = False  # whose end gives it back
     _parent: Any = None  # the native handle of which borrowed ones are made, and which ends here
     _operand: Any = property(
-        lambda self: self._pools._operand if self._is_lent else self._pools._ended
+        lambda self: self._at.stream._operand if self._is_lent else self._at.ended
     )
     _handle: Any = property(lambda self: self._operand.handle)
-    _is_lent: Any = property(lambda self: self._number in self._pools._use)
+    _is_lent: Any = property(lambda self: self._number in self._at)
 
-    def __init__(self, stream: Stream, pool: Any = None) -> None:
+    def __init__(self, place: Place, pool: Any = None) -> None:
+        stream = place.stream
         self._name, self._mode, self._constants = stream._name, stream._mode, stream._constants
         self._label, self._context = stream._label, stream._context
-        # Last, because from now on the finalizer gives it back. `_pools` keeps the driver's stream.
-        self._pools, self._number, self._pool = stream, stream._number, pool
+        # Last, because from now on the finalizer gives it back. Its place keeps the stream.
+        self._place = weakref.ref(place)
+        self._at, self._number, self._pool = place, place.number, pool
 
     def end(self, error: object = None) -> None:
         """Gives the stream back, once. `error` is what has ended the block."""
         if (pool := self._pool) is not None:
             if self._parent is not None:
                 self._parent.close()
-            pool._give(self._pools, self._number, error)
+            pool._give(self._at, self._number, error)
             self._pool = None  # last, because after an interrupt this is called again
 
     # The defaults bind what is called, because the interpreter's end empties modules.
@@ -60,15 +61,15 @@ class Loan(Stream):
     def own(self) -> Any:
         """What `StreamPool(each=)` has made for this stream."""
         self._require_open()
-        return self._pools.own
+        return self._at.stream.own
 
     @property
     def handle(self) -> int:
         """As `Stream.handle`, also after the end, because memory may be freed by it."""
-        return self._pools.handle
+        return self._at.stream.handle
 
     def __eq__(self, other: object) -> bool:
-        return self._pools == getattr(other, "_pools", other)
+        return self._at.stream == (other._at.stream if isinstance(other, Loan) else other)
 
     __hash__ = Stream.__hash__
 
@@ -81,13 +82,13 @@ class Loan(Stream):
         return self._parent.borrow()
 
     def _traits(self) -> list[str]:
-        return self._pools._traits() + ["given back"] * (not self._is_lent)
+        return self._at.stream._traits() + ["given back"] * (not self._is_lent)
 
 
 class Kept(Loan):
     """The `Stream` that `each` got. It is refused while the pool's stream is free."""
 
-    _is_lent = property(lambda self: FREE not in self._pools._use)
+    _is_lent = property(lambda self: FREE not in self._at)
 
 
 # In errors, traces and lists they are streams.

@@ -132,7 +132,7 @@ Left = tuple[str | None, str | None, str | None]
 def left_here(fn: Any) -> Left:
     """Says so of the task that runs here."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _module(frame) in _LIBRARIES:
+    while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES:
         # Behind the coroutines of the task come the frames of its loop, and of what runs that.
         frame = frame.f_back if frame.f_code.co_flags & _MAY_SUSPEND else None
     task = loops.task_here()

@@ -200,9 +200,7 @@ async def synchronize_async(self: Any) -> None:
         # A cancellation or an interrupt. A stream's wait goes to the watcher, which recycles it
         # when its event is complete. Until then the GPU has not passed the event, and no other wait
         # may record it. The event may own a `Work`. A coroutine may be closed in any thread.
-        in_loop = not isinstance(problem, GeneratorExit) and getattr(self, "in_halves", False)
-        if wait.drop(self, in_loop):
-            self.is_left = True
+        wait.drop(self, not isinstance(problem, GeneratorExit))
         wait = answer = future = None  # they refer to the loop, and the exception to this frame
         raise
     if answer is not None:
@@ -422,18 +420,6 @@ def refuse(
 UNKNOWN_ERROR = 999
 
 
-class _Kept:
-    """Objects that live until the GPU has passed a point. The event behind it holds this."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = [held]
-
-    def complete(self, code: int, orphaned: bool) -> None:
-        """The GPU has passed (`code` is 0), or nothing proves that. In the janitor's thread."""
-        held, self.held = self.held, []
-        (_native.leak if code else process.release_in_thread)(held)
-
-
 def keep_until_passed(operand: Operand, keepalive: Any) -> None:
     """Keeps objects alive until the GPU has passed the current end of a stream.
 
@@ -441,10 +427,10 @@ def keep_until_passed(operand: Operand, keepalive: Any) -> None:
     counted as leaked.
     """
     # The event is on the janitor's queue, because this loop may end before the GPU has passed.
-    kept = _Kept(keepalive)
+    kept = Completion(None, operand.name, keepalive)
     waits = wait_list_of(operand)
     if not _native.watch(operand.handle, waits, process.ORPHANS, BY_WATCHER, kept):
-        kept.complete(UNKNOWN_ERROR, True)
+        _native.leak(keepalive)
 
 
 class AwaitedBlock(hints.Hinted):

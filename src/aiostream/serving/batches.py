@@ -317,19 +317,20 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             own: The future of the task that calls this, whose item alone is served: if no other one
                 comes within a turn, and a stream is free. Otherwise another task begins.
         """
-        tasks, pool, stream, number, thrown = self._tasks, self._pool, None, 0, list[object]()
+        tasks, pool, place, number, thrown = self._tasks, self._pool, None, 0, list[object]()
         try:
             if own is not None:
                 self._comes, tasks[id(batch)] = True, (batch, None)
                 await loops.yield_turn()
             if own is None or self._count() == 1:
-                stream = pool._at_once()
-            if stream is None:
+                place = pool._at_once()
+            if place is None:
                 self._comes = self._queues = own is None
                 if own is not None:
                     return
-                stream = await pool._in_turn(is_limited=False)
-            number, self._comes, self._queues = stream._number, False, False
+                place = await pool._in_turn(is_limited=False)
+            number, self._comes, self._queues = place.number, False, False
+            stream = place.stream
             run = stream.run_in_thread if self._in_thread else stream.run
             while True:
                 self._take_into(batch)
@@ -342,7 +343,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                     fn = waited.fn
                     observing.timed("queued", {f: began - at for f, (_, at) in batch.items()})
                 items = [item for item, _ in batch.values()]
-                call = run(fn, *pool._before(stream, (items,)))
+                call = run(fn, *pool._before(place, (items,)))
                 # In a context of its own, so that what one batch sets does not reach the next.
                 results = await waiting.within(self._context.copy(), call, thrown)
                 if waited is not None:
@@ -352,10 +353,10 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                 # The pool was closed meanwhile, or others want the stream.
                 if own is not None or pool._closed or len(pool._queue) > self._queues:
                     break
-            pool._give(stream, number)
+            pool._give(place, number)
         except BaseException as error:
-            if stream is not None and number:
-                pool._give(stream, number, error)
+            if place is not None and number:
+                pool._give(place, number, error)
             else:
                 self._comes = self._queues = False
             # The loop is gone, and the tasks that wait. A function may raise it too.

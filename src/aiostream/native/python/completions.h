@@ -49,6 +49,10 @@ static inline void completion_expect(CompletionObject *self, struct queue *queue
     self->queue = queue;
     self->queue_identity = queue->identity;
 }
+/* it has no future, and ends by an event that another function records */
+static inline void completion_is_watched(CompletionObject *self, struct wait *wait) {
+    self->wait = wait, self->recorded = true;
+}
 /* counts the future as pending, if it is new */
 void completion_begin(CompletionObject *);
 /* counts its end, if it is pending */

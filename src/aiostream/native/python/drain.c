@@ -55,8 +55,8 @@ static int do_watch(struct handle *stream, void *wait) {
 }
 
 /* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
- * and the owner hears of its end. Whether that was possible. A Work has pinned the stream, which
- * may be closed. */
+ * and the owner hears of its end. A Completion without a future only keeps its objects alive.
+ * Whether that was possible. A Work has pinned the stream, which may be closed. */
 static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     struct handle *stream;
     const struct waits *waits;
@@ -77,6 +77,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
     uint64_t ticket = wait_ticket(wait);
     set_owner(ticket, owner);
+    if (Py_IS_TYPE(owner, completion_type)) completion_is_watched((CompletionObject *)owner, wait);
     Py_BEGIN_ALLOW_THREADS
     status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
@@ -294,9 +295,11 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
         failed = answer_task(draining, (WaitObject *)object, status) ? 0 : -1;
     } else {
         struct wait *wait = is_work(object) ? wait_handed_back(status) : NULL;
-        if (wait) wait_drop(wait);
+        bool goes_on = wait && !is_child() && work_takes(object, wait, !draining->orphaned);
+        if (wait && !goes_on) wait_drop(wait);
         int code = wait ? -1 : code_of(draining, ticket, status);
-        if (Py_IS_TYPE(object, completion_type)) {
+        if (goes_on) { /* by a later ticket of the same event */
+        } else if (Py_IS_TYPE(object, completion_type)) {
             CompletionObject *completion = (CompletionObject *)object;
             failed = completion_complete(completion, code, draining->orphaned, passed);
         } else if (passed) {

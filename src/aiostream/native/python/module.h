@@ -87,8 +87,11 @@ PyObject *wait_list_order(PyObject *wait_list); /* borrowed */
 PyObject *WaitList_enqueue(PyObject *, PyObject *const *args, Py_ssize_t count);
 bool is_work(PyObject *);
 /* A Work owns a wait that its task has polled, and the watcher has it. Its end goes to its loop or
- * to the janitor. False: it is no Work, or there is no memory. */
-bool work_takes(PyObject *, struct wait *, bool in_loop);
+ * to the janitor. `here`: this is the thread of the loop. False: it is no Work, or there is no
+ * memory. */
+bool work_takes(PyObject *, struct wait *, bool here);
+/* An event owns a Work. Whether its end goes to its loop. */
+bool work_leaves(PyObject *, bool here);
 /* on a driver's thread, with the GIL */
 void run_host_function(uint64_t ticket, int status);
 

@@ -66,28 +66,26 @@ static void drop(WaitObject *self) {
     if (wait && !is_child()) wait_drop(wait);
 }
 
-/* drop(work, in_loop): no task waits any more. Whether a Work owns the wait now. Its end goes to
- * the loop, whose thread this is, or to the janitor. */
+/* drop(work, here): no task waits any more. If the wait was for a Work, that owns it now. `here`:
+ * this is the thread of the loop. */
 static PyObject *Wait_drop(PyObject *object, PyObject *args) {
     WaitObject *self = (WaitObject *)object;
     PyObject *work;
-    int in_loop;
-    if (!PyArg_ParseTuple(args, "Op", &work, &in_loop)) return NULL;
+    int here;
+    if (!PyArg_ParseTuple(args, "Op", &work, &here)) return NULL;
     uint64_t ticket = self->ticket;
-    bool given = false;
     self->ticket = 0;
     if (ticket && !is_child()) {
-        given = is_work(work) && replace_owner(ticket, object, work);
-        if (given && in_loop) Py_RETURN_TRUE;
+        bool is_left = is_work(work) && replace_owner(ticket, object, work);
+        if (is_left && work_leaves(work, here)) Py_RETURN_NONE;
         /* the janitor may deliver it once it is orphaned */
         replace_owner(ticket, object, NULL);
         wait_orphan(ticket);
-    } else if (self->wait && !is_child()) {
-        given = work_takes(work, self->wait, in_loop);
-        if (given) self->wait = NULL;
+    } else if (self->wait && !is_child() && work_takes(work, self->wait, here)) {
+        self->wait = NULL;
     }
     drop(self);
-    return PyBool_FromLong(given);
+    Py_RETURN_NONE;
 }
 
 /* leave_to(future): it gets the answer of a wait that was left, and is returned. In the loop's

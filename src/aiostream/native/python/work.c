@@ -3,10 +3,11 @@
  *
  * The task makes the call in the thread of its loop (begin), waits as for any stream, and takes the
  * result (end). Meanwhile only the frame of the task refers to the Work. If the task leaves before
- * the end, the GPU may still use all of it. Then the event behind the work owns it, and its keeper
- * ends it when the GPU has passed: that of the wait, whose ticket gets the Work for its owner, or
- * else one that the keeper records. If the frame dies, because an interrupt has
- * cut it short or the loop is gone, all of it goes to a new Work, and that to the keeper.
+ * the end, the GPU may still use all of it. Then the event behind the work owns it until the GPU
+ * has passed: that of the wait, whose ticket gets the Work for its owner, or else one that the
+ * keeper records. Then the keeper ends it, and calls what the pool of its stream has set. If the
+ * frame dies, because an interrupt has cut it short or the loop is gone, all of it goes to a new
+ * Work, and that to the keeper.
  *
  * The collector must not take what it refers to for garbage and call finalizers, because the GPU
  * may use it. So the type has a tp_del, the finalizer that Python had before PEP 442. The collector
@@ -27,8 +28,9 @@ typedef struct {
     PyObject *handle;  /* of the stream, which is pinned from begin to end */
     unsigned long thread;
     _Atomic bool pinned;
-    char left, in_halves; /* for `runs.py` */
-    int tries;            /* how often it was given to the keeper in vain */
+    char left, in_halves, in_loop; /* see the members */
+    int tries;                     /* how often it was given to the keeper in vain */
+    PyObject *at_end;              /* what is called at its end, if its task has left */
 } WorkObject;
 
 enum { MOST_TRIES = 3 };
@@ -66,8 +68,8 @@ static void give_away(WorkObject *self) {
         heir->left = false;
         heir->tries++;
         Py_INCREF(heir->keeper);
-        self->operand = self->mode = self->call = self->result = self->handle = self->left_by =
-            NULL;
+        self->operand = self->mode = self->call = self->result = self->handle = NULL;
+        self->left_by = self->at_end = NULL;
         if (done_with(PyObject_CallFunctionObjArgs(self->keeper, object, NULL)) < 0)
             PyErr_WriteUnraisable(self->keeper);
         Py_DECREF(object);
@@ -95,8 +97,8 @@ static void Work_dealloc(PyObject *object) {
     WorkObject *self = (WorkObject *)object;
     PyObject_GC_UnTrack(object);
     if (is_used(self) && !is_child()) give_away(self);
-    PyObject *fields[] = {self->operand, self->mode,   self->keeper, self->call,
-                          self->result,  self->handle, self->left_by};
+    PyObject *fields[] = {self->operand, self->mode,   self->keeper,  self->call,
+                          self->result,  self->handle, self->left_by, self->at_end};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) Py_XDECREF(fields[i]);
     free_object(object);
 }
@@ -158,6 +160,15 @@ static PyObject *Work_end(PyObject *object, PyObject *Py_UNUSED(unused)) {
     return result;
 }
 
+/* take(): the same, in a list, with all that was kept. */
+static PyObject *Work_take(PyObject *object, PyObject *Py_UNUSED(unused)) {
+    WorkObject *self = (WorkObject *)object;
+    PyObject *call = self->call ? self->call : Py_None;
+    PyObject *list = Py_BuildValue("[OO]", call, self->result ? self->result : Py_None);
+    if (list) Py_XDECREF(Work_end(object, NULL));
+    return list;
+}
+
 /* complete(code, orphaned): the GPU has passed the event that owns it; with a code, nothing proves
  * that; with -1, another event has to own it. */
 static PyObject *Work_complete(PyObject *object, PyObject *args) {
@@ -168,9 +179,18 @@ static PyObject *Work_complete(PyObject *object, PyObject *args) {
 
 bool is_work(PyObject *object) { return Py_IS_TYPE(object, work_type); }
 
-bool work_takes(PyObject *object, struct wait *wait, bool in_loop) {
-    uint64_t ticket = is_work(object) ? wait_reserve_end(wait, in_loop) : 0;
+bool work_leaves(PyObject *object, bool here) {
+    WorkObject *self = (WorkObject *)object;
+    self->left = true;
+    if (!self->in_halves) let_go(self);
+    return here && self->in_loop;
+}
+
+bool work_takes(PyObject *object, struct wait *wait, bool here) {
+    uint64_t ticket =
+        is_work(object) ? wait_reserve_end(wait, here && ((WorkObject *)object)->in_loop) : 0;
     if (!ticket) return false;
+    work_leaves(object, here);
     set_owner(ticket, object);
     wait_leave_to_watcher(wait);
     return true;
@@ -181,10 +201,8 @@ static PyObject *Work_let_go(PyObject *object, PyObject *Py_UNUSED(unused)) {
     Py_RETURN_NONE;
 }
 
-static PyObject *Work_objects(PyObject *object, void *Py_UNUSED(unused)) {
-    WorkObject *self = (WorkObject *)object;
-    if (!is_used(self)) Py_RETURN_NONE;
-    return PyTuple_Pack(2, self->call, self->result ? self->result : Py_None);
+static PyObject *Work_is_over(PyObject *object, void *Py_UNUSED(unused)) {
+    return PyBool_FromLong(!is_used((WorkObject *)object));
 }
 
 static PyMethodDef work_methods[] = {
@@ -192,6 +210,8 @@ static PyMethodDef work_methods[] = {
     METHOD(Work, begin, FASTCALL),
     /* Lets go of everything: what the call has returned. */
     METHOD(Work, end, NOARGS),
+    /* The same: what it has kept. */
+    METHOD(Work, take, NOARGS),
     /* Lets go of the stream, and not of the objects. */
     METHOD(Work, let_go, NOARGS),
     /* The GPU has passed the event that owns it. */
@@ -205,11 +225,13 @@ static PyMemberDef work_members[] = {
     {"left_by", T_OBJECT, offsetof(WorkObject, left_by), 0, "The task that has left it."},
     {"is_left", T_BOOL, offsetof(WorkObject, left), 0, "Whether an event owns it."},
     {"in_halves", T_BOOL, offsetof(WorkObject, in_halves), 0, "Whether it is at a `yield`."},
+    {"in_loop", T_BOOL, offsetof(WorkObject, in_loop), 0, "Whether its end goes to its loop."},
+    {"at_end", T_OBJECT, offsetof(WorkObject, at_end), 0, "What is called at its end."},
     {"thread", T_ULONG, offsetof(WorkObject, thread), READONLY, "The thread that has begun it."},
     {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef work_properties[] = {
-    {"objects", Work_objects, NULL, "What the GPU may use. None: nothing.", NULL},
+    {"is_over", Work_is_over, NULL, "Whether the GPU uses nothing of it any more.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 /* A call on a stream, until its task has seen the end of the work. */
