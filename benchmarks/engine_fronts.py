@@ -67,12 +67,10 @@ class Application:
     async def begin(self) -> None:
         """Loads the model, in a worker."""
         self._level, self._stack = level(), contextlib.AsyncExitStack()
-        model = engine_servers.Model()
-        self._expected = json.dumps(model.expected()).encode()
         if self._level < MODEL:
             batches = without_model()
         else:
-            batches = engine_servers.with_batches(model, True, False)
+            batches = engine_servers.with_batches(engine_servers.Model(), True, False)
         self._score = await self._stack.enter_async_context(batches)
         await self._score(0)
         gc.collect()
@@ -112,10 +110,7 @@ class Application:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        if scope["path"] == "/expected":
-            found = self._expected
-        else:
-            found = await self._answer(body, receive)
+        found = await self._answer(body, receive)
         length = str(len(found)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -130,10 +125,7 @@ class Application:
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """RSGI."""
         body = await protocol() if self._level else b""
-        if scope.path == "/expected":
-            found = self._expected
-        else:
-            found = await self._answer(body, protocol)
+        found = await self._answer(body, protocol)
         protocol.response_bytes(200, [("content-type", "application/json")], found)
 
 
@@ -154,13 +146,7 @@ def starlette() -> Any:
         score = await served._score((await request.json())["item"])
         return responses.JSONResponse({"score": score})
 
-    async def expected(request: Any) -> Any:
-        return responses.Response(served._expected)
-
-    routes = [
-        routing.Route("/predict", predict, methods=["POST"]),
-        routing.Route("/expected", expected),
-    ]
+    routes = [routing.Route("/predict", predict, methods=["POST"])]
     return importlib.import_module("starlette.applications").Starlette(
         routes=routes, lifespan=lifespan
     )

@@ -2,9 +2,9 @@
 
     python -m benchmarks.engine_servers 'aiostream graphs' 8000
 
-Each answers `POST /predict` with `{"item": 7}` by `{"score": 0.5}`; mosec's path is `/inference`.
-They share the model, its pinned buffers, its graphs and the largest batch. The engines are used as
-their documents recommend: one process with the model.
+Each answers `POST /predict` with `{"item": 7}` by `{"score": 0.5}`. `expected` in place of a way
+prints the scores of all items. They share the model, its pinned buffers, its graphs and the largest
+batch. The engines are used as their documents recommend: one process with the model.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import json
 import os
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import aiostream
@@ -221,9 +223,7 @@ def fastapi_server(way: Callable[..., Any], *options: Any) -> Callable[[int], No
 
         @contextlib.asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-            model = Model()
-            app.state.expected = model.expected()
-            async with way(model, *options) as app.state.score:
+            async with way(Model(), *options) as app.state.score:
                 await app.state.score(0)
                 gc.collect()
                 gc.freeze()
@@ -237,11 +237,6 @@ def fastapi_server(way: Callable[..., Any], *options: Any) -> Callable[[int], No
         # FastAPI reads it, and a name of this function would not be found by its string.
         predict.__annotations__ = {"request": Request, "return": dict[str, float]}
         app.post("/predict")(predict)
-
-        @app.get("/expected")
-        async def expected() -> list[float]:
-            found: list[float] = app.state.expected
-            return found
 
         uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
 
@@ -270,11 +265,18 @@ def mosec_server(wait: int) -> Callable[[int], None]:
     """A server of mosec."""
 
     def serve(port: int) -> None:
-        mosec = importlib.import_module("mosec")
+        mosec: Any = importlib.import_module("mosec")
+        runtime: Any = importlib.import_module("mosec.runtime")
+        # mosec looks for its program where this Python's are. `pip install --target` puts it
+        # elsewhere, into a `bin` of a folder above the package.
+        programs = (folder / "bin" / "mosec" for folder in Path(mosec.__file__).parents)
+        program = next(filter(Path.is_file, programs))
+        runtime.get_mosec_path = lambda: program
         worker = importlib.import_module("benchmarks.engine_mosec").Scorer
         sys.argv = ["mosec", "--address", "127.0.0.1", "--port", str(port), "--timeout", "60000"]
         server = mosec.Server()
-        server.append_worker(worker, num=1, max_batch_size=MOST, max_wait_time=wait)
+        options = {"max_batch_size": MOST, "max_wait_time": wait, "route": "/predict"}
+        server.append_worker(worker, num=1, **options)
         server.run()
 
     return serve
@@ -307,4 +309,7 @@ WAYS: dict[str, tuple[str, Callable[[int], None]]] = {
 if __name__ == "__main__":
     if os.environ.get("AIOSTREAM_SIMULATOR"):
         aiostream.Device(0)
-    WAYS[sys.argv[1]][1](int(sys.argv[2]))
+    if sys.argv[1] == "expected":
+        print(json.dumps(Model().expected()))
+    else:
+        WAYS[sys.argv[1]][1](int(sys.argv[2]))

@@ -65,6 +65,15 @@ def test_fronts_and_their_parts_are_measured(driver_kind: str, tmp_path: Path) -
     assert "| `Batches` on granian, RSGI, two workers | " in done.stdout
 
 
+@pytest.mark.slow
+def test_an_engine_is_measured_and_checked_alone(driver_kind: str) -> None:
+    pytest.importorskip("mosec")
+    options = ["--rounds", "1", "--seconds", "1", "--clients", "4", "--ways", "mosec graphs"]
+    done = command(driver_kind, "proof", "--peers", *options, path=torch_path(driver_kind))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out" not in done.stdout
+
+
 def test_the_sets_of_ways_are_known_and_named() -> None:
     assert {*engines.SETS["fronts"], *engines.SETS["parts"]} <= engines.KNOWN.keys()
     assert {*engines.SETS["fronts"]} <= names.NAMES.keys()
