@@ -60,11 +60,11 @@ class Wheel(bdist_wheel):
 
 
 def library(name: str, folder: str, *link: str) -> Extension:
-    """A library of the C files in a folder. It is built again if any header has changed."""
+    """A library of the C files in a folder and those in it. Any header's change builds it again."""
     return Extension(
         name,
-        sources=sorted(glob(f"{folder}/*.c")),
-        depends=sorted(glob("src/nogpu/*/*.h")),
+        sources=sorted(glob(f"{folder}/**/*.c", recursive=True)),
+        depends=sorted(glob("src/nogpu/**/*.h", recursive=True)),
         extra_compile_args=compile_args,
         extra_link_args=[*link_args, *link],
     )

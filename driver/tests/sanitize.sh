@@ -13,7 +13,7 @@ runtime=$(gcc -print-file-name=$name)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 gcc -std=c11 -O1 -g -fsanitize=$flags -fno-omit-frame-pointer -fPIC -fvisibility=hidden -shared -pthread \
-    -Wl,-soname,libcuda.so.1 -o "$build/libcuda.so" "$root"/src/nogpu/simulator/*.c
+    -Wl,-soname,libcuda.so.1 -o "$build/libcuda.so" "$root"/src/nogpu/simulator/*/*.c
 # glibc frees and reuses the thread-local storage of finished threads behind ThreadSanitizer's back.
 printf 'race:_dl_deallocate_tls\n' >"$build/suppressions"
 # ThreadSanitizer needs the address layout that it knows; the interpreter itself leaks, so leaks are not looked for.
