@@ -20,6 +20,7 @@ from compiling import ENGINE, PROGRAMS, gcc, run_command
 from support import FULL, LIMIT, chosen_seconds, chosen_seed
 
 ENGINE_FILES = sorted(ENGINE.glob("*.c"))
+SIMULATOR = PROGRAMS.parents[1] / "driver" / "src" / "nogpu" / "simulator"
 SANITIZERS = {
     "thread": (
         ["-fsanitize=thread"],
@@ -43,8 +44,8 @@ FIXED_LAYOUT = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") 
 FLAGS = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-error=tsan"]
 
 
-def compile_all(folder: Path) -> None:
-    for source in ENGINE_FILES:
+def compile_all(folder: Path, sources: Sequence[Path] = ENGINE_FILES) -> None:
+    for source in sources:
         gcc(*FLAGS, "-fPIC", "-c", source, "-o", folder / f"{source.stem}.o")
 
 
@@ -150,6 +151,15 @@ def test_engine_needs_no_symbol_of_python_or_the_driver(
 
 def test_no_symbols_of_the_engine_run_in_a_circle(objects: list[Path]) -> None:
     """Its files use each other in one direction, also where one header has what two of them do."""
+    sort_by_symbols(objects)
+
+
+def test_no_symbols_of_the_simulator_run_in_a_circle(tmp_path: Path) -> None:
+    compile_all(tmp_path, sorted(SIMULATOR.glob("*/*.c")))
+    sort_by_symbols(sorted(tmp_path.iterdir()))
+
+
+def sort_by_symbols(objects: list[Path]) -> None:
     known: dict[str, set[str]] = {}
     for kind in ("defined", "undefined"):
         for path in objects:

@@ -20,7 +20,7 @@
 #define AGAIN CALL
 #include "functions.h"
 
-/* --- control.c and kernels.c --- */
+/* --- base/entry.c, exports/control.c and kernels/kernels.c --- */
 EXPORT CUresult nogpu_configure(int devices, int driver_version, size_t memory_bytes,
                                 int hardware_queues);
 EXPORT CUresult nogpu_fail(const char *name, CUresult code, unsigned long nth);

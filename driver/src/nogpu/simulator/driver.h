@@ -4,6 +4,12 @@
  * otherwise. No thread takes another lock while it holds this one, and nothing of the user's (host
  * function, callback, kernel, big copy) runs under it. Handles cross the API as plain pointers.
  * They are looked up before they are followed, so a stale one answers 400 and does not crash.
+ *
+ * The files lie in folders by subject: base (the state, memory, handles, and how calls begin and
+ * end), streams (their queues, events, and the engine that moves them), memory, kernels, captures,
+ * graphs, devices, and exports (the tables of functions, and what tests control). They use each
+ * other in no circle. So base calls what must happen when a call or a thread ends by a pointer in
+ * the thread's state.
  */
 #ifndef NOGPU_DRIVER_H
 #define NOGPU_DRIVER_H
@@ -292,6 +298,7 @@ struct module {
     struct variable *variables; /* those that were asked for */
 };
 
+enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 }; /* CUstreamCaptureMode */
 struct capture {
     int references; /* streams in it, events recorded in it */
     uint64_t id;
@@ -364,16 +371,30 @@ struct thread_state {
         uint64_t id;
     } *streams;
     size_t stream_count;
+    void (*at_end)(void); /* gives these streams up; NULL: there are none */
     int capture_mode;
     bool in_host_function, is_engine;
     const struct call *call; /* that it is in, or was in last */
-    /* destroyed when the call that released them is over */
-    struct { struct user_object *first, *last; } dead;
+    /* destroyed by `destroy` when the call that released them is over */
+    struct {
+        struct user_object *first, *last;
+        void (*destroy)(void); /* without the lock */
+    } dead;
 };
+
+/* --- base/state.c --- */
 struct thread_state *this_thread(void);
 #define me (*this_thread())
+CUresult current_context(struct context **out);
+CUresult find_context(CUcontext handle, struct context **out);
+CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock while it waits */
+void wake(struct waiter **list, uint64_t done);
+uint64_t now_ns(void);
+bool host_exiting(void);
+bool start_thread(void *(*function)(void *), void *argument);
+void start_host_thread(void *(*function)(void *), void *argument);
 
-/* --- entry.c: how every call begins and ends --- */
+/* --- base/entry.c: how every call begins and ends --- */
 enum {
     PURE = 1,    /* needs nothing: no cuInit, no lock */
     DEAD_OK = 2, /* answers after a sticky error too */
@@ -390,7 +411,7 @@ enum call_id {
 };
 CUresult enter(enum call_id id, unsigned rules); /* OK: the lock is held (unless PURE) */
 CUresult leave(CUresult code);
-CUresult initialise(void);
+void in_forked_child(void);
 #define ENTER(name, rules)                                                                         \
     do {                                                                                           \
         CUresult enter_code = enter(CALL_##name, (rules));                                         \
@@ -405,26 +426,18 @@ struct call {
 extern struct call calls[];
 int find_call(const char *name);
 
-/* --- versions.c --- */
-struct version {
-    const char *name;
-    int version;
-    void (*function)(void);
-    void (*per_thread)(void);
-};
-extern const struct version versions[];
-extern const size_t version_count;
-
-/* --- alloc.c: zeroed memory --- */
-bool alloc_ready(void);                      /* whether a call may begin */
-void *alloc_need(size_t bytes);              /* in the middle of a call: never NULL */
-void *alloc_more(void *old, size_t bytes);   /* realloc, never NULL; what is new is not zeroed */
+/* --- base/alloc.c: zeroed memory --- */
+bool alloc_ready(void);                    /* whether a call may begin */
+void *alloc_need(size_t bytes);            /* in the middle of a call: never NULL */
+void *alloc_more(void *old, size_t bytes); /* realloc, never NULL; what is new is not zeroed */
+/* an array with room for one more */
+void *alloc_room(void *array, size_t count, size_t *space, size_t size);
 void *alloc_try(size_t bytes);               /* or NULL */
 char *alloc_text(const char *text);          /* a copy, or NULL */
 bool alloc_has(size_t count, size_t bytes);  /* whether they are there, for what a program sizes */
 _Noreturn void give_up(const char *message); /* ends the process */
 
-/* --- handles.c --- */
+/* --- base/handles.c --- */
 void *object_new(enum object_kind kind, size_t bytes);
 /* makes a handle of what was made otherwise */
 void object_register(void *object, enum object_kind kind);
@@ -437,23 +450,17 @@ bool object_is_buried(const void *handle);
 void note_use_of_gone(void);
 void *object_find(const void *handle, enum object_kind kind);
 
-/* --- context.c --- */
-CUresult current_context(struct context **out);
-CUresult find_context(CUcontext handle, struct context **out);
-struct context *context_make(int device);
-
-/* --- stream.c --- */
+/* --- streams/stream.c --- */
 CUresult find_stream(CUstream handle, struct stream **out);
 struct stream *stream_make(struct context *context, unsigned flags, int priority);
 /* no handle names it, and it goes when it is empty */
 struct stream *stream_make_hidden(struct context *context, int priority);
-void stream_release(struct stream *stream); /* frees it if destroyed, empty and unwatched */
 CUresult stream_wait(struct stream *stream, uint64_t target);
 CUresult drain(struct stream *stream);
 CUresult context_drain(struct context *context);
 void streams_unregister(struct context *context);
 
-/* --- ops.c --- */
+/* --- streams/ops.c --- */
 struct op *op_new(enum op_kind kind, size_t payload_bytes);
 void op_free(struct op *op);
 struct op *op_copy(const struct op *pattern);
@@ -463,110 +470,121 @@ CUresult enqueue(struct stream *stream, struct op *op);
 CUresult enqueue_room(struct stream *stream, unsigned depth);
 void enqueue_now(struct stream *stream, struct op *op); /* never blocks */
 void op_done(struct op *op);
-CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock while it waits */
-void wake(struct waiter **list, uint64_t done);
+void stream_release(struct stream *stream); /* frees it if destroyed, empty and unwatched */
 
-/* --- engine.c --- */
+/* --- streams/ready.c --- */
+uint64_t shuffled_place(const struct op *op);
 void make_ready(struct stream *stream);
+struct stream *take_ready(void); /* NULL: there is none */
+void ready_wait(uint64_t until);
+void ready_start(void);
+struct marker *marker_new(void);
+void marker_release(struct marker *marker);
+void marker_finish(struct marker *marker, uint64_t time);
+CUresult marker_wait(struct marker *marker);
+
+/* --- streams/engine.c --- */
 void fault(CUresult code);
 void fault_wait_settled(void);
-uint64_t now_ns(void);
-uint64_t shuffled_place(const struct op *op);
-void engine_poke(void);
 CUresult engine_start(void);
 
-/* --- queues.c --- */
+/* --- streams/queues.c --- */
 bool needs_queue(const struct op *op);
 void queue_request(struct stream *stream, struct op *op);
 void queue_release(struct stream *stream, struct op *op);
 void queue_unregister(struct stream *stream);
 bool queue_blocks(struct stream *stream, const struct op *op);
 
-/* --- hostthread.c --- */
+/* --- streams/hostthread.c --- */
 void host_push(struct op *op);
-bool host_exiting(void);
-void start_quiet_thread(void *(*function)(void *), void *argument);
 void host_wait_idle(struct context *context);
 void host_wait_empty(void);
 
-/* --- event.c --- */
-struct marker *marker_new(void);
-void marker_release(struct marker *marker);
-void marker_finish(struct marker *marker, uint64_t time);
-CUresult marker_wait(struct marker *marker);
-void event_unregister_capture(struct event *event);
+/* --- streams/record.c --- */
+bool event_is_gone(const struct event *event);
 struct event *find_event(CUevent handle);
+void capture_release(struct capture *capture);
+void event_unregister_capture(struct event *event);
 void event_release(struct event *event);
 struct op *event_record_op(struct event *event);
 /* NULL: there is nothing to wait for. (On the legacy stream, a wait for a complete event is still a
  * barrier between blocking streams.) */
 struct op *event_wait_op(const struct event *event, bool on_legacy);
 
-/* --- device.c --- */
+/* --- devices/device.c --- */
 /* CUDA_VISIBLE_DEVICES; NULL: all. Changes nothing if it fails */
 CUresult devices_choose(const char *visible);
 
-/* --- memory.c --- */
+/* --- memory/allocations.c --- */
+struct allocation *allocation_before(uintptr_t address);
 struct allocation *find_allocation(const void *address);
 CUresult check_device_memory(CUdeviceptr address, size_t bytes);
-void memory_free_device(void *base);
-CUresult memory_make_device(struct context *context, size_t bytes, void **out);
+bool is_on_device(const struct allocation *allocation);
+struct allocation *allocation_add(void *base, size_t bytes, struct context *context, int kind,
+                                  unsigned flags);
+void allocation_remove(struct allocation *allocation);
+CUresult memory_make(struct context *context, size_t bytes, int kind, unsigned flags, void **out);
 CUresult memory_make_from(struct pool *pool, struct context *context, size_t bytes, void **out);
+void memory_free_device(void *base);
+void memory_release_context(struct context *context);
 
-/* --- pool.c --- */
+/* --- memory/graphmemory.c --- */
+void memory_freed(void *base);
+
+/* --- memory/pool.c --- */
+struct pool *pool_now(int device);
 int pool_device(const struct pool *pool); /* -1: none */
 int pool_kind(const struct pool *pool);
 int pool_handles(const struct pool *pool);
 bool pool_lets(const struct pool *pool, int device);
 CUresult pool_take(struct pool *pool, size_t bytes);
 void pool_give(struct pool *pool, size_t bytes); /* may free it */
-void memory_release_context(struct context *context);
 
-/* --- kernels.c, module.c, function.c --- */
+/* --- kernels/kernels.c, kernels/function.c --- */
 const struct kernel *find_kernel(const char *name, size_t length);
 void kernel_run(struct op *op); /* without the lock */
 bool kernel_is_timed(const struct op *op, uint64_t *duration);
 CUresult kernel_fault(const struct op *op); /* the sticky error that it raises, or OK */
 void kernel_unpack(struct op *op, void **parameters);
 size_t kernel_alignment(const struct kernel *kernel, unsigned parameter);
+struct op *kernel_pack(const struct kernel *kernel, void **parameters, void **extra);
 void function_start(struct function *function);
 bool function_runs_at_once(const struct function *function, const CUlaunchConfig *config);
 bool function_can_launch(const struct function *function, unsigned shared_bytes, uint64_t threads);
+bool function_fits(const struct function *function, const struct context *context);
 
-/* --- capture.c --- */
+/* --- captures/forbidden.c --- */
 CUresult capture_forbids_unsafe(void);
 CUresult capture_forbids_query(struct stream *stream);
 CUresult capture_forbids_question(struct stream *stream);
 CUresult capture_forbids_legacy(struct stream *stream);
+CUresult capture_unsupported(struct stream *stream);
+void capture_invalidate(struct capture *capture);
+struct capture *capture_into(const struct graph *graph);
+/* or into a child graph of it, however deep */
+struct capture *capture_inside(const struct graph *graph);
+
+/* --- captures/captured.c --- */
 CUresult capture_add(struct stream *stream, struct op *op, int type); /* owns op */
 CUresult capture_add_kernel(struct stream *stream, struct op *op,
                             const struct attributes *attributes);    /* owns op */
 CUresult capture_add_node(struct stream *stream, struct node *node); /* owns node */
 CUresult capture_record(struct stream *stream, struct event *event);
 CUresult capture_wait(struct stream *stream, struct event *event);
-CUresult capture_unsupported(struct stream *stream);
-void capture_invalidate(struct capture *capture);
-void capture_exempt(struct capture *capture, struct node *node);
-struct capture *capture_into(const struct graph *graph);
-/* or into a child graph of it, however deep */
-struct capture *capture_inside(const struct graph *graph);
+void capture_join(struct stream *stream, struct capture *capture);
+void capture_end(struct capture *capture);
+void capture_discard(struct capture *capture);
 void capture_unregister_stream(struct stream *stream);
-void capture_release(struct capture *capture);
 
-/* --- attributes.c --- */
+/* --- kernels/attributes.c --- */
+enum owner { OF_STREAMS, OF_KERNELS, OF_LAUNCHES };
 void attributes_start(struct attributes *attributes, int priority);
 int clamped_priority(int priority);
-CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out);
+CUresult attribute_get(const struct attributes *attributes, enum owner owner, int which, void *out);
 CUresult attributes_of_launch(struct attributes *attributes, const CUlaunchConfig *config,
                               const struct function *function);
 unsigned largest_cluster(const struct function *function);
-CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which,
+CUresult attribute_set(struct attributes *attributes, enum owner owner, int which,
                        const void *value);
-
-/* --- userobject.c --- */
-void user_objects_destroy(void); /* this thread's dead; without the lock */
-
-/* --- control.c --- */
-CUresult injected_fault(struct call *call, unsigned long nth);
 
 #endif

@@ -66,6 +66,16 @@ struct host_params {
     CUcontext context;
     CUgreenCtx green;
 };
+/* CUstreamBatchMemOpType */
+enum {
+    WAIT_32 = 1,
+    WRITE_32 = 2,
+    FLUSH = 3,
+    WAIT_64 = 4,
+    WRITE_64 = 5,
+    BARRIER = 6,
+    REDUCTION = 8
+};
 union word_params {
     int operation;
     struct {
@@ -126,6 +136,16 @@ struct instantiate_params {
     CUstream upload;
     CUgraphNode error;
     int result;
+};
+/* CUgraphExecUpdateResult */
+enum {
+    UPDATED = 0,
+    UPDATE_ERROR = 1,
+    TOPOLOGY_CHANGED = 2,
+    TYPE_CHANGED = 3,
+    PARAMETERS_CHANGED = 5,
+    FUNCTION_CHANGE = 7,
+    ATTRIBUTES_CHANGED = 8,
 };
 struct update_info {
     int result;
@@ -214,7 +234,7 @@ struct executable {
     struct marker *last; /* the end of its latest launch; NULL: none yet */
 };
 
-/* --- dependencies.c --- */
+/* --- graphs/dependencies.c --- */
 void dependencies_set(struct dependencies *to, const struct dependencies *from);
 void dependencies_clear(struct dependencies *dependencies);
 /* false: is there already */
@@ -226,72 +246,69 @@ CUresult dependencies_read(const struct graph *graph, const CUgraphNode *handles
 bool edge_fits(const struct edge *edge, const struct node *from, const struct node *to);
 bool edges_plain(const struct dependencies *dependencies);
 bool edge_is_plain(const struct edge *edge);
+CUresult copy_out_count(size_t *count, size_t found, bool listed);
 
-/* --- graph.c --- */
+/* --- graphs/graph.c --- */
 struct graph *graph_new(bool hidden);
 void graph_free(struct graph *graph);
 struct graph *graph_copy(const struct graph *graph, bool hidden);
 bool graph_has_room(const struct graph *graph); /* whether there is memory for a copy */
+bool graph_has_memory(const struct graph *graph);
 struct node *node_new(int type);
 void node_free(struct node *node);
 struct node *node_copy(const struct node *node, bool hidden); /* its work, not its dependencies */
 /* takes over the work of `with`, and frees it */
 void node_refill(struct node *node, struct node *with);
 void node_add_op(struct node *node, struct op *op);
+void node_describe_kernel(struct node *node);
 /* owns node */
 CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before);
 struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool deep);
 bool graph_order(struct graph *graph, struct node **order); /* false: it has a cycle */
-CUresult copy_out_count(size_t *count, size_t found, bool listed);
 
-/* --- nodework.c --- */
+/* --- graphs/nodework.c --- */
 CUresult node_make(int type, const struct node_params *params, struct node **out);
 void node_describe(struct node *node, struct node_params *out);
-void node_describe_kernel(struct node *node);
+CUresult word_ops(const union word_params *words, size_t count, struct node *node);
+CUresult make_free(struct node *node, CUdeviceptr address);
 
-/* --- nodes.c --- */
+/* --- graphs/nodes.c --- */
 struct node_params copy_node_params(const struct copy_params *params, CUcontext context);
 struct node_params fill_node_params(const struct fill_params *params, CUcontext context);
 struct node_params host_node_params(const struct host_params *params);
 bool node_params_valid(const struct node_params *params);
+
+/* --- kernels/function.c --- */
 struct op *kernel_op(const struct kernel_params *params, const struct function *function);
 CUresult kernel_context(const struct function *function, CUcontext handle, struct context **out);
 
-/* --- memop.c --- */
-CUresult word_ops(const union word_params *words, size_t count, struct node *node);
-
-/* --- executable.c, launch.c --- */
+/* --- graphs/launch.c --- */
 bool executable_lay_out(struct executable *executable);
 void executable_unlay(struct executable *executable);
-CUresult node_can_become(const struct node *old, const struct node *new, int *result);
 void flight_renew(struct executable *executable);
-void launch_refs_release(struct launch_refs *launch_refs); /* by a call */
-void launch_refs_drop(struct launch_refs *launch_refs);    /* by an op that is gone */
 
-/* --- graphmemory.c --- */
+/* --- memory/graphmemory.c --- */
 CUresult graph_memory_new(struct context *context, size_t bytes, struct graph_memory **out);
 void graph_memory_release(struct graph_memory *memory);
 CUresult graph_memory_end(struct graph_memory *memory);
-bool graph_has_memory(const struct graph *graph);
-bool graph_memory_instantiated(const struct graph *graph);
-CUresult graph_memory_can_launch(const struct executable *executable, bool frees_first);
-void graph_memory_launch(const struct executable *executable);
-CUresult make_alloc(struct node *node, const struct alloc_params *params);
-CUresult make_free(struct node *node, CUdeviceptr address);
-void describe_memory(const struct node *node, struct alloc_params *out);
+
+/* --- captures/captured.c --- */
 CUresult graph_memory_capture(struct stream *stream, size_t bytes, CUdeviceptr *out);
 CUresult graph_memory_capture_free(struct stream *stream, CUdeviceptr address);
 
-/* --- recapture.c --- */
+/* --- captures/recapture.c --- */
+CUresult node_can_become(const struct node *old, const struct node *new, int *result);
 struct recapture *recapture_new(CUrecaptureFn function, void *user_data);
 /* owns node; out: the graph's own */
 CUresult recapture_node(struct stream *stream, struct node *node, struct node **out);
 CUresult recapture_end(struct capture *capture);
 
-/* --- userobject.c --- */
+/* --- graphs/userobject.c --- */
 void user_object_retain(struct user_object *object);
 void user_object_release(struct user_object *object, unsigned count); /* by a call */
 void user_object_drop(struct user_object *object);                    /* by a launch in flight */
+void launch_refs_release(struct launch_refs *launch_refs);            /* by a call */
+void launch_refs_drop(struct launch_refs *launch_refs);               /* by an op that is gone */
 void user_objects_wait(void);
 void holdings_copy(struct graph *to, const struct graph *from);
 void holdings_release(struct graph *graph);

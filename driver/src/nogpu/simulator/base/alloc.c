@@ -56,6 +56,12 @@ void *alloc_more(void *old, size_t bytes) {
     return memory;
 }
 
+void *alloc_room(void *array, size_t count, size_t *space, size_t size) {
+    if (count < *space) return array;
+    *space = *space ? *space * 2 : 64;
+    return alloc_more(array, *space * size);
+}
+
 void *alloc_try(size_t bytes) { return calloc(1, bytes); }
 
 char *alloc_text(const char *text) {

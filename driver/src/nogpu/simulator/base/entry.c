@@ -4,6 +4,7 @@
 
 #include "../api.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -22,6 +23,82 @@ int find_call(const char *name) {
 static void delay(uint64_t ns) {
     struct timespec time = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     while (nanosleep(&time, &time) != 0);
+}
+
+/* --- injected faults --- */
+
+/* It has its own lock, under which no other is taken, because calls look here before they take
+ * sim.lock. */
+static pthread_mutex_t faults_lock = PTHREAD_MUTEX_INITIALIZER;
+enum { HANGS = -1 }; /* in place of a code: the call does not return until faults are cleared */
+static struct injected {
+    struct call *call;
+    unsigned long nth;
+    CUresult code;
+    struct injected *next;
+} *injected;
+
+EXPORT CUresult nogpu_fail(const char *name, CUresult code, unsigned long nth) {
+    int id = find_call(name);
+    if (id < 0 || nth == 0) return id < 0 ? NOT_FOUND : INVALID_VALUE;
+    struct injected *entry = alloc_try(sizeof *entry);
+    if (entry == NULL) return OUT_OF_MEMORY;
+    pthread_mutex_lock(&faults_lock);
+    *entry = (struct injected){&calls[id], atomic_load(&calls[id].count) + nth, code, injected};
+    injected = entry;
+    atomic_fetch_add(&calls[id].faults, 1);
+    pthread_mutex_unlock(&faults_lock);
+    return OK;
+}
+
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
+static unsigned long releases; /* under faults_lock */
+
+static CUresult injected_fault(struct call *call, unsigned long nth) {
+    CUresult code = OK;
+    pthread_mutex_lock(&faults_lock);
+    for (struct injected **link = &injected; *link != NULL; link = &(*link)->next)
+        if ((*link)->call == call && (*link)->nth == nth) {
+            struct injected *entry = *link;
+            code = entry->code;
+            *link = entry->next;
+            atomic_fetch_sub(&call->faults, 1);
+            free(entry);
+            break;
+        }
+    if (code == HANGS) {
+        code = OK;
+        for (unsigned long before = releases; releases == before;)
+            pthread_cond_wait(&released, &faults_lock);
+    }
+    pthread_mutex_unlock(&faults_lock);
+    return code;
+}
+
+/* Also lets go on the calls that hang. They have happened, so they are not counted. */
+EXPORT int nogpu_clear_faults(void) {
+    int cleared = 0;
+    pthread_mutex_lock(&faults_lock);
+    for (; injected != NULL; cleared++) {
+        struct injected *entry = injected;
+        injected = entry->next;
+        atomic_fetch_sub(&entry->call->faults, 1);
+        free(entry);
+    }
+    releases++;
+    pthread_cond_broadcast(&released);
+    pthread_mutex_unlock(&faults_lock);
+    return cleared;
+}
+
+/* --- entering and leaving --- */
+
+/* In the child the simulator's threads are gone, and one may have held a lock. Driver calls answer
+ * before they take one. For the control functions the locks are made anew. */
+void in_forked_child(void) {
+    atomic_store(&sim.forked, true);
+    pthread_mutex_init(&sim.lock, NULL);
+    pthread_mutex_init(&faults_lock, NULL);
 }
 
 CUresult enter(enum call_id id, unsigned rules) {
@@ -56,67 +133,6 @@ CUresult enter(enum call_id id, unsigned rules) {
 
 CUresult leave(CUresult code) {
     pthread_mutex_unlock(&sim.lock);
-    if (me.dead.first != NULL) user_objects_destroy();
+    if (me.dead.first != NULL) me.dead.destroy();
     return code;
-}
-
-EXPORT CUresult cuInit(unsigned flags) {
-    CUresult code = enter(CALL_cuInit, PURE);
-    if (code != OK) return code;
-    if (atomic_load(&sim.forked))
-        return NOT_INITIALIZED; /* as every other call of a child whose parent used the driver */
-    if (flags != 0) return INVALID_VALUE;
-    if (me.in_host_function) return NOT_PERMITTED;
-    return initialise();
-}
-
-EXPORT CUresult cuDriverGetVersion(int *version) {
-    ENTER(cuDriverGetVersion, PURE);
-    if (version == NULL) return INVALID_VALUE;
-    *version = sim.driver_version; /* does not change once installed */
-    return OK;
-}
-
-enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
-
-static int look_up(const char *symbol, int version, uint64_t flags, void **out) {
-    const struct version *best = NULL;
-    bool known = false;
-    for (size_t i = 0; i < version_count; i++) {
-        const struct version *entry = &versions[i];
-        if (strcmp(entry->name, symbol) != 0 || entry->version > sim.driver_version)
-            continue; /* a function newer than the driver that is played does not exist in it */
-        known = true;
-        if (entry->version <= version && (best == NULL || entry->version > best->version))
-            best = entry;
-    }
-    if (best == NULL) return known ? VERSION_NOT_SUFFICIENT : SYMBOL_NOT_FOUND;
-    void (*function)(void) = (flags & 2) && best->per_thread ? best->per_thread : best->function;
-    memcpy(out, &function, sizeof *out);
-    return FOUND;
-}
-
-/* A version newer than the driver is INVALID_VALUE, by the manual and on the H200. */
-static CUresult get_proc_address(const char *symbol, void **out, int version, uint64_t flags,
-                                 int *status) {
-    if (out == NULL || symbol == NULL || flags > 2) return INVALID_VALUE;
-    *out = NULL;
-    int found =
-        version > sim.driver_version ? SYMBOL_NOT_FOUND : look_up(symbol, version, flags, out);
-    if (status != NULL) *status = found;
-    if (version > sim.driver_version) return INVALID_VALUE;
-    /* A function newer than the version is no error for a caller that asks for the status, as on
-     * the H200. */
-    return found == FOUND || (found == VERSION_NOT_SUFFICIENT && status != NULL) ? OK : NOT_FOUND;
-}
-
-EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags) {
-    ENTER(cuGetProcAddress, PURE);
-    return get_proc_address(symbol, out, version, flags, NULL);
-}
-
-EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags,
-                                    int *status) {
-    ENTER(cuGetProcAddress, PURE);
-    return get_proc_address(symbol, out, version, flags, status);
 }

@@ -1,10 +1,10 @@
 /* Recapturing: the same nodes come again, in the order in which they were made, into the graph that
- * has them. Their parameters may differ. */
+ * has them. Their parameters may differ. And which parameters an executable's node can take over.
+ */
 #include "../driver.h"
 
 #include "../graph.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 struct recapture {
@@ -77,6 +77,65 @@ static bool same_work(const struct node *first, const struct node *second) {
     /* a child graph's contents are not compared: it counts as different */
     return first->child == NULL;
 }
+
+/* --- what may change in an executable's node --- */
+
+/* Where memory is: on a device, in a context's pinned memory, or anywhere else. */
+static bool same_place(const void *old, const void *new) {
+    const struct allocation *first = find_allocation(old), *second = find_allocation(new);
+    if (first == NULL || second == NULL) return first == second;
+    return first->device == second->device && first->context == second->context &&
+           first->kind == second->kind;
+}
+
+static bool copy_can_become(const struct node *old, const struct node *new) {
+    return old->op_count == 1 && new->op_count == 1 &&
+           same_place(old->ops[0]->u.copy.from, new->ops[0]->u.copy.from) &&
+           same_place(old->ops[0]->u.copy.to, new->ops[0]->u.copy.to);
+}
+
+static bool fill_can_become(const struct node *old, const struct node *new) {
+    bool one = old->fill.height == 1 && new->fill.height == 1;
+    bool same = old->fill.height == new->fill.height && old->fill.count == new->fill.count &&
+                old->fill.width == new->fill.width && old->fill.pitch == new->fill.pitch;
+    return (one || same) && same_place(old->ops[0]->u.fill.to, new->ops[0]->u.fill.to);
+}
+
+static bool words_can_become(const struct node *old, const struct node *new) {
+    if (old->op_count != new->op_count || old->context != new->context) return false;
+    for (size_t i = 0; i < old->op_count; i++)
+        if (old->words[i].operation != new->words[i].operation) return false;
+    return true;
+}
+
+CUresult node_can_become(const struct node *old, const struct node *new, int *result) {
+    *result = PARAMETERS_CHANGED;
+    switch (old->type) {
+    case NODE_KERNEL:
+        *result = old->context != new->context                                 ? FUNCTION_CHANGE
+                  : old->attributes.cooperative != new->attributes.cooperative ? ATTRIBUTES_CHANGED
+                                                                               : UPDATED;
+        break;
+    case NODE_COPY:
+        *result = copy_can_become(old, new) ? UPDATED : PARAMETERS_CHANGED;
+        break;
+    case NODE_FILL:
+        *result = fill_can_become(old, new) ? UPDATED : PARAMETERS_CHANGED;
+        break;
+    case NODE_WORDS:
+        *result = words_can_become(old, new) ? UPDATED : PARAMETERS_CHANGED;
+        break;
+    case NODE_ALLOC:
+    case NODE_FREE:
+        *result = old->memory == new->memory ? UPDATED : PARAMETERS_CHANGED;
+        break;
+    default:
+        *result = UPDATED;
+    }
+    return *result == UPDATED ? OK : GRAPH_EXEC_UPDATE_FAILURE;
+}
+
+/* --- asking the program --- */
 
 /* Asks the program, without the lock. Neither node can go meanwhile: a graph that is captured into
  * keeps its nodes. */

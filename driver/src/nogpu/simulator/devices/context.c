@@ -4,21 +4,12 @@
 
 #include "../api.h"
 
-#include <stdlib.h>
-
-static void *grow(void *array, size_t count, size_t *space, size_t size) {
-    if (count < *space) return array;
-    *space = *space ? *space * 2 : 8;
-    array = alloc_more(array, *space * size);
-    return array;
-}
-
 /* Contexts are few and never freed, so a stale handle stays recognisable (709), and a stream may
  * always follow its context. */
-struct context *context_make(int device) {
+static struct context *context_make(int device) {
     static size_t space;
     struct context *context = alloc_need(sizeof *context);
-    sim.contexts = grow(sim.contexts, sim.context_count, &space, sizeof *sim.contexts);
+    sim.contexts = alloc_room(sim.contexts, sim.context_count, &space, sizeof *sim.contexts);
     sim.contexts[sim.context_count++] = context;
     context->device = device;
     context->id = ++sim.next_id;
@@ -44,21 +35,6 @@ static void deactivate(struct context *context) {
     context->generation++;
     streams_unregister(context);
     memory_release_context(context);
-}
-
-CUresult find_context(CUcontext handle, struct context **out) {
-    for (size_t i = 0; i < sim.context_count; i++)
-        if (sim.contexts[i] == handle) {
-            *out = sim.contexts[i];
-            return sim.contexts[i]->active ? OK : CONTEXT_IS_DESTROYED;
-        }
-    return INVALID_CONTEXT;
-}
-
-CUresult current_context(struct context **out) {
-    *out = me.depth > 0 ? me.stack[me.depth - 1] : NULL;
-    if (*out == NULL) return INVALID_CONTEXT;
-    return (*out)->active ? OK : CONTEXT_IS_DESTROYED;
 }
 
 static CUresult find_device(CUdevice device, struct device **out) {
@@ -136,7 +112,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, in
 /* --- created contexts --- */
 
 static void push(struct context *context) {
-    me.stack = grow(me.stack, me.depth, &me.space, sizeof *me.stack);
+    me.stack = alloc_room(me.stack, me.depth, &me.space, sizeof *me.stack);
     me.stack[me.depth++] = context;
 }
 

@@ -1,35 +1,16 @@
-/* What tests do to the driver: options, injected faults, adversaries, counters. Exported under the
- * prefix nogpu_. */
+/* How the driver begins, and what tests do to it: options, adversaries, counters. Exported under
+ * the prefix nogpu_. entry.c has the injected faults. */
 #include "../driver.h"
 
 #include "../api.h"
 #include "../graph.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-struct simulator sim = {
-    .lock = PTHREAD_MUTEX_INITIALIZER,
-    .host_returned = PTHREAD_COND_INITIALIZER,
-    .driver_version = 13000,
-    .device_count = 1,
-    .queues = 8,
-};
 
 static size_t memory = (size_t)1 << 30;
 
-static pthread_mutex_t faults_lock;
-
-/* In the child the simulator's threads are gone, and one may have held a lock. Driver calls answer
- * before they take one. For the control functions the locks are made anew. */
-static void in_child(void) {
-    atomic_store(&sim.forked, true);
-    pthread_mutex_init(&sim.lock, NULL);
-    pthread_mutex_init(&faults_lock, NULL);
-}
-
 /* The environment is read here, at cuInit, as the real driver does. */
-CUresult initialise(void) {
+static CUresult initialise(void) {
     pthread_mutex_lock(&sim.lock);
     if (!sim.initialised && !atomic_load(&sim.forked)) {
         const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -43,7 +24,7 @@ CUresult initialise(void) {
         for (int i = 0; i < sim.device_count; i++) sim.devices[i].total = memory;
         code = alloc_ready() ? engine_start() : OUT_OF_MEMORY;
         if (code != OK) return leave(code);
-        pthread_atfork(NULL, NULL, in_child);
+        pthread_atfork(NULL, NULL, in_forked_child);
         sim.initialised = true;
     }
     return leave(OK);
@@ -72,70 +53,21 @@ EXPORT CUresult nogpu_configure(int devices, int driver_version, size_t memory_b
     return leave(OK);
 }
 
-/* --- injected faults --- */
+EXPORT CUresult cuInit(unsigned flags) {
+    CUresult code = enter(CALL_cuInit, PURE);
+    if (code != OK) return code;
+    if (atomic_load(&sim.forked))
+        return NOT_INITIALIZED; /* as every other call of a child whose parent used the driver */
+    if (flags != 0) return INVALID_VALUE;
+    if (me.in_host_function) return NOT_PERMITTED;
+    return initialise();
+}
 
-/* It has its own lock, under which no other is taken, because calls look here before they take
- * sim.lock. */
-static pthread_mutex_t faults_lock = PTHREAD_MUTEX_INITIALIZER;
-enum { HANGS = -1 }; /* in place of a code: the call does not return until faults are cleared */
-static struct injected {
-    struct call *call;
-    unsigned long nth;
-    CUresult code;
-    struct injected *next;
-} *injected;
-
-EXPORT CUresult nogpu_fail(const char *name, CUresult code, unsigned long nth) {
-    int id = find_call(name);
-    if (id < 0 || nth == 0) return id < 0 ? NOT_FOUND : INVALID_VALUE;
-    struct injected *entry = alloc_try(sizeof *entry);
-    if (entry == NULL) return OUT_OF_MEMORY;
-    pthread_mutex_lock(&faults_lock);
-    *entry = (struct injected){&calls[id], atomic_load(&calls[id].count) + nth, code, injected};
-    injected = entry;
-    atomic_fetch_add(&calls[id].faults, 1);
-    pthread_mutex_unlock(&faults_lock);
+EXPORT CUresult cuDriverGetVersion(int *version) {
+    ENTER(cuDriverGetVersion, PURE);
+    if (version == NULL) return INVALID_VALUE;
+    *version = sim.driver_version; /* does not change once installed */
     return OK;
-}
-
-static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
-static unsigned long releases; /* under faults_lock */
-
-CUresult injected_fault(struct call *call, unsigned long nth) {
-    CUresult code = OK;
-    pthread_mutex_lock(&faults_lock);
-    for (struct injected **link = &injected; *link != NULL; link = &(*link)->next)
-        if ((*link)->call == call && (*link)->nth == nth) {
-            struct injected *entry = *link;
-            code = entry->code;
-            *link = entry->next;
-            atomic_fetch_sub(&call->faults, 1);
-            free(entry);
-            break;
-        }
-    if (code == HANGS) {
-        code = OK;
-        for (unsigned long before = releases; releases == before;)
-            pthread_cond_wait(&released, &faults_lock);
-    }
-    pthread_mutex_unlock(&faults_lock);
-    return code;
-}
-
-/* Also lets go on the calls that hang. They have happened, so they are not counted. */
-EXPORT int nogpu_clear_faults(void) {
-    int cleared = 0;
-    pthread_mutex_lock(&faults_lock);
-    for (; injected != NULL; cleared++) {
-        struct injected *entry = injected;
-        injected = entry->next;
-        atomic_fetch_sub(&entry->call->faults, 1);
-        free(entry);
-    }
-    releases++;
-    pthread_cond_broadcast(&released);
-    pthread_mutex_unlock(&faults_lock);
-    return cleared;
 }
 
 /* --- order and adversaries --- */

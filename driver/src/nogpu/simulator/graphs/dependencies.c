@@ -92,6 +92,11 @@ CUresult dependencies_read(const struct graph *graph, const CUgraphNode *handles
     return OK;
 }
 
+CUresult copy_out_count(size_t *count, size_t found, bool listed) {
+    if (!listed || found < *count) *count = found;
+    return OK;
+}
+
 /* --- editing --- */
 
 static CUresult find_ends(const struct graph *graph, CUgraphNode from_handle, CUgraphNode to_handle,
@@ -160,7 +165,8 @@ static CUresult take_away(CUgraph handle, const CUgraphNode *from, const CUgraph
         size_t at = find_edge(first, second);
         if (at == second->before.count) continue; /* named twice */
         dependencies_remove(&second->before, at);
-        if (capture_into(graph) != NULL) capture_exempt(capture_into(graph), first);
+        struct capture *capture = capture_into(graph);
+        if (capture != NULL) dependencies_add(&capture->exempt, first, NULL);
     }
     return leave(OK);
 }

@@ -15,15 +15,6 @@ enum {
     INVALID_STRUCTURE = 2,
     OPERATION_NOT_SUPPORTED = 3
 };
-enum {
-    UPDATED = 0,
-    UPDATE_ERROR = 1,
-    TOPOLOGY_CHANGED = 2,
-    TYPE_CHANGED = 3,
-    PARAMETERS_CHANGED = 5,
-    FUNCTION_CHANGE = 7,
-    ATTRIBUTES_CHANGED = 8,
-};
 
 /* --- making and unmaking --- */
 
@@ -47,6 +38,15 @@ static struct node *not_for_devices(const struct graph *graph) {
         if (inner != NULL) return inner;
     }
     return NULL;
+}
+
+static bool graph_memory_instantiated(const struct graph *graph) {
+    for (size_t i = 0; i < graph->node_count; i++) {
+        const struct node *node = graph->nodes[i];
+        if (node->type == NODE_ALLOC && node->memory->executables > 0) return true;
+        if (node->child != NULL && graph_memory_instantiated(node->child)) return true;
+    }
+    return false;
 }
 
 static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, int *result) {
@@ -147,63 +147,6 @@ EXPORT CUresult cuGraphExecGetId(CUgraphExec handle, unsigned *out) {
     if (executable == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = executable->id;
     return leave(OK);
-}
-
-/* --- what may change in an executable's node --- */
-
-/* Where memory is: on a device, in a context's pinned memory, or anywhere else. */
-static bool same_place(const void *old, const void *new) {
-    const struct allocation *first = find_allocation(old), *second = find_allocation(new);
-    if (first == NULL || second == NULL) return first == second;
-    return first->device == second->device && first->context == second->context &&
-           first->kind == second->kind;
-}
-
-static bool copy_can_become(const struct node *old, const struct node *new) {
-    return old->op_count == 1 && new->op_count == 1 &&
-           same_place(old->ops[0]->u.copy.from, new->ops[0]->u.copy.from) &&
-           same_place(old->ops[0]->u.copy.to, new->ops[0]->u.copy.to);
-}
-
-static bool fill_can_become(const struct node *old, const struct node *new) {
-    bool one = old->fill.height == 1 && new->fill.height == 1;
-    bool same = old->fill.height == new->fill.height && old->fill.count == new->fill.count &&
-                old->fill.width == new->fill.width && old->fill.pitch == new->fill.pitch;
-    return (one || same) && same_place(old->ops[0]->u.fill.to, new->ops[0]->u.fill.to);
-}
-
-static bool words_can_become(const struct node *old, const struct node *new) {
-    if (old->op_count != new->op_count || old->context != new->context) return false;
-    for (size_t i = 0; i < old->op_count; i++)
-        if (old->words[i].operation != new->words[i].operation) return false;
-    return true;
-}
-
-CUresult node_can_become(const struct node *old, const struct node *new, int *result) {
-    *result = PARAMETERS_CHANGED;
-    switch (old->type) {
-    case NODE_KERNEL:
-        *result = old->context != new->context                                 ? FUNCTION_CHANGE
-                  : old->attributes.cooperative != new->attributes.cooperative ? ATTRIBUTES_CHANGED
-                                                                               : UPDATED;
-        break;
-    case NODE_COPY:
-        *result = copy_can_become(old, new) ? UPDATED : PARAMETERS_CHANGED;
-        break;
-    case NODE_FILL:
-        *result = fill_can_become(old, new) ? UPDATED : PARAMETERS_CHANGED;
-        break;
-    case NODE_WORDS:
-        *result = words_can_become(old, new) ? UPDATED : PARAMETERS_CHANGED;
-        break;
-    case NODE_ALLOC:
-    case NODE_FREE:
-        *result = old->memory == new->memory ? UPDATED : PARAMETERS_CHANGED;
-        break;
-    default:
-        *result = UPDATED;
-    }
-    return *result == UPDATED ? OK : GRAPH_EXEC_UPDATE_FAILURE;
 }
 
 /* --- pairing the nodes of two graphs ---

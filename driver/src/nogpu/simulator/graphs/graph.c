@@ -71,6 +71,14 @@ void node_refill(struct node *node, struct node *with) {
     node_free(with);
 }
 
+/* The graph's own view of a kernel's arguments: pointers into the pattern, as
+ * cuGraphKernelNodeGetParams hands them out. */
+void node_describe_kernel(struct node *node) {
+    free(node->parameters);
+    node->parameters = alloc_need(MAX_PARAMETERS * sizeof *node->parameters);
+    kernel_unpack(node->ops[0], node->parameters);
+}
+
 struct node *node_copy(const struct node *node, bool hidden) {
     struct node *copy = node_new(node->type);
     copy->original = node->id;
@@ -172,6 +180,15 @@ struct graph *graph_copy(const struct graph *graph, bool hidden) {
     }
     holdings_copy(copy, graph);
     return copy;
+}
+
+bool graph_has_memory(const struct graph *graph) {
+    for (size_t i = 0; i < graph->node_count; i++) {
+        const struct node *node = graph->nodes[i];
+        if (node->memory != NULL || (node->child != NULL && graph_has_memory(node->child)))
+            return true;
+    }
+    return false;
 }
 
 /* The node, here or if `deep` in a child graph, that was made as a copy of the one with this id. */
@@ -285,11 +302,6 @@ EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle) {
     graph->node_count = kept;
     node_free(node);
     return leave(OK);
-}
-
-CUresult copy_out_count(size_t *count, size_t found, bool listed) {
-    if (!listed || found < *count) *count = found;
-    return OK;
 }
 
 /* With `nodes` NULL the count alone; else as many as fit, and NULL for the rest of the room, which

@@ -7,7 +7,6 @@
 #include "../graph.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* --- what executables and their launches keep alive --- */
 
@@ -25,18 +24,6 @@ static void collect_objects(const struct graph *graph, struct launch_refs *launc
     }
     for (size_t i = 0; i < graph->node_count; i++)
         if (graph->nodes[i]->child != NULL) collect_objects(graph->nodes[i]->child, launch_refs);
-}
-
-void launch_refs_release(struct launch_refs *launch_refs) {
-    if (--launch_refs->references > 0) return;
-    for (size_t i = 0; i < launch_refs->count; i++) user_object_release(launch_refs->objects[i], 1);
-    free(launch_refs);
-}
-
-void launch_refs_drop(struct launch_refs *launch_refs) {
-    if (--launch_refs->references > 0) return;
-    for (size_t i = 0; i < launch_refs->count; i++) user_object_drop(launch_refs->objects[i]);
-    free(launch_refs);
 }
 
 /* For the launches to come. Those in flight keep what they have. */
@@ -263,6 +250,40 @@ static bool contexts_live(const struct executable *executable) {
         if (node != NULL && node->context != NULL && !node->context->active) return false;
     }
     return true;
+}
+
+static bool frees(const struct executable *executable, const struct graph_memory *memory,
+                  int type) {
+    for (size_t i = 0; i < executable->step_count; i++) {
+        const struct node *node = executable->steps[i].node;
+        if (node != NULL && node->type == type && node->memory == memory) return true;
+    }
+    return false;
+}
+
+/* Before a launch: what it allocates must be free, unless the executable frees it first, and what
+ * it only frees must not be. */
+static CUresult graph_memory_can_launch(const struct executable *executable, bool frees_first) {
+    for (size_t i = 0; i < executable->step_count; i++) {
+        const struct node *node = executable->steps[i].node;
+        if (node != NULL && node->type == NODE_ALLOC && node->memory->live && !frees_first)
+            return INVALID_VALUE;
+        if (node != NULL && node->type == NODE_FREE && !node->memory->live &&
+            !frees(executable, node->memory, NODE_ALLOC))
+            return INVALID_VALUE;
+    }
+    return OK;
+}
+
+/* Of a launch that comes: each life has its reference, which a free node's op gives back. */
+static void graph_memory_launch(const struct executable *executable) {
+    for (size_t i = 0; i < executable->step_count; i++) {
+        const struct node *node = executable->steps[i].node;
+        if (node == NULL || (node->type != NODE_ALLOC && node->type != NODE_FREE)) continue;
+        bool freed = frees(executable, node->memory, NODE_FREE);
+        if (node->type == NODE_ALLOC && !node->memory->live) node->memory->references++;
+        node->memory->live = !freed;
+    }
 }
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {

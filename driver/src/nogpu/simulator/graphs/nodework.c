@@ -5,16 +5,7 @@
 
 #include "../graph.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-/* The graph's own view of a kernel's arguments: pointers into the pattern, as
- * cuGraphKernelNodeGetParams hands them out. */
-void node_describe_kernel(struct node *node) {
-    free(node->parameters);
-    node->parameters = alloc_need(MAX_PARAMETERS * sizeof *node->parameters);
-    kernel_unpack(node->ops[0], node->parameters);
-}
 
 static CUresult make_kernel(struct node *node, const struct kernel_params *params) {
     const struct function *function =
@@ -136,12 +127,80 @@ static CUresult make_event(struct node *node, CUevent handle, CUgreenCtx green) 
     return OK;
 }
 
+/* The work of one operation. A barrier orders what is ordered here anyway. */
+static CUresult make_word(const union word_params *params, struct op **out) {
+    int kind = params->operation;
+    if (kind == BARRIER) {
+        *out = op_new(OP_EMPTY, 0);
+        return params->barrier.flags <= 1 ? OK : INVALID_VALUE;
+    }
+    if (kind == FLUSH || kind == REDUCTION)
+        return NOT_SUPPORTED; /* no device here claims that it can */
+    bool waits = kind == WAIT_32 || kind == WAIT_64;
+    if (!waits && kind != WRITE_32 && kind != WRITE_64) return INVALID_VALUE;
+    unsigned width = kind == WAIT_32 || kind == WRITE_32 ? 4 : 8;
+    /* an H200 knows no write without a barrier */
+    bool valid = waits ? (params->word.flags & ~3u) == 0 : params->word.flags == 0;
+    if (!valid || params->word.address % width != 0 ||
+        check_device_memory(params->word.address, width) != OK)
+        return INVALID_VALUE;
+    struct op *op = op_new(waits ? OP_WAIT_VALUE : OP_WRITE_VALUE, 0);
+    op->u.word.address = (void *)(uintptr_t)params->word.address;
+    op->u.word.value = width == 4 ? (uint32_t)params->word.value : params->word.value;
+    op->u.word.width = width;
+    op->u.word.flags = params->word.flags;
+    *out = op;
+    return OK;
+}
+
+/* Gives the node the work of all of them, and a copy of the array. The node is the caller's to free
+ * on an error. */
+CUresult word_ops(const union word_params *words, size_t count, struct node *node) {
+    node->words = alloc_need(count * sizeof *words);
+    memcpy(node->words, words, count * sizeof *words);
+    for (size_t i = 0; i < count; i++) {
+        struct op *op = NULL;
+        CUresult code = make_word(&words[i], &op);
+        if (op != NULL) node_add_op(node, op);
+        if (code != OK) return code;
+    }
+    return OK;
+}
+
 static CUresult make_words(struct node *node, const struct words_params *params) {
     CUresult code = chosen_context(params->context, &node->context);
     if (code == OK && (params->flags != 0 || params->count == 0 || params->count >= MOST_WORDS ||
                        params->words == NULL))
         code = INVALID_VALUE;
     return code == OK ? word_ops(params->words, params->count, node) : code;
+}
+
+static CUresult make_alloc(struct node *node, const struct alloc_params *params) {
+    const struct pool_props *props = &params->props;
+    bool valid = props->allocation != 0 && props->location.type != 0 && params->bytes > 0;
+    CUresult code = !valid                                                ? INVALID_VALUE
+                    : props->allocation == 1 && props->location.type == 1 ? OK
+                                                                          : NOT_SUPPORTED;
+    if (code == OK && (props->location.id < 0 || props->location.id >= sim.device_count))
+        code = INVALID_VALUE;
+    if (code == OK && props->handles != 0) code = NOT_SUPPORTED;
+    struct context *context;
+    if (code == OK) code = current_context(&context);
+    if (code == OK && context->device != props->location.id)
+        code = NOT_SUPPORTED; /* memory of another device than the current context's */
+    return code == OK ? graph_memory_new(context, params->bytes, &node->memory) : code;
+}
+
+CUresult make_free(struct node *node, CUdeviceptr address) {
+    const struct allocation *found = find_allocation((void *)(uintptr_t)address);
+    if (found == NULL || found->base != address || found->graph_memory == NULL)
+        return INVALID_VALUE;
+    node->memory = found->graph_memory;
+    node->memory->references++;
+    struct op *op = op_new(OP_FREE, 0);
+    op->u.memory = (void *)found->base;
+    node_add_op(node, op);
+    return OK;
 }
 
 /* A node that is in no graph yet. */
@@ -231,7 +290,10 @@ void node_describe(struct node *node, struct node_params *out) {
             (struct words_params){node->context, (unsigned)node->op_count, node->words, 0};
         break;
     case NODE_ALLOC:
-        describe_memory(node, &out->u.alloc);
+        out->u.alloc.props.allocation = 1;
+        out->u.alloc.props.location = (struct location){1, node->memory->device};
+        out->u.alloc.bytes = node->memory->bytes;
+        out->u.alloc.address = (uintptr_t)node->memory->base;
         break;
     case NODE_FREE:
         out->u.free = (uintptr_t)node->memory->base;

@@ -53,7 +53,7 @@ static void *destructor_thread(void *unused) {
 }
 
 /* When the process exits, no more functions of the user's are called, as on the other threads. */
-void user_objects_destroy(void) {
+static void user_objects_destroy(void) {
     struct user_object *object = me.dead.first;
     bool before = me.in_host_function;
     me.dead.first = me.dead.last = NULL;
@@ -86,15 +86,28 @@ void user_object_release(struct user_object *object, unsigned count) {
     object->references -= count;
     if (object->references > 0) return;
     append(object, &me.dead.first, &me.dead.last);
+    me.dead.destroy = user_objects_destroy;
     running++;
 }
 
 void user_object_drop(struct user_object *object) {
     if (--object->references > 0) return;
     append(object, &first_dead, &last_dead);
-    if (!started) start_quiet_thread(destructor_thread, NULL);
+    if (!started) start_host_thread(destructor_thread, NULL);
     started = true;
     pthread_cond_signal(&some_died);
+}
+
+void launch_refs_release(struct launch_refs *launch_refs) {
+    if (--launch_refs->references > 0) return;
+    for (size_t i = 0; i < launch_refs->count; i++) user_object_release(launch_refs->objects[i], 1);
+    free(launch_refs);
+}
+
+void launch_refs_drop(struct launch_refs *launch_refs) {
+    if (--launch_refs->references > 0) return;
+    for (size_t i = 0; i < launch_refs->count; i++) user_object_drop(launch_refs->objects[i]);
+    free(launch_refs);
 }
 
 /* Until every destructor that is due has returned. */

@@ -28,11 +28,16 @@ struct window {
 };
 struct domain_map { unsigned char of_default, of_remote; };
 
-enum {
-    OF_STREAMS = BIT(WINDOW) | BIT(SYNCHRONIZATION_POLICY) | BIT(PRIORITY) | BIT(DOMAIN_MAP) |
-        BIT(DOMAIN),
-    OF_KERNELS = BIT(WINDOW) | BIT(COOPERATIVE) | BIT(CLUSTER) | BIT(CLUSTER_POLICY) |
-        BIT(PRIORITY) | BIT(DOMAIN_MAP) | BIT(DOMAIN),
+#define KERNELS                                                                                    \
+    (BIT(WINDOW) | BIT(COOPERATIVE) | BIT(CLUSTER) | BIT(CLUSTER_POLICY) | BIT(PRIORITY) |         \
+     BIT(DOMAIN_MAP) | BIT(DOMAIN))
+
+/* Which of them an owner has. */
+static const unsigned known[] = {
+    [OF_STREAMS] =
+        BIT(WINDOW) | BIT(SYNCHRONIZATION_POLICY) | BIT(PRIORITY) | BIT(DOMAIN_MAP) | BIT(DOMAIN),
+    [OF_KERNELS] = KERNELS,
+    [OF_LAUNCHES] = KERNELS | BIT(OVERLAP),
 };
 
 /* What the device's attributes 109 and 126 say. */
@@ -45,9 +50,10 @@ void attributes_start(struct attributes *attributes, int priority) {
         .synchronization_policy = -1, .remote_domain = 1, .priority = clamped_priority(priority)};
 }
 
-CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which,
+CUresult attribute_get(const struct attributes *attributes, enum owner owner, int which,
                        void *out) {
-    if (out == NULL || which < 0 || which > 31 || !(allowed & BIT(which))) return INVALID_VALUE;
+    if (out == NULL || which < 0 || which > 31 || !(known[owner] & BIT(which)))
+        return INVALID_VALUE;
     struct window window = {attributes->window.base, attributes->window.bytes,
                             attributes->window.ratio, attributes->window.hit,
                             attributes->window.miss};
@@ -98,9 +104,10 @@ static CUresult set_window(struct attributes *attributes, const struct window *w
     return OK;
 }
 
-CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which,
+CUresult attribute_set(struct attributes *attributes, enum owner owner, int which,
                        const void *value) {
-    if (value == NULL || which < 0 || which > 31 || !(allowed & BIT(which))) return INVALID_VALUE;
+    if (value == NULL || which < 0 || which > 31 || !(known[owner] & BIT(which)))
+        return INVALID_VALUE;
     int number;
     struct window window;
     struct domain_map map;
@@ -143,32 +150,6 @@ CUresult attribute_set(struct attributes *attributes, unsigned allowed, int whic
     return OK;
 }
 
-/* --- of streams --- */
-
-EXPORT CUresult cuStreamGetAttribute(CUstream handle, int which, void *out) {
-    ENTER(cuStreamGetAttribute, 0);
-    struct stream *stream;
-    CUresult code = find_stream(handle, &stream);
-    return leave(code == OK ? attribute_get(&stream->attributes, OF_STREAMS, which, out) : code);
-}
-
-EXPORT CUresult cuStreamSetAttribute(CUstream handle, int which, const void *value) {
-    ENTER(cuStreamSetAttribute, 0);
-    struct stream *stream;
-    CUresult code = find_stream(handle, &stream);
-    return leave(code == OK ? attribute_set(&stream->attributes, OF_STREAMS, which, value) : code);
-}
-
-EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle) {
-    ENTER(cuStreamCopyAttributes, 0);
-    struct stream *to, *from;
-    CUresult code = find_stream(to_handle, &to);
-    if (code == OK) code = find_stream(from_handle, &from);
-    if (code == OK && to->context != from->context) code = INVALID_VALUE;
-    if (code == OK) to->attributes = from->attributes;
-    return leave(code);
-}
-
 /* --- of launches --- */
 
 /* 8 blocks, or 16 with the function's consent. */
@@ -199,9 +180,9 @@ CUresult attributes_of_launch(struct attributes *attributes, const CUlaunchConfi
         const struct launch_attribute *one = &config->attributes[i];
         if (one->id == 0) continue; /* CU_LAUNCH_ATTRIBUTE_IGNORE */
         if (one->id == SYNCHRONIZATION_POLICY) return INVALID_VALUE; /* of streams alone */
-        if (one->id < 0 || one->id > 31 || !((OF_KERNELS | BIT(OVERLAP)) & BIT(one->id)))
+        if (one->id < 0 || one->id > 31 || !(known[OF_LAUNCHES] & BIT(one->id)))
             return NOT_SUPPORTED;
-        CUresult code = attribute_set(attributes, OF_KERNELS | BIT(OVERLAP), one->id, one->value);
+        CUresult code = attribute_set(attributes, OF_LAUNCHES, one->id, one->value);
         if (code != OK) return code;
     }
     return check_cluster(attributes->cluster, config->grid, function);

@@ -1,4 +1,5 @@
-/* What is asked of kernels and functions, and set: names, attributes, parameters, occupancy. */
+/* What is asked of kernels and functions, and set: names, attributes, parameters, occupancy. And
+ * how the launch of one becomes an op. */
 #include "../driver.h"
 
 #include "../api.h"
@@ -35,6 +36,46 @@ void function_start(struct function *function) {
 bool function_can_launch(const struct function *function, unsigned shared_bytes, uint64_t threads) {
     return shared_bytes <= (unsigned)function->attributes[MAX_DYNAMIC_SHARED] &&
            threads <= (uint64_t)function->attributes[MAX_THREADS];
+}
+
+static bool valid_shape(const unsigned *grid, const unsigned *block) {
+    for (int i = 0; i < 3; i++)
+        if (grid[i] == 0 || block[i] == 0 || block[i] > 1024 || (i > 0 && grid[i] > 65535))
+            return false;
+    return (uint64_t)block[0] * block[1] * block[2] <= 1024 && grid[0] <= 0x7fffffffu &&
+           block[2] <= 64;
+}
+
+/* NULL: the shape or the arguments will not do. */
+struct op *kernel_op(const struct kernel_params *params, const struct function *function) {
+    if (!valid_shape(params->grid, params->block) ||
+        (params->parameters != NULL && params->extra != NULL))
+        return NULL;
+    if (!function_can_launch(function, params->shared_bytes,
+                             (uint64_t)params->block[0] * params->block[1] * params->block[2]))
+        return NULL;
+    struct op *op = kernel_pack(function->kernel, params->parameters, params->extra);
+    if (op == NULL) return NULL;
+    op->u.kernel.function = params->function != NULL ? params->function : params->kernel;
+    memcpy(op->u.kernel.grid, params->grid, sizeof params->grid);
+    memcpy(op->u.kernel.block, params->block, sizeof params->block);
+    op->u.kernel.shared_bytes = params->shared_bytes;
+    return op;
+}
+
+/* The context that a function belongs to; a library's kernel goes with any. */
+bool function_fits(const struct function *function, const struct context *context) {
+    const struct module *module = function->module;
+    return module->context == NULL ||
+           (module->context == context && module->generation == context->generation);
+}
+
+/* Where a kernel node runs: in the context named, or its function's own, or the current one. */
+CUresult kernel_context(const struct function *function, CUcontext handle, struct context **out) {
+    CUresult code;
+    if (handle == NULL && function->module->context == NULL) code = current_context(out);
+    else code = find_context(handle != NULL ? handle : function->module->context, out);
+    return code == OK && !function_fits(function, *out) ? INVALID_HANDLE : code;
 }
 
 /* The manual has NULL as an invalid value where other handles that are none are invalid handles. */

@@ -70,6 +70,49 @@ size_t kernel_alignment(const struct kernel *kernel, unsigned parameter) {
     return align > 16 ? 16 : align;
 }
 
+/* Finds the argument buffer in `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER (1), _BUFFER_SIZE (2), _END
+ * (0). False: there is something else in it. */
+static bool argument_buffer(void **extra, const unsigned char **buffer, size_t *bytes) {
+    *buffer = NULL;
+    *bytes = 0;
+    for (; extra != NULL && extra[0] != NULL; extra += 2) {
+        if ((uintptr_t)extra[0] == 1) *buffer = extra[1];
+        else if ((uintptr_t)extra[0] == 2) *bytes = *(size_t *)extra[1];
+        else return false;
+    }
+    return true;
+}
+
+/* Arguments are copied, so the caller may let go of them when it returns. NULL: they are not all
+ * there. */
+struct op *kernel_pack(const struct kernel *kernel, void **parameters, void **extra) {
+    size_t space = 0, buffer_bytes, at = 0;
+    for (unsigned i = 0; i < kernel->parameter_count; i++)
+        space += (kernel->sizes[i] + 15u) / 16u * 16u;
+    const unsigned char *buffer;
+    if (!argument_buffer(extra, &buffer, &buffer_bytes) ||
+        (kernel->parameter_count > 0 && parameters == NULL && buffer == NULL))
+        return NULL;
+    struct op *op = op_new(OP_KERNEL, space);
+    unsigned char *next = op->payload;
+    op->u.kernel.kernel = kernel;
+    for (unsigned i = 0; i < kernel->parameter_count; i++) {
+        size_t bytes = kernel->sizes[i], align = kernel_alignment(kernel, i);
+        at = (at + align - 1) / align * align;
+        const void *from = parameters != NULL           ? parameters[i]
+                           : at + bytes <= buffer_bytes ? buffer + at
+                                                        : NULL;
+        if (from == NULL) {
+            op_free(op);
+            return NULL;
+        }
+        memcpy(next, from, bytes);
+        at += bytes;
+        next += (bytes + 15) / 16 * 16;
+    }
+    return op;
+}
+
 /* The payload holds the parameters one after another, each aligned to 16. */
 void kernel_unpack(struct op *op, void **parameters) {
     unsigned char *next = op->payload;

@@ -206,9 +206,10 @@ static CUresult get_variable(struct module *module, const char *name, CUdevicept
         void *memory;
         size_t size = ptx_variable(module->image, name, &initial);
         CUresult none = ptx_has_entry(module->image, name) ? INVALID_VALUE : NOT_FOUND;
-        CUresult code = size == 0         ? none
-                        : initial == NULL ? OUT_OF_MEMORY
-                                          : memory_make_device(module->context, size, &memory);
+        CUresult code = size == 0 ? none
+                        : initial == NULL
+                            ? OUT_OF_MEMORY
+                            : memory_make(module->context, size, MEMORY_DEVICE, 0, &memory);
         char *copy = code == OK ? alloc_text(name) : NULL;
         if (code == OK && copy == NULL) {
             memory_free_device(memory);
@@ -346,96 +347,14 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
 
 /* --- launches --- */
 
-/* Finds the argument buffer in `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER (1), _BUFFER_SIZE (2), _END
- * (0). False: there is something else in it. */
-static bool argument_buffer(void **extra, const unsigned char **buffer, size_t *bytes) {
-    *buffer = NULL;
-    *bytes = 0;
-    for (; extra != NULL && extra[0] != NULL; extra += 2) {
-        if ((uintptr_t)extra[0] == 1) *buffer = extra[1];
-        else if ((uintptr_t)extra[0] == 2) *bytes = *(size_t *)extra[1];
-        else return false;
-    }
-    return true;
-}
-
-/* Arguments are copied, so the caller may let go of them when it returns. NULL: they are not all
- * there. */
-static struct op *pack(const struct kernel *kernel, void **parameters, void **extra) {
-    size_t space = 0, buffer_bytes, at = 0;
-    for (unsigned i = 0; i < kernel->parameter_count; i++)
-        space += (kernel->sizes[i] + 15u) / 16u * 16u;
-    const unsigned char *buffer;
-    if (!argument_buffer(extra, &buffer, &buffer_bytes) ||
-        (kernel->parameter_count > 0 && parameters == NULL && buffer == NULL))
-        return NULL;
-    struct op *op = op_new(OP_KERNEL, space);
-    unsigned char *next = op->payload;
-    op->u.kernel.kernel = kernel;
-    for (unsigned i = 0; i < kernel->parameter_count; i++) {
-        size_t bytes = kernel->sizes[i], align = kernel_alignment(kernel, i);
-        at = (at + align - 1) / align * align;
-        const void *from = parameters != NULL           ? parameters[i]
-                           : at + bytes <= buffer_bytes ? buffer + at
-                                                        : NULL;
-        if (from == NULL) {
-            op_free(op);
-            return NULL;
-        }
-        memcpy(next, from, bytes);
-        at += bytes;
-        next += (bytes + 15) / 16 * 16;
-    }
-    return op;
-}
-
-static bool valid_shape(const unsigned *grid, const unsigned *block) {
-    for (int i = 0; i < 3; i++)
-        if (grid[i] == 0 || block[i] == 0 || block[i] > 1024 || (i > 0 && grid[i] > 65535))
-            return false;
-    return (uint64_t)block[0] * block[1] * block[2] <= 1024 && grid[0] <= 0x7fffffffu &&
-           block[2] <= 64;
-}
-
-/* NULL: the shape or the arguments will not do. */
-struct op *kernel_op(const struct kernel_params *params, const struct function *function) {
-    if (!valid_shape(params->grid, params->block) ||
-        (params->parameters != NULL && params->extra != NULL))
-        return NULL;
-    if (!function_can_launch(function, params->shared_bytes,
-                             (uint64_t)params->block[0] * params->block[1] * params->block[2]))
-        return NULL;
-    struct op *op = pack(function->kernel, params->parameters, params->extra);
-    if (op == NULL) return NULL;
-    op->u.kernel.function = params->function != NULL ? params->function : params->kernel;
-    memcpy(op->u.kernel.grid, params->grid, sizeof params->grid);
-    memcpy(op->u.kernel.block, params->block, sizeof params->block);
-    op->u.kernel.shared_bytes = params->shared_bytes;
-    return op;
-}
-
-/* The context that a function belongs to; a library's kernel goes with any. */
-static bool fits_context(const struct function *function, const struct context *context) {
-    const struct module *module = function->module;
-    return module->context == NULL ||
-           (module->context == context && module->generation == context->generation);
-}
-
-/* Where a kernel node runs: in the context named, or its function's own, or the current one. */
-CUresult kernel_context(const struct function *function, CUcontext handle, struct context **out) {
-    CUresult code;
-    if (handle == NULL && function->module->context == NULL) code = current_context(out);
-    else code = find_context(handle != NULL ? handle : function->module->context, out);
-    return code == OK && !fits_context(function, *out) ? INVALID_HANDLE : code;
-}
-
 static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **parameters,
                        void **extra) {
     const struct function *function = object_find(handle, OBJECT_FUNCTION);
     struct context *context;
     struct stream *stream;
     CUresult code = current_context(&context);
-    if (code == OK && (function == NULL || !fits_context(function, context))) code = INVALID_HANDLE;
+    if (code == OK && (function == NULL || !function_fits(function, context)))
+        code = INVALID_HANDLE;
     if (code == OK) code = find_stream(config->stream, &stream);
     if (code == OK && stream->context != context) code = INVALID_HANDLE;
     struct attributes attributes = {0};

@@ -4,7 +4,6 @@
 #include "../api.h"
 #include "../graph.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { HOST_SIDE, DEVICE_SIDE, EITHER, PEER_SIDE };

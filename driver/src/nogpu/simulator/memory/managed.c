@@ -9,8 +9,6 @@
 
 #include "../api.h"
 
-#include <stdlib.h>
-
 enum { PART = 1 << 16 };
 enum { NOWHERE_TYPE = 0, ON_DEVICE = 1, ON_HOST = 2 };    /* CUmemLocationType */
 enum { CPU = -1, NOWHERE = -2 };                          /* CUdevice */
@@ -253,4 +251,27 @@ EXPORT CUresult cuMemRangeGetAttributes(void **data, size_t *data_bytes, int *wh
     for (size_t i = 0; code == OK && i < asked; i++)
         code = answer(data[i], data_bytes[i], which[i], hint, count);
     return leave(code);
+}
+
+/* Managed memory, all of an allocation. An H200 refused pageable memory. */
+static bool can_attach(CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags) {
+    const struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
+    /* to a single stream, but not to 0; an H200 takes the legacy stream by its own handle */
+    bool valid = flags == 1 || flags == 2 || (flags == 4 && stream != NULL);
+    if (!valid || address == 0) return false;
+    return allocation != NULL && allocation->kind == MEMORY_MANAGED &&
+           address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
+}
+
+/* Association with a stream changes nothing here, because host and device may touch memory at the
+ * same time. */
+EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes,
+                                       unsigned flags) {
+    ENTER(cuStreamAttachMemAsync, ENQUEUES);
+    struct stream *stream;
+    CUresult code = find_stream(handle, &stream);
+    if (code == OK && !can_attach(handle, address, bytes, flags)) code = INVALID_VALUE;
+    if (code == OK && stream->capture != NULL) code = capture_unsupported(stream);
+    if (code == OK) code = capture_forbids_legacy(stream);
+    return leave(code == OK ? enqueue(stream, op_new(OP_EMPTY, 0)) : code);
 }

@@ -1,144 +1,15 @@
-/* Memory: host memory that plays the device's; device pointers are host pointers. */
+/* Memory: allocating and freeing it, also in stream order, and the questions about pointers.
+ * allocations.c has what there is. */
 #include "../driver.h"
 
 #include "../api.h"
 #include "../graph.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-/* Sorted by base, under sim.lock. */
-static struct allocation *allocations;
-static size_t allocation_count, allocation_space;
-
-/* The index of the last allocation that begins at or before the address, plus one. */
-static size_t position(uintptr_t address) {
-    size_t low = 0, high = allocation_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (allocations[middle].base <= address) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
-struct allocation *find_allocation(const void *address) {
-    size_t i = position((uintptr_t)address);
-    if (i == 0) return NULL;
-    struct allocation *found = &allocations[i - 1];
-    return (uintptr_t)address - found->base < found->bytes ? found : NULL;
-}
-
-CUresult check_device_memory(CUdeviceptr address, size_t bytes) {
-    const struct allocation *found = find_allocation((void *)(uintptr_t)address);
-    bool inside = found != NULL && bytes <= found->bytes - ((uintptr_t)address - found->base);
-    return inside ? OK : INVALID_VALUE;
-}
-
-static struct allocation *add(void *base, size_t bytes, struct context *context, int kind,
-                              unsigned flags) {
-    if (allocation_count == allocation_space) {
-        allocation_space = allocation_space ? allocation_space * 2 : 64;
-        allocations = alloc_more(allocations, allocation_space * sizeof *allocations);
-    }
-    size_t i = position((uintptr_t)base);
-    memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
-    allocation_count++;
-    allocations[i] = (struct allocation){(uintptr_t)base,
-                                         bytes,
-                                         context->device,
-                                         context,
-                                         NULL,
-                                         NULL,
-                                         kind,
-                                         flags,
-                                         ++sim.next_id,
-                                         NULL,
-                                         false};
-    return &allocations[i];
-}
-
-static bool on_device(const struct allocation *allocation) {
-    return allocation->kind == MEMORY_DEVICE || allocation->kind == MEMORY_MANAGED;
-}
-
-/* The simulator's memory has pages of its own, because programs register whole pages around memory
- * of the heap, and a page that both shared would be registered already. 0: there is no such number
- * of bytes. */
-static size_t whole_pages(size_t bytes) {
-    return bytes > SIZE_MAX - 4095 ? 0 : (bytes + 4095) / 4096 * 4096;
-}
 
 /* Whether cuMemFree and cuMemFreeAsync free it: memory of a pool too, wherever it is. */
 static bool is_freed_as_device(const struct allocation *allocation) {
-    return on_device(allocation) || allocation->pool != NULL;
-}
-
-static void take_out(struct allocation *allocation) {
-    if (allocation->graph_memory != NULL) allocation->graph_memory->base = NULL;
-    if (allocation->pool != NULL) pool_give(allocation->pool, allocation->bytes);
-    else if (on_device(allocation)) sim.devices[allocation->device].used -= allocation->bytes;
-    free(allocation->hints);
-    if (allocation->kind != MEMORY_REGISTERED)
-        munmap((void *)allocation->base, whole_pages(allocation->bytes));
-    size_t i = (size_t)(allocation - allocations);
-    allocation_count--;
-    memmove(allocation, allocation + 1, (allocation_count - i) * sizeof *allocations);
-}
-
-void memory_free_device(void *base) {
-    struct allocation *found = find_allocation(base);
-    if (found != NULL && found->graph_memory != NULL)
-        graph_memory_release(found->graph_memory); /* a life has ended */
-    else if (found != NULL) take_out(found);
-}
-
-void memory_release_context(struct context *context) {
-    for (size_t i = allocation_count; i > 0; i--)
-        if (allocations[i - 1].context == context) take_out(&allocations[i - 1]);
-}
-
-static CUresult map_memory(size_t bytes, void **out) {
-    size_t pages = whole_pages(bytes);
-    *out = pages == 0
-               ? MAP_FAILED
-               : mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return *out == MAP_FAILED ? OUT_OF_MEMORY : OK;
-}
-
-static CUresult allocate(struct context *context, size_t bytes, int kind, unsigned flags,
-                         void **out) {
-    struct device *device = &sim.devices[context->device];
-    void *memory;
-    if (bytes == 0 || out == NULL) return INVALID_VALUE;
-    bool counts = kind == MEMORY_DEVICE || kind == MEMORY_MANAGED;
-    if (counts && bytes > device->total - device->used) return OUT_OF_MEMORY;
-    CUresult code = map_memory(bytes, &memory);
-    if (code != OK) return code;
-    if (counts) device->used += bytes;
-    add(memory, bytes, context, kind, flags);
-    *out = memory;
-    return OK;
-}
-
-CUresult memory_make_from(struct pool *pool, struct context *context, size_t bytes, void **out) {
-    if (bytes == 0) return INVALID_VALUE;
-    CUresult code = pool_take(pool, bytes);
-    if (code != OK) return code;
-    code = map_memory(bytes, out);
-    if (code != OK) {
-        pool_give(pool, bytes);
-        return code;
-    }
-    struct allocation *made = add(*out, bytes, context, pool_kind(pool), 0);
-    made->pool = pool;
-    if (pool_device(pool) >= 0) made->device = pool_device(pool);
-    return OK;
-}
-
-CUresult memory_make_device(struct context *context, size_t bytes, void **out) {
-    return allocate(context, bytes, MEMORY_DEVICE, 0, out);
+    return is_on_device(allocation) || allocation->pool != NULL;
 }
 
 /* Freeing waits for the work of the memory's context, as cuMemFree does, because an op may still be
@@ -154,7 +25,7 @@ static CUresult free_now(void *base, bool host) {
     /* the table may have moved, or another thread may have freed it */
     found = find_allocation(base);
     if (found == NULL || found->id != id) return INVALID_VALUE;
-    if (found->graph_memory == NULL) take_out(found);
+    if (found->graph_memory == NULL) allocation_remove(found);
     else if (graph_memory_end(found->graph_memory) == OK) graph_memory_release(found->graph_memory);
     else return INVALID_VALUE;
     return OK;
@@ -176,7 +47,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     struct context *context;
     void *memory = NULL;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
-    if (code == OK) code = allocate(context, bytes, MEMORY_DEVICE, 0, &memory);
+    if (code == OK) code = memory_make(context, bytes, MEMORY_DEVICE, 0, &memory);
     if (code == OK || (out != NULL && bytes == 0)) *out = (uintptr_t)memory; /* or NULL, and 1 */
     return leave(code);
 }
@@ -192,7 +63,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
     CUresult code =
         !valid || width > SIZE_MAX / 2 / height - 512 ? INVALID_VALUE : current_context(&context);
     size_t row = (width + 511) / 512 * 512;
-    if (code == OK) code = allocate(context, row * height, MEMORY_DEVICE, 0, &memory);
+    if (code == OK) code = memory_make(context, row * height, MEMORY_DEVICE, 0, &memory);
     if (code != OK) return leave(code);
     *out = (uintptr_t)memory;
     *pitch = row;
@@ -205,7 +76,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags
     void *memory = NULL;
     CUresult code =
         out == NULL || (flags != 1 && flags != 2) ? INVALID_VALUE : current_context(&context);
-    if (code == OK) code = allocate(context, bytes, MEMORY_MANAGED, flags, &memory);
+    if (code == OK) code = memory_make(context, bytes, MEMORY_MANAGED, flags, &memory);
     if (code == OK || (out != NULL && bytes == 0)) *out = (uintptr_t)memory; /* or NULL, and 1 */
     return leave(code);
 }
@@ -222,6 +93,43 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
     if (base != NULL) *base = found->base;
     if (bytes != NULL) *bytes = found->bytes;
     return leave(OK);
+}
+
+/* --- in stream order --- */
+
+/* The memory is there at once, for use in stream order; cuMemFreeAsync gives it back in stream
+ * order. */
+static CUresult allocate_async(CUdeviceptr *out, size_t bytes, struct pool *pool,
+                               struct stream *stream) {
+    void *memory;
+    CUresult code = capture_forbids_legacy(stream);
+    if (code == OK && stream->capture != NULL)
+        return leave(graph_memory_capture(stream, bytes, out));
+    if (code == OK && bytes == 0) {
+        *out = 0; /* NVIDIA's own tests allocate nothing, and free it */
+        return leave(OK);
+    }
+    if (code == OK) code = memory_make_from(pool, stream->context, bytes, &memory);
+    if (code == OK) *out = (uintptr_t)memory;
+    return leave(code);
+}
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle) {
+    ENTER(cuMemAllocAsync, ENQUEUES);
+    struct stream *stream;
+    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    return code == OK ? allocate_async(out, bytes, pool_now(stream->context->device), stream)
+                      : leave(code);
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool handle,
+                                        CUstream stream_handle) {
+    ENTER(cuMemAllocFromPoolAsync, ENQUEUES);
+    struct pool *pool = object_find(handle, OBJECT_POOL);
+    struct stream *stream;
+    CUresult code = out == NULL || pool == NULL ? INVALID_VALUE : OK;
+    if (code == OK) code = find_stream(stream_handle, &stream);
+    return code == OK ? allocate_async(out, bytes, pool, stream) : leave(code);
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
@@ -251,7 +159,7 @@ static CUresult allocate_host(void **out, size_t bytes, unsigned flags) {
     struct context *context;
     CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
     if (code == OK && bytes == 0) *out = NULL; /* which is no error here, unlike for the others */
-    else if (code == OK) code = allocate(context, bytes, MEMORY_HOST, flags, out);
+    else if (code == OK) code = memory_make(context, bytes, MEMORY_HOST, flags, out);
     return leave(code);
 }
 
@@ -273,7 +181,8 @@ EXPORT CUresult cuMemFreeHost(void *address) {
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned flags) {
     ENTER(cuMemHostGetDevicePointer, 0);
     const struct allocation *found = find_allocation(address);
-    if (out == NULL || flags != 0 || found == NULL || on_device(found)) return leave(INVALID_VALUE);
+    if (out == NULL || flags != 0 || found == NULL || is_on_device(found))
+        return leave(INVALID_VALUE);
     *out = (uintptr_t)address;
     return leave(OK);
 }
@@ -281,7 +190,7 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, un
 EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address) {
     ENTER(cuMemHostGetFlags, 0);
     const struct allocation *found = find_allocation(address);
-    if (out == NULL || found == NULL || on_device(found)) return leave(INVALID_VALUE);
+    if (out == NULL || found == NULL || is_on_device(found)) return leave(INVALID_VALUE);
     *out = found->flags;
     return leave(OK);
 }
@@ -292,14 +201,11 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags
     CUresult code =
         address == NULL || bytes == 0 || flags > 15 ? INVALID_VALUE : current_context(&context);
     if (code == OK) {
-        size_t i = position((uintptr_t)address + bytes - 1);
-        bool overlaps =
-            i > 0 && allocations[i - 1].base + allocations[i - 1].bytes > (uintptr_t)address;
-        if (overlaps)
-            code = allocations[i - 1].kind == MEMORY_REGISTERED ? HOST_ALREADY_REGISTERED
-                                                                : INVALID_VALUE;
+        const struct allocation *last = allocation_before((uintptr_t)address + bytes - 1);
+        if (last != NULL && last->base + last->bytes > (uintptr_t)address)
+            code = last->kind == MEMORY_REGISTERED ? HOST_ALREADY_REGISTERED : INVALID_VALUE;
     }
-    if (code == OK) add(address, bytes, context, MEMORY_REGISTERED, flags);
+    if (code == OK) allocation_add(address, bytes, context, MEMORY_REGISTERED, flags);
     return leave(code);
 }
 
@@ -309,7 +215,7 @@ EXPORT CUresult cuMemHostUnregister(void *address) {
     if (address == NULL) return leave(INVALID_VALUE);
     if (found == NULL || found->kind != MEMORY_REGISTERED) return leave(HOST_NOT_REGISTERED);
     if (found->base != (uintptr_t)address) return leave(INVALID_VALUE);
-    take_out(found);
+    allocation_remove(found);
     return leave(OK);
 }
 
@@ -322,7 +228,7 @@ static CUresult attribute(void *out, int which, CUdeviceptr address,
         *(CUcontext *)out = found->context;
         return OK;
     case 2:
-        *(unsigned *)out = on_device(found) ? 2 : 1;
+        *(unsigned *)out = is_on_device(found) ? 2 : 1;
         return OK;
     case 3:
         *(CUdeviceptr *)out = address;

@@ -1,6 +1,6 @@
-/* Memory pools, and allocation in stream order. A pool is an account. Its memory is made and given
- * back like all other. What the pool reserves is taken from the device's free memory, but is
- * nowhere, so no address is used again because a pool remembers it. */
+/* Memory pools. A pool is an account. Its memory is made and given back like all other. What the
+ * pool reserves is taken from the device's free memory, but is nowhere, so no address is used again
+ * because a pool remembers it. */
 #include "../driver.h"
 
 #include "../api.h"
@@ -64,6 +64,8 @@ static struct pools *pools_of(int device, int kind) {
     }
     return pools;
 }
+
+struct pool *pool_now(int device) { return pools_of(device, MEMORY_DEVICE)->now; }
 
 static void reserve(struct pool *pool, size_t bytes) {
     if (pool->device >= 0)
@@ -315,41 +317,4 @@ EXPORT CUresult cuMemSetMemPool(const struct location *location, int allocation,
                                 CUmemoryPool pool) {
     ENTER(cuMemSetMemPool, 0);
     return set_pool(location, allocation, pool);
-}
-
-/* --- allocation in stream order --- */
-
-/* The memory is there at once, for use in stream order; cuMemFreeAsync gives it back in stream
- * order. */
-static CUresult allocate(CUdeviceptr *out, size_t bytes, struct pool *pool, struct stream *stream) {
-    void *memory;
-    CUresult code = capture_forbids_legacy(stream);
-    if (code == OK && stream->capture != NULL)
-        return leave(graph_memory_capture(stream, bytes, out));
-    if (code == OK && bytes == 0) {
-        *out = 0; /* NVIDIA's own tests allocate nothing, and free it */
-        return leave(OK);
-    }
-    if (code == OK) code = memory_make_from(pool, stream->context, bytes, &memory);
-    if (code == OK) *out = (uintptr_t)memory;
-    return leave(code);
-}
-
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle) {
-    ENTER(cuMemAllocAsync, ENQUEUES);
-    struct stream *stream;
-    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    return code == OK
-               ? allocate(out, bytes, pools_of(stream->context->device, MEMORY_DEVICE)->now, stream)
-               : leave(code);
-}
-
-EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool handle,
-                                        CUstream stream_handle) {
-    ENTER(cuMemAllocFromPoolAsync, ENQUEUES);
-    struct pool *pool;
-    struct stream *stream;
-    CUresult code = out == NULL ? INVALID_VALUE : find(handle, &pool);
-    if (code == OK) code = find_stream(stream_handle, &stream);
-    return code == OK ? allocate(out, bytes, pool, stream) : leave(code);
 }

@@ -8,91 +8,21 @@
  */
 #include "../driver.h"
 
-#include "../graph.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <signal.h>
 #include <time.h>
 
-/* All under sim.lock. The ring holds each stream at most once (stream->ready). */
-static struct stream **ring;
-static size_t ring_start, ring_count, ring_space;
+/* All under sim.lock. */
 static struct op **timers; /* binary heap by u.kernel.end */
 static size_t timer_count, timer_space;
 static struct op **words; /* ARMED OP_WAIT_VALUE, in the order they were reached */
 static size_t word_count, word_space;
 static uint64_t last_look; /* own_time() when the engine last polled the words, or had none */
-static pthread_cond_t wake_engine;
-static bool asleep;
-static bool carrying_out; /* run_unlocked carries out an op, without the lock */
+static bool carrying_out;  /* run_unlocked carries out an op, without the lock */
 /* a fault has come, and waits for that op to end before it abandons the streams */
 static bool abandoning;
 static struct waiter *settled_waiters;
-
-uint64_t now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
-/* Where a seed puts an op among those that could run: a hash of the seed and of the op's place in
- * the order of enqueues, because that depends on the program alone. Numbers drawn one after another
- * would depend on how far the engine has come. */
-uint64_t shuffled_place(const struct op *op) {
-    uint64_t x =
-        (op->sequence - sim.seed_start) * 0x9E3779B97F4A7C15u + sim.seed * 0xD1B54A32D192ED03u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-static void *room(void *array, size_t count, size_t *space) {
-    if (count < *space) return array;
-    *space = *space ? *space * 2 : 64;
-    array = alloc_more(array, *space * sizeof(void *));
-    return array;
-}
-
-void engine_poke(void) {
-    if (asleep) {
-        asleep = false;
-        pthread_cond_signal(&wake_engine);
-    }
-}
-
-void make_ready(struct stream *stream) {
-    if (stream->ready) return;
-    stream->ready = true;
-    if (ring_count == ring_space) {
-        size_t space = ring_space ? ring_space * 2 : 64;
-        struct stream **larger = alloc_need(space * sizeof *larger);
-        for (size_t i = 0; i < ring_count; i++) larger[i] = ring[(ring_start + i) % ring_space];
-        free(ring);
-        ring = larger;
-        ring_space = space;
-        ring_start = 0;
-    }
-    ring[(ring_start + ring_count++) % ring_space] = stream;
-    engine_poke();
-}
-
-static struct stream *take_ready(void) {
-    size_t best = ring_start;
-    for (size_t i = 0; sim.seeded && i < ring_count; i++) {
-        size_t other = (ring_start + i) % ring_space;
-        const struct op *mine = ring[best]->head, *its = ring[other]->head;
-        if (its == NULL || (mine != NULL && shuffled_place(its) < shuffled_place(mine)))
-            best = other;
-    }
-    struct stream *stream = ring[best];
-    ring[best] = ring[ring_start];
-    ring_start = (ring_start + 1) % ring_space;
-    ring_count--;
-    stream->ready = false;
-    return stream;
-}
 
 /* --- timers --- */
 
@@ -112,7 +42,7 @@ static bool timer_before(size_t a, size_t b) {
 static void timer_add(struct op *op, uint64_t end) {
     op->state = ARMED;
     op->u.kernel.end = end;
-    timers = room(timers, timer_count, &timer_space);
+    timers = alloc_room(timers, timer_count, &timer_space, sizeof(void *));
     size_t i = timer_count++;
     timers[i] = op;
     for (; i > 0 && timer_before(i, (i - 1) / 2); i = (i - 1) / 2) timer_swap(i, (i - 1) / 2);
@@ -309,7 +239,7 @@ static void start(struct op *op) {
         op->state = ARMED; /* even if satisfied already: see run_words */
         op->u.word.since = now_ns();
         if (word_count == 0) last_look = own_time();
-        words = room(words, word_count, &word_space);
+        words = alloc_room(words, word_count, &word_space, sizeof(void *));
         words[word_count++] = op;
         break;
     case OP_WRITE_VALUE:
@@ -321,7 +251,7 @@ static void start(struct op *op) {
         op_done(op);
         break;
     case OP_FREE:
-        memory_free_device(op->u.memory);
+        memory_freed(op->u.memory);
         op_done(op);
         break;
     case OP_EMPTY:
@@ -353,7 +283,7 @@ static void abandon_op(struct op *op) {
         marker_finish(op->u.mark.marker, now_ns());
         break;
     case OP_FREE:
-        memory_free_device(op->u.memory);
+        memory_freed(op->u.memory);
         break;
     case OP_HOST:
         if (!sim.adversary.fire_after_fault) break;
@@ -437,16 +367,9 @@ static uint64_t polling_interval(uint64_t now) {
 }
 
 static void sleep_until_needed(void) {
-    asleep = true;
     uint64_t now = now_ns(), until = timer_count > 0 ? timers[0]->u.kernel.end : UINT64_MAX;
     if (word_count > 0 && now + polling_interval(now) < until) until = now + polling_interval(now);
-    if (until == UINT64_MAX) {
-        pthread_cond_wait(&wake_engine, &sim.lock);
-    } else {
-        struct timespec time = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
-        pthread_cond_timedwait(&wake_engine, &sim.lock, &time);
-    }
-    asleep = false;
+    ready_wait(until);
 }
 
 static void *engine(void *unused) {
@@ -458,28 +381,17 @@ static void *engine(void *unused) {
     pthread_mutex_lock(&sim.lock);
     for (;;) {
         run_timers();
-        bool busy = ring_count > 0;
-        if (busy) advance(take_ready());
-        if (word_count > 0 && (!busy || own_time() - last_look > 1000000) && run_words()) continue;
-        if (!busy && ring_count == 0) sleep_until_needed();
+        struct stream *stream = take_ready();
+        if (stream != NULL) advance(stream);
+        if (word_count > 0 && (stream == NULL || own_time() - last_look > 1000000) && run_words())
+            continue;
+        if (stream == NULL) sleep_until_needed();
     }
     return NULL;
 }
 
 /* By cuInit. */
 CUresult engine_start(void) {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&wake_engine, &monotonic);
-    /* The simulator's threads take no signals, because those are for the program's own threads. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    int error = pthread_create(&thread, NULL, engine, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error != 0) return OPERATING_SYSTEM;
-    pthread_detach(thread);
-    return OK;
+    ready_start();
+    return start_thread(engine, NULL) ? OK : OPERATING_SYSTEM;
 }

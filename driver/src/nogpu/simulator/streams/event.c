@@ -1,51 +1,8 @@
-/* Events: snapshots of a point of a stream. */
+/* Events: snapshots of a point of a stream. record.c has what they stand for. */
 #include "../driver.h"
 
 #include "../api.h"
 #include "../graph.h"
-
-#include <stdlib.h>
-
-struct marker *marker_new(void) {
-    struct marker *marker = alloc_need(sizeof *marker);
-    marker->references = 1;
-    return marker;
-}
-
-void marker_release(struct marker *marker) {
-    if (--marker->references == 0) free(marker);
-}
-
-void marker_finish(struct marker *marker, uint64_t time) {
-    marker->done = true;
-    marker->time = time;
-    wake(&marker->waiters, UINT64_MAX);
-    while (marker->blocked != NULL) {
-        struct stream *stream = marker->blocked;
-        marker->blocked = stream->marker_next;
-        make_ready(stream);
-    }
-}
-
-CUresult marker_wait(struct marker *marker) {
-    CUresult code = OK;
-    marker->references++;
-    while (!marker->done && code == OK) code = wait_on(&marker->waiters, 0);
-    marker_release(marker);
-    return code;
-}
-
-/* An event dies with its context. A primary context that is made anew is another generation. */
-static bool is_gone(const struct event *event) {
-    return !event->context->active || event->generation != event->context->generation;
-}
-
-struct event *find_event(CUevent handle) {
-    struct event *event = object_find(handle, OBJECT_EVENT);
-    if (event == NULL || !is_gone(event)) return event;
-    note_use_of_gone();
-    return NULL;
-}
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
     ENTER(cuEventCreate, 0);
@@ -64,48 +21,14 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
     return leave(code);
 }
 
-void event_unregister_capture(struct event *event) {
-    if (event->capture == NULL) return;
-    capture_release(event->capture);
-    event->capture = NULL;
-    dependencies_clear(&event->dependencies);
-}
-
-void event_release(struct event *event) {
-    if (--event->references > 0) return;
-    event_unregister_capture(event);
-    if (event->marker != NULL) marker_release(event->marker);
-    free(event);
-}
-
 EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
     ENTER(cuEventDestroy, FREES);
     struct event *event = object_find(handle, OBJECT_EVENT);
     if (event == NULL) return leave(INVALID_HANDLE);
-    if (is_gone(event)) note_use_of_gone();
+    if (event_is_gone(event)) note_use_of_gone();
     object_unregister(event);
     event_release(event);
     return leave(OK);
-}
-
-/* The event stands for this record from here on. */
-struct op *event_record_op(struct event *event) {
-    event_unregister_capture(event);
-    if (event->marker != NULL) marker_release(event->marker);
-    struct op *op = op_new(OP_RECORD, 0);
-    event->marker = op->u.mark.marker = marker_new();
-    event->marker->references++;
-    op->u.mark.needs_queue = event->flags & 1;
-    return op;
-}
-
-struct op *event_wait_op(const struct event *event, bool on_legacy) {
-    if (event->marker == NULL) return NULL;
-    if (event->marker->done) return on_legacy ? op_new(OP_EMPTY, 0) : NULL;
-    struct op *op = op_new(OP_WAIT_EVENT, 0);
-    op->u.mark.marker = event->marker;
-    event->marker->references++;
-    return op;
 }
 
 /* With its flag, a captured record or wait is a node that does it at every launch, for events

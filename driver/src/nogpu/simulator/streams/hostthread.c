@@ -2,12 +2,9 @@
  * time, in the order of completion. */
 #include "../driver.h"
 
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
-static atomic_bool exiting; /* set by exit(): no further function of the user's is called */
 static struct waiter *empty_waiters;
 
 static struct op *take(struct context *context) {
@@ -59,33 +56,11 @@ static void *host_thread(void *argument) {
     prctl(PR_SET_NAME, "sim-host");
     pthread_mutex_lock(&sim.lock);
     for (;;) {
-        while (context->host_count == 0 || atomic_load(&exiting))
+        while (context->host_count == 0 || host_exiting())
             pthread_cond_wait(&context->host_work, &sim.lock);
         run_one(context);
     }
     return NULL;
-}
-
-static void stop_calling(void) { atomic_store(&exiting, true); }
-
-bool host_exiting(void) { return atomic_load(&exiting); }
-
-/* Starts a thread that takes no signals, because those are for the program's own threads, and that
- * calls nothing of the user's once the process exits. */
-void start_quiet_thread(void *(*function)(void *), void *argument) {
-    static bool registered;
-    if (!registered) {
-        registered = true;
-        atexit(stop_calling);
-    }
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, function, argument) != 0)
-        give_up("the system has no thread left for host functions");
-    pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 void host_push(struct op *op) {
@@ -95,7 +70,7 @@ void host_push(struct op *op) {
     if (context->host_count++ > 0) context->host_tail->next_host = op;
     else context->host_head = op;
     context->host_tail = op;
-    if (!context->host_started) start_quiet_thread(host_thread, context);
+    if (!context->host_started) start_host_thread(host_thread, context);
     context->host_started = true;
     pthread_cond_signal(&context->host_work);
 }

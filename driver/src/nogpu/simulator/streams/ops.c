@@ -8,33 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- blocked threads --- */
-
-CUresult wait_on(struct waiter **list, uint64_t target) {
-    struct waiter waiter = {.next = *list, .target = target};
-    uint64_t epoch = sim.fault_epoch;
-    pthread_cond_init(&waiter.cond, NULL);
-    *list = &waiter;
-    while (!waiter.woken) pthread_cond_wait(&waiter.cond, &sim.lock);
-    pthread_cond_destroy(&waiter.cond);
-    return sim.fault_epoch != epoch ? sim.last_fault : OK;
-}
-
-void wake(struct waiter **list, uint64_t done) {
-    for (struct waiter **link = list; *link != NULL;) {
-        struct waiter *waiter = *link;
-        if (waiter->target > done) {
-            link = &waiter->next;
-            continue;
-        }
-        *link = waiter->next;
-        waiter->woken = true;
-        pthread_cond_signal(&waiter->cond);
-    }
-}
-
-/* --- ops --- */
-
 struct op *op_new(enum op_kind kind, size_t payload_bytes) {
     struct op *op = alloc_need(sizeof *op + payload_bytes);
     op->kind = kind;
@@ -63,6 +36,17 @@ struct op *op_copy(const struct op *pattern) {
  * measured. */
 static bool is_launch(const struct op *op) {
     return op->kind == OP_KERNEL || op->kind == OP_COPY || op->kind == OP_FILL;
+}
+
+void stream_release(struct stream *stream) {
+    if (!stream->destroyed || stream->head != NULL || stream->references > 0 || stream->ready)
+        return;
+    struct context *context = stream->context;
+    if (stream->previous != NULL) stream->previous->next = stream->next;
+    else context->streams = stream->next;
+    if (stream->next != NULL) stream->next->previous = stream->previous;
+    dependencies_clear(&stream->dependencies);
+    free(stream);
 }
 
 CUresult enqueue_room(struct stream *stream, unsigned depth) {

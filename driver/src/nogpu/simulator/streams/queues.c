@@ -15,7 +15,6 @@
  */
 #include "../driver.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 bool needs_queue(const struct op *op) {
@@ -41,11 +40,8 @@ static uint64_t date(const struct stream *stream) { return stream->first_needing
 /* Requests are sorted by date. New ones are nearly always the youngest, so look from the end. */
 static void insert(struct stream *stream) {
     struct device *device = device_of(stream);
-    if (device->request_count == device->request_space) {
-        device->request_space = device->request_space ? device->request_space * 2 : 64;
-        device->requests =
-            alloc_more(device->requests, device->request_space * sizeof *device->requests);
-    }
+    device->requests = alloc_room(device->requests, device->request_count, &device->request_space,
+                                  sizeof *device->requests);
     size_t i = device->request_count++;
     for (; i > 0 && date(device->requests[i - 1]) > date(stream); i--)
         device->requests[i] = device->requests[i - 1];

@@ -4,8 +4,6 @@
 #include "../api.h"
 #include "../graph.h"
 
-#include <stdlib.h>
-
 struct stream *stream_make(struct context *context, unsigned flags, int priority) {
     struct stream *stream = object_new(OBJECT_STREAM, sizeof *stream);
     stream->context = context;
@@ -24,17 +22,6 @@ struct stream *stream_make_hidden(struct context *context, int priority) {
     object_unregister(stream);
     stream->destroyed = true;
     return stream;
-}
-
-void stream_release(struct stream *stream) {
-    if (!stream->destroyed || stream->head != NULL || stream->references > 0 || stream->ready)
-        return;
-    struct context *context = stream->context;
-    if (stream->previous != NULL) stream->previous->next = stream->next;
-    else context->streams = stream->next;
-    if (stream->next != NULL) stream->next->previous = stream->previous;
-    dependencies_clear(&stream->dependencies);
-    free(stream);
 }
 
 static void end(struct stream *stream) {
@@ -58,37 +45,15 @@ void streams_unregister(struct context *context) {
     context->legacy = NULL;
 }
 
-/* --- what a thread owns: its context stack and its per-thread default streams --- */
+/* --- the per-thread default streams --- */
 
-static pthread_key_t thread_ends;
-static pthread_once_t thread_ends_once = PTHREAD_ONCE_INIT;
-
-static void forget_thread(void *state) {
-    if (atomic_load(&sim.forked)) return;
-    pthread_setspecific(thread_ends, state); /* again, for what is called here */
+static void destroy_own(void) {
     pthread_mutex_lock(&sim.lock);
     for (size_t i = 0; i < me.stream_count; i++) {
         struct stream *stream = object_find(me.streams[i].stream, OBJECT_STREAM);
         if (stream != NULL && stream->id == me.streams[i].id) destroy(stream);
     }
     leave(OK);
-    free(me.streams);
-    free(me.stack);
-    free(state);
-    pthread_setspecific(thread_ends, NULL);
-}
-
-static void make_thread_key(void) { pthread_key_create(&thread_ends, forget_thread); }
-
-struct thread_state *this_thread(void) {
-    pthread_once(&thread_ends_once, make_thread_key);
-    struct thread_state *state = pthread_getspecific(thread_ends);
-    if (state == NULL) {
-        state = alloc_more(NULL, sizeof *state);
-        *state = (struct thread_state){0};
-        pthread_setspecific(thread_ends, state);
-    }
-    return state;
 }
 
 static struct stream *per_thread_stream(struct context *context) {
@@ -97,6 +62,7 @@ static struct stream *per_thread_stream(struct context *context) {
         if (stream != NULL && stream->id == me.streams[i].id && stream->context == context)
             return stream;
     }
+    me.at_end = destroy_own;
     me.streams = alloc_more(me.streams, (me.stream_count + 1) * sizeof *me.streams);
     struct stream *stream = stream_make(context, 0, 0);
     me.streams[me.stream_count].stream = stream;
@@ -315,25 +281,28 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
     return leave(submit(handle, op, -1));
 }
 
-/* Managed memory, all of an allocation. An H200 refused pageable memory. */
-static bool can_attach(CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags) {
-    const struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
-    /* to a single stream, but not to 0; an H200 takes the legacy stream by its own handle */
-    bool valid = flags == 1 || flags == 2 || (flags == 4 && stream != NULL);
-    if (!valid || address == 0) return false;
-    return allocation != NULL && allocation->kind == MEMORY_MANAGED &&
-           address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
-}
+/* --- attributes --- */
 
-/* Association with a stream changes nothing here, because host and device may touch memory at the
- * same time. */
-EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes,
-                                       unsigned flags) {
-    ENTER(cuStreamAttachMemAsync, ENQUEUES);
+EXPORT CUresult cuStreamGetAttribute(CUstream handle, int which, void *out) {
+    ENTER(cuStreamGetAttribute, 0);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
-    if (code == OK && !can_attach(handle, address, bytes, flags)) code = INVALID_VALUE;
-    if (code == OK && stream->capture != NULL) code = capture_unsupported(stream);
-    if (code != OK) return leave(code);
-    return leave(submit(handle, op_new(OP_EMPTY, 0), -1));
+    return leave(code == OK ? attribute_get(&stream->attributes, OF_STREAMS, which, out) : code);
+}
+
+EXPORT CUresult cuStreamSetAttribute(CUstream handle, int which, const void *value) {
+    ENTER(cuStreamSetAttribute, 0);
+    struct stream *stream;
+    CUresult code = find_stream(handle, &stream);
+    return leave(code == OK ? attribute_set(&stream->attributes, OF_STREAMS, which, value) : code);
+}
+
+EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle) {
+    ENTER(cuStreamCopyAttributes, 0);
+    struct stream *to, *from;
+    CUresult code = find_stream(to_handle, &to);
+    if (code == OK) code = find_stream(from_handle, &from);
+    if (code == OK && to->context != from->context) code = INVALID_VALUE;
+    if (code == OK) to->attributes = from->attributes;
+    return leave(code);
 }
