@@ -1,4 +1,4 @@
-"""Streams that other libraries use too: as their objects, and as their current stream."""
+"""Streams that others use too: libraries, as an object or as the current stream, and pools."""
 
 from __future__ import annotations
 

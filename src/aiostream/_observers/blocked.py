@@ -28,7 +28,8 @@ from types import CodeType
 from typing import Any
 
 from aiostream import _native
-from aiostream._base import hints, stand_ins, turns
+from aiostream._base import hints, stand_ins
+from aiostream._observers.frames import QUESTIONS, Frames, loop_in
 from aiostream._runtime import launches, process
 
 PAGE = "docs/blocking.md"
@@ -134,7 +135,7 @@ def add(subscriber: Subscriber) -> None:
     global forwarding
     process.refuse_green_threads()  # first, because without the reader each call would wait for it
     forwarding = stand_ins.load_forwarding()
-    _native.set_questions(turns.QUESTIONS)
+    _native.set_questions(QUESTIONS)
     if not _prepared:
         _prepared.append(None)
         os.register_at_fork(after_in_child=_begin_again)
@@ -235,7 +236,7 @@ def _here(call: Any) -> tuple[Any, list[Any]]:
         _python.Py_DecRef(ctypes.c_void_p(call.frames))
         return lines, [name, kind, task, trio_task]
     names = (each.name for each in threading.enumerate() if each.ident == call.thread)
-    frames: turns.Frames = []
+    frames: Frames = []
     if _goes_on(call):
         # This is one step, so that no frame of another thread outlives its function.
         frame = next(map(methodcaller("get", call.thread), iter(sys._current_frames, None)))
@@ -245,7 +246,7 @@ def _here(call: Any) -> tuple[Any, list[Any]]:
     return frames if _goes_on(call) else None, [next(names, None)]
 
 
-def _find(call: Any, frames: turns.Frames, here: list[Any]) -> tuple[BlockingCall | None, bool]:
+def _find(call: Any, frames: Frames, here: list[Any]) -> tuple[BlockingCall | None, bool]:
     """What led to the call. `None`: no loop runs there, or a line says that it may block."""
     in_call = False
     for code, _, frame in frames[:1]:
@@ -259,9 +260,9 @@ def _find(call: Any, frames: turns.Frames, here: list[Any]) -> tuple[BlockingCal
 
 
 def _in_loop(
-    frames: turns.Frames, here: list[Any], call: tuple[str, str, float], *rest: Any, of: Any = None
+    frames: Frames, here: list[Any], call: tuple[str, str, float], *rest: Any, of: Any = None
 ) -> BlockingCall | None:
-    running = turns.loop_in(frames, here)
+    running = loop_in(frames, here)
     if running is None:
         return None
     outermost, loop, task = running
