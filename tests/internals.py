@@ -22,7 +22,7 @@ from aiostream._base.checks import has_gil as has_gil
 from aiostream._handles import interop
 from aiostream._handles import operand as _operand
 from aiostream._objects import captures, runs
-from aiostream._observers import blocked, trace_files
+from aiostream._observers import awaits, blocked, trace_files
 from aiostream._runtime import launchers, loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio
@@ -641,9 +641,9 @@ def ordered_completions() -> int:
     return sum(getattr(owner, "order", None) is not None for owner in _native.owners())
 
 
-def observers() -> list[observing.Observer]:
+def observers() -> list[awaits.Observer]:
     """What awaits are reported to now."""
-    return list(observing.observers)
+    return list(observing.hook)
 
 
 @contextlib.contextmanager
@@ -651,19 +651,19 @@ def observer_that_acts(moment: str, number: int, act: Callable[[], object]) -> I
     """Has an observer call `act` when it is called for such a moment the n-th time."""
     calls: Iterator[Callable[[], object]] = iter([*[int] * (number - 1), act])
 
-    class Acting(observing.Observation):
+    class Acting(awaits.Observation):
         sees_steps = True
 
     setattr(Acting, moment, lambda *_: next(calls, int)())
 
-    def observer(*_: Any) -> observing.Observation:
+    def observer(*_: Any) -> awaits.Observation:
         return Acting()
 
-    observing.observers[observer] = None
+    observing.hook[observer] = None
     try:
         yield
     finally:
-        del observing.observers[observer]
+        del observing.hook[observer]
 
 
 def perfetto(awaits: list[Await]) -> str:

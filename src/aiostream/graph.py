@@ -19,7 +19,7 @@ from aiostream._handles.operand import Operand, current_or_default_context, pin,
 from aiostream._handles.owned import Transferable, WithBlock
 from aiostream._objects.nodes import GraphNode
 from aiostream._runtime import process
-from aiostream._runtime.observing import is_observed, observed, observed_future, observers
+from aiostream._runtime.observing import hook
 from aiostream._waits import waiting
 from aiostream.device import Context
 from aiostream.enums import (
@@ -482,18 +482,18 @@ class ExecutableGraph(_AnyGraph):
         driver.raise_for(code, f"cuGraph{use.title()}", stream.name)
 
     def _use_async(self, stream: Any, use: str) -> CompletionFuture[None]:
-        if observers and not is_observed():
+        if hook and not hook.is_observed():
             name, method = f"ExecutableGraph.{use}_async", ExecutableGraph._use_async
-            return observed_future(name, method, self, stream, use)
+            return hook.observed(name, method, self, stream, use)
         operand = interop.operand_of(stream)
         mode = waiting.mode_for(stream)
         future = waiting.enqueue(operand, mode, lambda: self._use(operand, use))
         return cast("CompletionFuture[None]", future)
 
     async def _use_and_wait(self, stream: Any, use: str) -> None:
-        if observers and not is_observed():
+        if hook and not hook.is_observed():
             name, method = f"ExecutableGraph.{use}_and_wait", ExecutableGraph._use_and_wait
-            await observed(name, method, self, stream, use)
+            await hook.observed(name, method, self, stream, use)
             return
         operand = interop.operand_of(stream)
         waiting.require_ready(operand)

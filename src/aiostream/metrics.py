@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiostream._base import checks
-from aiostream._runtime.observing import Observation, Waited, add_observer, remove_observer
+from aiostream._observers.awaits import Observation, add_observer, marked, remove_observer
 from aiostream._runtime.statistics import statistics
 from aiostream._servers import health
 from aiostream.errors import ContextFailedError, PoolFullError, StalledError
@@ -115,37 +115,49 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
 
 
 class _Timed(Observation):
-    __slots__ = ("_began", "_call", "_hooks", "_name", "_seconds", "_waited")
-
     def __init__(self, call: str, target: Any, hooks: list[Hook]) -> None:
         self._call, self._name = call, getattr(target, "_label", None)
         self._hooks: list[Hook] | None = hooks
         # Those of `Steps` have begun with the request, before their first await.
         self._began = getattr(target, "_began", None) or time.perf_counter()
-        self._seconds: dict[str, float | None] = {}
-        self._waited: Waited | None = None
-        if call.startswith("Stream.run"):  # its pool has said so just now
-            self.timed("queued", vars(target).pop("_queued", None))
+        self._runs = call.startswith("Stream.run")
+        # What `StreamPool.acquire` has left there just now, if this is a run of the pool.
+        self._queued: float | None = vars(target).get("_queued") if self._runs else None
+        self._gpu: float | None = None
+        self._launched = 0.0  # the time of the launch that the task waits for, if it does
+        self._waited: float | None = None  # in all, until now
+        self._items: list[_Timed] = []
 
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        if not self._call.startswith("Stream.run"):
+        if not self._runs:
             return args
-        self._waited = Waited(args[0])
-        return (self._waited.fn, *args[1:])
+        return (marked(args[0], True, self._passed, self._has_launched, self._passed), *args[1:])
 
-    def timed(self, what: str, seconds: float | None) -> None:
-        self._seconds[what] = seconds
+    def serves(self, others: list[Observation]) -> None:
+        now, self._queued = time.perf_counter(), None
+        self._items = [each for each in others if isinstance(each, _Timed)]
+        for each in self._items:
+            each._queued = now - each._began
 
-    def ended(self, outcome: str, error: BaseException | None) -> None:
+    def _has_launched(self, _: object) -> None:
+        self._launched = time.perf_counter()
+
+    def _passed(self) -> None:
+        if self._launched:
+            self._waited = (self._waited or 0.0) + time.perf_counter() - self._launched
+        self._launched = 0.0
+
+    def ended(self, outcome: str, error: BaseException | None, result: Any = None) -> None:
         if isinstance(error, PoolFullError):
             outcome = "refused"
-        seconds, of = time.perf_counter() - self._began, self._seconds
+        seconds = time.perf_counter() - self._began
         if outcome == "done" and self._call == "StreamPool.acquire":
-            self.timed("queued", seconds)
-        if outcome == "done" and self._waited is not None:
-            self.timed("gpu", self._waited.passed())
-        parts = of.get("queued"), of.get("gpu")
-        wait = Wait(self._call, seconds, outcome, error, self._name, *parts)
+            self._queued = vars(result.stream)["_queued"] = seconds
+        if outcome == "done" and self._runs:
+            self._passed()
+            for each in (self, *self._items):
+                each._gpu = self._waited
+        wait = Wait(self._call, seconds, outcome, error, self._name, self._queued, self._gpu)
         # Once: an await of a future reports its end, and so does the future's callback.
         hooks, self._hooks = self._hooks or (), None
         for hook in hooks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
@@ -12,7 +11,6 @@ from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
 from aiostream._objects.shared import Made, Own
 from aiostream._runtime import loops
-from aiostream._runtime.observing import observers
 from aiostream._servers.pool_core import PoolCore
 from aiostream._servers.pool_loans import Loan
 from aiostream._servers.pool_places import Place
@@ -274,7 +272,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await asyncio.gather(*(pool.run(lambda n: n * n, n) for n in range(3)))
             [0, 1, 4]
         """
-        if observers:
+        if hook:
             return await self._on_next(Stream.run, fn, *args, **kwargs)
         place = self._at_once(True) or await self._in_turn(True)
         number, stream = place.number, place.stream
@@ -293,11 +291,8 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 
     async def _on_next(self, run: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Takes a stream, and does what a method of `Stream` does there."""
-        began = time.perf_counter()
         place = await self._acquire()
         number, stream = place.number, place.stream
-        if observers:
-            vars(stream)["_queued"] = time.perf_counter() - began  # for those of the call
         try:
             result = await run(stream, fn, *self._before(place, args), **kwargs)
         except BaseException as error:

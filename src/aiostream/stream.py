@@ -19,7 +19,7 @@ from aiostream._objects.runs import RunMethods
 from aiostream._objects.shared import SharingMethods, StreamOwn
 from aiostream._objects.threads import ThreadStream
 from aiostream._runtime import process
-from aiostream._runtime.observing import is_observed, observed_future, observers
+from aiostream._runtime.observing import hook
 from aiostream._waits import waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
@@ -620,9 +620,9 @@ class Stream(
             ...     await stream.enqueue_async(scale, [1, 2, 3])
             [2, 4, 6]
         """
-        if observers and not is_observed():
+        if hook and not hook.is_observed():
             name, method = "Stream.enqueue_async", Stream.enqueue_async
-            return observed_future(name, method, self, fn, *args, **kwargs)
+            return hook.observed(name, method, self, fn, *args, **kwargs)
         checks.plain_function(fn, "enqueue_async")
         # A partial, because no step of Python then lies between the return of `fn` and the native
         # code that keeps its result: an interrupt there would lose it.
@@ -637,8 +637,8 @@ class Stream(
     # ------------------------------------------------------------------------------------ internals
 
     def _future(self, call: str, kind: int) -> CompletionFuture[None]:
-        if observers and not is_observed():
-            return observed_future(call, Stream._future, self, call, kind)
+        if hook and not hook.is_observed():
+            return hook.observed(call, Stream._future, self, call, kind)
         return cast("CompletionFuture[None]", waiting.complete(self._operand, kind).future)
 
     def _close_after(self, error: BaseException) -> None:

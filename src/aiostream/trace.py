@@ -22,9 +22,9 @@ from aiostream._base import checks
 from aiostream._handles import interop
 from aiostream._handles.operand import Operand
 from aiostream._observers import blocked, trace_files
+from aiostream._observers.awaits import Observation, add_observer, marked, remove_observer
 from aiostream._observers.trace_clock import GpuClock, Moment
 from aiostream._runtime import loops, process
-from aiostream._runtime.observing import Observation, add_observer, marked, remove_observer
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.pool import StreamPool
@@ -139,7 +139,7 @@ class _Entry(Observation):
         def begins() -> None:
             self.first = clock.mark(stream)
 
-        def launched() -> None:
+        def launched(_: object) -> None:
             self.last, self.noticed_at = clock.mark(stream), None
 
         in_halves = self.call.startswith("Stream.run")
@@ -175,7 +175,7 @@ class _Entry(Observation):
         """See `Observation`."""
         self.ended("failed" if isinstance(error, Exception) else "cancelled", error)
 
-    def ended(self, outcome: str, error: BaseException | None) -> None:
+    def ended(self, outcome: str, error: BaseException | None, result: Any = None) -> None:
         """See `Observation`."""
         if self.outcome != "pending":
             return

@@ -190,12 +190,12 @@ def report_failed_waits(stream: Stream, event: Event) -> Iterator[Callable[[], N
 
 
 def with_a_handler_at_each_line(function: Callable[[], object], handler: Callable[[], Any]) -> None:
-    """Calls a function often, with a signal handler at a line of `metrics` or `observing`."""
-    with at_line(0, handler, "metrics.py", "observing.py") as lines:
+    """Calls a function often, with a signal handler at a line of `metrics` or `awaits`."""
+    with at_line(0, handler, "metrics.py", "awaits.py") as lines:
         function()
     assert len(lines) > 5
     for number in sample(len(lines), 30, "handlers"):
-        with at_line(number, handler, "metrics.py", "observing.py"):
+        with at_line(number, handler, "metrics.py", "awaits.py"):
             function()
 
 

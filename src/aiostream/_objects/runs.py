@@ -15,7 +15,7 @@ from aiostream._base import checks, driver
 from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_list_of
 from aiostream._objects import halves
 from aiostream._runtime import loops, process
-from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._runtime.observing import hook
 from aiostream._waits import pending, waiting
 from aiostream.errors import CudaError, StreamClosedError
 
@@ -249,8 +249,8 @@ class RunMethods:
             ...     await stream.run(score, 3)
             0
         """
-        if observers and not is_observed():
-            return await observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
+        if hook and not hook.is_observed():
+            return await hook.observed("Stream.run", RunMethods.run, self, fn, *args, **kwargs)
         is_generator = checks.plain_function(fn, "run", halves=True)
         launches, place = loops.current_bridge().launches, self._place()
         work: _native.Work | None = None

@@ -20,7 +20,7 @@ from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wa
 from aiostream._objects.halves import Halves, close
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
-from aiostream._runtime.observing import future_made, is_observed, observed, observers
+from aiostream._runtime.observing import hook
 from aiostream._waits import pending, waiting
 from aiostream.errors import CudaError, StreamClosedError
 
@@ -60,8 +60,6 @@ class _ThreadCall(Completion):
         operand.context._ensure_monitored()
         future = loops.current_bridge().new_future()
         super().__init__(future, operand.name, function)
-        if observers:
-            future_made(future)
         self.operand = operand
         self.limiter = limiter
         self.halves = halves  # of the function, if it is one
@@ -353,9 +351,9 @@ class ThreadStream:
             ...     await stream.run_in_thread(forward, 21)
             42
         """
-        if observers and not is_observed():
+        if hook and not hook.is_observed():
             name, method = "Stream.run_in_thread", ThreadStream.run_in_thread
-            return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
+            return await hook.observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
         checks.plain_function(fn, "run_in_thread", halves=True)
         operand = self._operand
         if limiter is not None and not hasattr(limiter, "acquire_on_behalf_of_nowait"):

@@ -22,7 +22,7 @@ from aiostream._objects import captures
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import set_result
 from aiostream._runtime.launches import Launches
-from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._runtime.observing import hook
 from aiostream._servers.pool_loans import Kept
 from aiostream._servers.pool_places import FREE, Busy, Place
 from aiostream._waits import pending, waiting
@@ -237,8 +237,8 @@ class PoolCore:
             return None
 
     async def _acquire(self) -> Place:
-        if observers and not is_observed():
-            return await observed("StreamPool.acquire", PoolCore._acquire, self)
+        if hook and not hook.is_observed():
+            return await hook.observed("StreamPool.acquire", PoolCore._acquire, self)
         bridge = loops.current_bridge()
         checkpoint = bridge.checkpoint
         # Without an await all other tasks of the loop would wait as long as streams are free.

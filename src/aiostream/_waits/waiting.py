@@ -27,7 +27,7 @@ from aiostream._handles.operand import Operand, in_libraries, order_of, wait_lis
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion
 from aiostream._runtime.launches import Launches
-from aiostream._runtime.observing import future_made, is_observed, observed, observers
+from aiostream._runtime.observing import hook
 from aiostream.enums import WaitLike, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
 
@@ -150,9 +150,9 @@ async def synchronize_async(self: Any) -> None:
     # would cost time and memory. The argument keeps the stream alive, because a stream that only
     # this coroutine refers to must not be closed by its finalizer.
     operand, mode = self._operand, self._mode
-    if observers and not isinstance(self, Unobserved | _native.Work) and not is_observed():
+    if hook and not isinstance(self, Unobserved | _native.Work) and not hook.is_observed():
         kind = "Event" if operand.is_event else "Stream"
-        await observed(f"{kind}.synchronize_async", synchronize_async, self)
+        await hook.observed(f"{kind}.synchronize_async", synchronize_async, self)
         return
     if mode == BY_HOST_FUNCTION and not operand.is_event:
         point = complete(operand)
@@ -190,8 +190,6 @@ async def synchronize_async(self: Any) -> None:
             # The ticket may have fired already. It is not lost, because this thread delivers it
             # and does so in the next await at the earliest.
             future = _current_bridge().new_future()
-            if observers:
-                future_made(future)
             answer = await wait.leave_to(future)
             # Handed back. The task polls before the next turn, because the end may have come.
             if answer is wait:
@@ -328,8 +326,6 @@ def enqueue(
             wait_list = wait_list_of(operand)
         if future is None:
             future = bridge.new_polled_future()
-        if observers:
-            future_made(future)
         began = now()
         try:
             answer = wait_list.enqueue(
@@ -381,8 +377,6 @@ def complete(
     try:
         if future is None:
             future = bridge.new_future()
-        if observers:
-            future_made(future)
         point = Completion(future, operand.name, keepalive)
         answer = point.enqueue(
             operand.handle,

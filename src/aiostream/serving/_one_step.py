@@ -42,7 +42,6 @@ class OneStep(_native.OwnFuture, halves.Halves):
         self.began = self.passed = False
         self.last: frozenset[int] = frozenset()  # the slots that it has yielded
         self.error: BaseException | None = None  # of a half, or of a launch that has not begun
-        self._callbacks: list[Callable[[Any], object]] = []  # of observers
         for results in members.values():
             results._flying += 1
 
@@ -127,13 +126,7 @@ class OneStep(_native.OwnFuture, halves.Halves):
         """No."""
         return False
 
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Has a callback called in the drain."""
-        self._callbacks.append(callback)
-
     def _set_result(self, result: object) -> None:
-        for callback in self._callbacks:
-            callback(self)
         self.steps._passed(self)
         self.passed = True
 

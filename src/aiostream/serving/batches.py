@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from aiostream import _native
 from aiostream._base import checks, hints
-from aiostream._runtime import completion, loops, observing
-from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._runtime import completion, loops
+from aiostream._runtime.observing import hook
 from aiostream._waits import pending, waiting
 from aiostream.errors import PoolFullError
 from aiostream.pool import StreamPool
@@ -225,9 +225,9 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             ContextFailedError: A context of the pool has failed.
             BaseException: What `fn` or `cost` has raised, or the result, if that is an exception.
         """
-        if observers and not is_observed():
+        if hook and not hook.is_observed():
             call = "Batches.__call__", Batches.__call__
-            result: Result = await observed(*call, self, item, priority=priority)
+            result: Result = await hook.observed(*call, self, item, priority=priority)
             return result
         bridge = loops.current_bridge()
         if self._bridge() is not bridge:
@@ -257,8 +257,6 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         future = bridge.new_future()
         try:
             queue[future] = item, time.perf_counter()
-            if observers:
-                observing.belongs_here(future)
             # One task alone needs no other task. trio's tasks have no order within a turn.
             leads = not (self._comes or self._tasks or self._in_thread or bridge.checkpoint)
             # The frame of a task that waits must not hold the bridge, which would survive its loop.
@@ -337,17 +335,12 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                 if not batch:
                     break
                 self.sizes[size := len(batch)] += 1
-                fn, waited = self._fn, None
-                if observers:
-                    began, waited = time.perf_counter(), observing.Waited(fn)
-                    fn = waited.fn
-                    observing.timed("queued", {f: began - at for f, (_, at) in batch.items()})
                 items = [item for item, _ in batch.values()]
-                call = run(fn, *pool._before(place, (items,)))
+                call = run(self._fn, *pool._before(place, (items,)))
+                if hook:
+                    hook.serves(batch)
                 # In a context of its own, so that what one batch sets does not reach the next.
                 results = await waiting.within(self._context.copy(), call, thrown)
-                if waited is not None:
-                    observing.timed("gpu", dict.fromkeys(batch, waited.passed()))
                 _settle(batch, self._outcomes(results, size))
                 batch.clear()
                 # The pool was closed meanwhile, or others want the stream.

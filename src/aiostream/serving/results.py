@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aiostream._base import checks
 from aiostream._runtime import completion
-from aiostream._runtime.observing import is_observed, observed, observers
+from aiostream._runtime.observing import hook
 from aiostream._waits import waiting
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         self._since = 0.0
 
     async def __aenter__(self) -> Self:
-        if observers and not is_observed():
-            await observed("Steps.slot", Results.__aenter__, self)
+        if hook and not hook.is_observed():
+            await hook.observed("Steps.slot", Results.__aenter__, self)
             return self
         self._steps._enter(self)
         try:
@@ -151,9 +151,9 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
             ContextFailedError: The context has failed.
             BaseException: What the step or `ready` has raised, or an exception in a result's place.
         """
-        if observers and not is_observed():
+        if hook and not hook.is_observed():
             call = "Steps.first_result" if self._began else "Steps.next_result"
-            result: Result = await observed(call, Results.__anext__, self)
+            result: Result = await hook.observed(call, Results.__anext__, self)
             return result
         if self._reading or self.slot is None:
             raise RuntimeError(

@@ -38,7 +38,7 @@ from typing import Any, Generic, Self
 from aiostream import _native, errors
 from aiostream._base import checks, driver
 from aiostream._runtime import completion, loops
-from aiostream._runtime.observing import observed_future, observers
+from aiostream._runtime.observing import hook
 from aiostream._waits import pending, waiting
 from aiostream.errors import PoolFullError, StreamClosedError
 from aiostream.serving._one_step import OneStep, Step
@@ -457,10 +457,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         self._flying.append(step)
         idle_since, self._idle_since = self._idle_since, None
         try:
-            if observers:
-                observed_future("Steps.step", _enqueue, self._stream, step.first, step)
-            else:
-                _enqueue(self._stream, step.first, step)
+            _enqueue(self._stream, step.first, step)
         except BaseException as error:
             # The stream has refused, before the step was called or behind its work.
             step._exception, step.passed = error, True
@@ -534,4 +531,6 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
 
 
 def _enqueue(stream: Stream, call: Callable[[], None], step: OneStep) -> Any:
+    if hook and not hook.is_observed():
+        return hook.observed("Steps.step", _enqueue, stream, call, step)
     return waiting.enqueue(stream._operand, stream._mode, call, (step.steps._fn, step), step)

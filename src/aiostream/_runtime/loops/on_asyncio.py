@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from aiostream import _native
@@ -16,7 +16,7 @@ from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion
 from aiostream._runtime.loops.bridge import Bridge, TaskFunction
 from aiostream._runtime.loops.readerless import read_for
-from aiostream._runtime.observing import is_observed, observed_await, observers
+from aiostream._runtime.observing import hook
 
 
 class _Latest(threading.local):
@@ -204,11 +204,14 @@ class AsyncioBridge(Bridge):
 
     def new_future(self) -> Any:
         """Makes a future with `loop.create_future()`."""
-        return self.loop().create_future()
+        future = self.loop().create_future()
+        return hook.made(future) if hook else future
 
-    def new_polled_future(self) -> asyncio.Future[Any]:
+    def new_polled_future(self) -> Any:
         """Makes an `AsyncioFuture`."""
-        return (ObservedFuture if observers else AsyncioFuture)(loop=self.loop())
+        if hook:
+            return hook.made(ObservedFuture(loop=self.loop()))
+        return AsyncioFuture(loop=self.loop())
 
     def spawn(self, function: TaskFunction, name: str, context: contextvars.Context) -> object:
         """Makes an `asyncio.Task`."""
@@ -269,13 +272,11 @@ class AsyncioFuture(asyncio.Future[Any]):
 
 
 class ObservedFuture(AsyncioFuture):
-    """It reports its awaits to the observers. Without observers no such future is made."""
+    """Its awaits are observed. Without observers no such future is made."""
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        if self.done() or is_observed():
-            return super().__await__()
-        return observed_await(asyncio.Future.__await__, self)
+    def __await__(self) -> Any:
+        return hook.awaited(self, super().__await__())
 
     __iter__ = __await__

@@ -21,7 +21,7 @@ from aiostream._runtime import completion, process
 from aiostream._runtime.completion import Completion
 from aiostream._runtime.loops.bridge import Bridge, TaskFunction
 from aiostream._runtime.loops.readerless import read_for
-from aiostream._runtime.observing import is_observed, observed_await, observers
+from aiostream._runtime.observing import hook
 
 # Has one item, a `trio.lowlevel.RunVar` by its name. It is made at the first use, because importing
 # aiostream must not import trio. Any thread, single dict operations.
@@ -150,9 +150,10 @@ class TrioBridge(Bridge):
         if not drains:
             super().close()
 
-    def new_future(self) -> TrioFuture:
+    def new_future(self) -> Any:
         """Makes a `TrioFuture`."""
-        return TrioFuture(self._trio, self._token)
+        future = TrioFuture(self._trio, self._token)
+        return hook.made(future) if hook else future
 
     new_polled_future = new_future
 
@@ -347,9 +348,8 @@ class TrioFuture(_native.OwnFuture, checks.NotCopied):
         return before - len(self._callbacks)
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        if observers and not self.done() and not is_observed():
-            return observed_await(TrioFuture.__await__, self)
-        return self._wait().__await__()
+        waits = self._wait().__await__()
+        return hook.awaited(self, waits) if hook and not self.done() else waits
 
     def belongs_here(self) -> bool:
         """Whether the run that made it is the one that is at work in this thread."""
