@@ -16,16 +16,19 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import internals
-from aiostream import CaptureStatus, Event, Stream, metrics, on_stalled
+from aiostream import CaptureStatus, Event, Stream, on_stalled
 from commands import python
 from installed import GIVES_WRONG_EDGE_DATA, MISSING, missing_of
 from stalls import Listener
 from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle, spin
+
+if TYPE_CHECKING:
+    from aiostream.metrics import Wait
 
 pytest_plugins = ["running", "aiostream_pytest"]  # the latter also if it is not installed
 
@@ -252,9 +255,11 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def waits() -> Iterator[list[metrics.Wait]]:
+def waits() -> Iterator[list[Wait]]:
     """What `metrics.on_wait` reports."""
-    seen: list[metrics.Wait] = []
+    from aiostream import metrics
+
+    seen: list[Wait] = []
     end = metrics.on_wait(seen.append)
     yield seen
     end()

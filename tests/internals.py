@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import aiostream.event as event_module
 import aiostream.stream as stream_module
 import nogpu
-from aiostream import Context, CudaError, Stream, _native, blocking, device, testing
+from aiostream import Context, CudaError, Stream, _native, device, testing
 from aiostream._base import clash, driver, hints, stand_ins, turns
 from aiostream._base.checks import has_gil as has_gil
 from aiostream._handles import interop
 from aiostream._handles import operand as _operand
 from aiostream._objects import captures, runs
-from aiostream._observers import awaits, blocked, trace_files
 from aiostream._runtime import launchers, loops, observing, process, stuck
 from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio
@@ -31,11 +30,13 @@ from aiostream._runtime.process import run_in_releaser as run_in_releaser
 from aiostream._tools import bench, demo, doctor
 from aiostream._waits import ready as _ready
 from aiostream._waits import waiting
-from aiostream.trace import Await
 from nogpu import forwarding
 
 if TYPE_CHECKING:
     import pytest  # not in the scripts that import this module, because it takes 0.15 s
+
+    from aiostream._observers.awaits import Observer
+    from aiostream.trace import Await
 
 # --------------------------------------------------------------------------------------- the driver
 
@@ -66,7 +67,9 @@ def remove_from_driver(patch: pytest.MonkeyPatch, name: str, says: str = "") -> 
 
 def load_forwarding() -> None:
     """Loads the library that sees the calls that block, before the driver."""
-    stand_ins.load_forwarding()
+    from aiostream._observers import blocked
+
+    blocked.load_forwarding()
 
 
 def forwarding_path() -> str:
@@ -92,11 +95,13 @@ def blocking_kinds() -> tuple[str, ...]:
 
 def blocking_advice() -> dict[str, str]:
     """What to do, by those kinds."""
-    return blocked.ADVICE
+    return hints.ADVICE["blocking"]
 
 
 def forget_places() -> None:
     """What `blocking.install` has counted is forgotten."""
+    from aiostream import blocking
+
     blocking._places.clear()
 
 
@@ -641,7 +646,7 @@ def ordered_completions() -> int:
     return sum(getattr(owner, "order", None) is not None for owner in _native.owners())
 
 
-def observers() -> list[awaits.Observer]:
+def observers() -> list[Observer]:
     """What awaits are reported to now."""
     return list(observing.hook)
 
@@ -649,14 +654,16 @@ def observers() -> list[awaits.Observer]:
 @contextlib.contextmanager
 def observer_that_acts(moment: str, number: int, act: Callable[[], object]) -> Iterator[None]:
     """Has an observer call `act` when it is called for such a moment the n-th time."""
+    from aiostream._observers.awaits import Observation
+
     calls: Iterator[Callable[[], object]] = iter([*[int] * (number - 1), act])
 
-    class Acting(awaits.Observation):
+    class Acting(Observation):
         sees_steps = True
 
     setattr(Acting, moment, lambda *_: next(calls, int)())
 
-    def observer(*_: Any) -> awaits.Observation:
+    def observer(*_: Any) -> Observation:
         return Acting()
 
     observing.hook[observer] = None
@@ -668,6 +675,8 @@ def observer_that_acts(moment: str, number: int, act: Callable[[], object]) -> I
 
 def perfetto(awaits: list[Await]) -> str:
     """What a trace of these awaits is in Chrome's format."""
+    from aiostream._observers import trace_files
+
     return trace_files.perfetto(trace_files.Trace(awaits, 0, 0.0, 0, 0.0, 100_000))
 
 

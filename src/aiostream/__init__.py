@@ -40,14 +40,6 @@ from aiostream.graph import ExecutableGraph, Graph
 from aiostream.pool import StreamPool
 from aiostream.stream import Stream
 
-
-def _trace_if_asked() -> None:
-    if _os.environ.get("AIOSTREAM_TRACE"):
-        from aiostream import trace
-
-        trace.begin_from_environment()
-
-
 _LOADED_AT_FIRST_USE = ["blocking", "metrics", "serving", "simulator", "testing", "trace"]
 
 if _typing.TYPE_CHECKING:
@@ -70,11 +62,11 @@ def __dir__() -> list[str]:
 
 
 _driver.prepare_simulator()
+_process.before_first_use.append(_notice_failures)
 if _os.environ.get("AIOSTREAM_BLOCKING"):
     _importlib.import_module("aiostream.blocking").begin_from_environment()
-if _os.environ.get("AIOSTREAM_TRACE"):  # now, because only the main thread can do it
-    _process.save_at_sigterm(_process.save_now)
-_process.before_first_use += [_notice_failures, _trace_if_asked]
+if _os.environ.get("AIOSTREAM_TRACE"):
+    _importlib.import_module("aiostream.trace").begin_from_environment()
 
 __version__ = "0.1.0"
 __all__ = [

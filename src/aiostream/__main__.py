@@ -142,12 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):  # as of `demo | head`
             print(said, file=sys.stderr)
         return 1
-    from aiostream._tools import blocking_command  # its errors are those of a program
+    from aiostream._observers import command  # its errors are those of a program
 
     program = options.program[options.program[:1] == ["--"] :]
     if not program or program == ["-m"]:
         parser.error("which program? For example, `blocking -- app.py`")
-    blocking_command.run(program, options.action, options.threshold)
+    command.run(program, options.action, options.threshold)
     return 0
 
 

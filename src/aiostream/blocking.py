@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import linecache
 import os
 import sys
@@ -30,9 +29,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from aiostream._base import checks
 from aiostream._observers import blocked
-from aiostream._observers.blocked import OTHERS, BlockingCall, Subscriber
+from aiostream._observers.blocked import OTHERS, BlockingCall
 from aiostream._runtime import process
 
 __all__ = [
@@ -103,11 +101,11 @@ def watch(*, threshold: float = 0.0) -> Iterator[list[BlockingCall]]:
         1
     """
     found: list[BlockingCall] = []
-    made = _subscribe(found.append, threshold)
+    end = blocked.add(found.append, threshold)
     try:
         yield found
     finally:
-        blocked.remove(made)
+        end()
 
 
 # ------------------------------------------------------------------------ for a whole process
@@ -132,11 +130,9 @@ class Place:
     latest: BlockingCall
 
 
-_MOST_PLACES = 1000  # what comes from more places than these is counted under `_ELSEWHERE`
-_ELSEWHERE = "elsewhere"
 # By function and place. Written by the reader, one assignment each; read by any thread.
 _places: dict[tuple[str, str], Place] = {}
-_installed: list[Subscriber] = []  # one at most
+_installed: list[Callable[[], None]] = []  # what ends it; one at most
 
 
 def install(action: str = "warn", *, threshold: float = OTHERS) -> Callable[[], None]:
@@ -178,29 +174,16 @@ def install(action: str = "warn", *, threshold: float = OTHERS) -> Callable[[], 
     if action not in _ACTIONS:
         raise ValueError(f"action is one of {', '.join(_ACTIONS)}, not {action!r}")
     act = _count if action == "count" else _warn
-    made = _subscribe(act, threshold, BlockedLoopError if action == "raise" else None)
+    end = blocked.add(act, threshold, BlockedLoopError if action == "raise" else None)
     while _installed:
-        blocked.remove(_installed.pop())
-    _installed.append(made)
-    return functools.partial(blocked.remove, made)
-
-
-def _subscribe(
-    act: Callable[[BlockingCall], object], threshold: float, raises: type[Exception] | None = None
-) -> Subscriber:
-    seconds = checks.real(threshold, "threshold is a number of seconds")
-    if not 0 <= seconds < 1e9:
-        raise ValueError(f"threshold is a number of seconds, 0 or more, not {threshold!r}")
-    made = Subscriber(act, seconds, raises)
-    blocked.add(made)
-    return made
+        _installed.pop()()
+    _installed.append(end)
+    return end
 
 
 def _count(call: BlockingCall) -> bool:
     """Returns whether the place is a new one."""
     key = call.call, call.place
-    if key not in _places and len(_places) >= _MOST_PLACES:
-        key = call.call, _ELSEWHERE
     before = _places.get(key) or Place(*key, 0, 0.0, call)
     _places[key] = Place(*key, before.calls + 1, before.seconds + call.seconds, call)
     return before.calls == 0

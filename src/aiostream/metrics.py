@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from aiostream import blocking
 from aiostream._base import checks
 from aiostream._observers.awaits import Observation, add_observer, marked, remove_observer
 from aiostream._runtime.statistics import statistics
@@ -241,11 +241,10 @@ class Collector:
         buckets: Sequence[float] = BUCKETS,
     ) -> None:
         self._bounds = _bounds_of(buckets)
-        self._pools, self._batches, self._steps = pools, batches, steps
+        given = ("pools", StreamPool, pools), ("batches", Batches, batches), ("steps", Steps, steps)
+        self._given: tuple[tuple[str, type[Any], Any], ...] = given
         # Here too, because a wrong one would fail at each scrape, long after the mistake.
-        _checked("pools", StreamPool, pools)
-        _checked("batches", Batches, batches)
-        _checked("steps", Steps, steps)
+        self._named()
         # By call, outcome and name: the counts of the buckets, and the sum of the seconds.
         self._histograms: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
         # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
@@ -267,6 +266,9 @@ class Collector:
             counts[bucket] += 1
             seconds[0] += wait.seconds
 
+    def _named(self) -> list[dict[str, Any]]:
+        return [_checked(*each) for each in self._given]
+
     def describe(self) -> list[Metric]:
         """What `collect` gives, without a call of the driver.
 
@@ -282,11 +284,8 @@ class Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         # Copies, because another thread may replace one meanwhile.
-        now, pools = statistics(), _checked("pools", StreamPool, self._pools).items()
-        batches = _checked("batches", Batches, self._batches)
-        steps = _checked("steps", Steps, self._steps)
-        blocking = sys.modules.get("aiostream.blocking")  # what is not imported counts nothing
-        places = blocking.places() if blocking is not None else []
+        now, (pools, batches, steps) = statistics(), self._named()
+        places = blocking.places()
         gauges = {
             ("aiostream_pending", "What waits for the GPU now", "kind"): {
                 ("future",): now.futures.pending,
@@ -301,12 +300,12 @@ class Collector:
             },
             ("aiostream_pool_streams", "Streams of a pool, by their state", "pool", "state"): {
                 (name, *state): count
-                for name, pool in pools
+                for name, pool in pools.items()
                 if not pool.closed
                 for state, count in _fields(pool, "idle", "busy", "lent").items()
             },
             ("aiostream_pool_waiting_tasks", "Tasks that wait for a stream", "pool"): {
-                (name,): pool.waiting for name, pool in pools if not pool.closed
+                (name,): pool.waiting for name, pool in pools.items() if not pool.closed
             },
             ("aiostream_batches_waiting_items", "Items that wait for a batch", "batches"): {
                 (name,): each.waiting for name, each in batches.items()

@@ -11,6 +11,7 @@ from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
 from aiostream._objects.shared import Made, Own
 from aiostream._runtime import loops
+from aiostream._runtime.observing import hook
 from aiostream._servers.pool_core import PoolCore
 from aiostream._servers.pool_loans import Loan
 from aiostream._servers.pool_places import Place

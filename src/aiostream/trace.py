@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,6 @@ from aiostream._runtime import loops, process
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.pool import StreamPool
-from aiostream.serving import Batches, Results
 
 __all__ = ["Await", "Recording", "record"]
 
@@ -83,58 +82,47 @@ class Await:
 _CALLS = ("Stream.enqueue", "Stream.run", "Steps.step")  # what calls a function of the user
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class _Entry(Observation):
     """One await while it is recorded. All fields belong to the thread of its loop."""
 
     sees_steps = True
 
-    recorder: Recording
-    call: str
-    name: str  # of the stream, the event or the pool
-    stream: Operand | None  # until the await is over, because the stream need not outlive it here
-    clock: GpuClock | None
-    task: str
-    loop: str
-    range: Any = None  # of NVTX
-    launched: int = 0
-    entered: int = 0  # the step that runs now
-    stages: list[tuple[str, int]] = field(default_factory=list)
-    first: Moment | None = None  # before the work
-    last: Moment | None = None  # behind it
-    noticed_at: int | None = None
-    resumed: int | None = None
-    outcome: str = "pending"
-    error: str | None = None
-
-    def begin(self) -> None:
-        """The task makes the call."""
-        nvtx = self.recorder._nvtx
-        if nvtx is not None:
-            text = f"{self.call} · {self.name} · {self.task}"
-            self.range = nvtx.start_range(message=text, domain="aiostream")
-        self.entered = self.launched = _now()
-        clock, stream = self.clock, self.stream
-        if clock is None or stream is None or self.call.startswith(_CALLS):
+    def __init__(self, recorder: Recording, call: str, name: str, stream: Operand | None) -> None:
+        self.recorder, self.call = recorder, call
+        self.name = name  # of the stream, the event or the pool
+        self.stream = stream  # until the await is over, because the stream need not outlive it here
+        self.clock = clock = None if stream is None else recorder._clock_of(stream)
+        task = loops.task_here()
+        self.task = "a callback" if task is None else loops.task_name(task)
+        self.loop = threading.current_thread().name
+        self.is_launch = call.startswith("ExecutableGraph.")  # the call itself enqueues a graph
+        self.calls = call.startswith(_CALLS)
+        self.stages: list[tuple[str, int]] = []
+        self.first: Moment | None = None  # before the work
+        self.last: Moment | None = None  # behind it
+        self.noticed_at: int | None = None
+        self.resumed: int | None = None
+        self.outcome = "pending"
+        self.error: str | None = None
+        self.range: Any = None
+        if recorder._nvtx is not None:
+            text = f"{call} · {name} · {self.task}"
+            self.range = recorder._nvtx.start_range(message=text, domain="aiostream")
+        self.launched = self.entered = _now()  # `entered`: the step that runs now
+        if clock is None or stream is None or self.calls:
             return
         if self.is_launch:
             self.first = clock.mark(stream)
         # The library records its own event at this place of the stream, right after this one. An
         # idle stream is left alone: with a mark it would be busy, and the await not over at once.
-        elif self.call != "Stream.synchronize_async" or _native.stream_query(stream.handle) != 0:
+        elif call != "Stream.synchronize_async" or _native.stream_query(stream.handle) != 0:
             self.last = clock.mark(stream)
-
-    @property
-    def is_launch(self) -> bool:
-        """Whether the call itself enqueues a graph."""
-        return self.call.startswith("ExecutableGraph.")
 
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts marks before and behind what the function enqueues."""
         clock, stream = self.clock, self.stream
-        if clock is None or stream is None or not self.call.startswith(_CALLS):
+        if clock is None or stream is None or not self.calls:
             return args
-        fn, *others = args
 
         def begins() -> None:
             self.first = clock.mark(stream)
@@ -143,7 +131,7 @@ class _Entry(Observation):
             self.last, self.noticed_at = clock.mark(stream), None
 
         in_halves = self.call.startswith("Stream.run")
-        return (marked(fn, in_halves, begins, launched, lambda: None), *others)
+        return (marked(args[0], in_halves, begins, launched, lambda: None), *args[1:])
 
     def returned(self) -> None:
         """Marks the end of a graph that was launched."""
@@ -223,13 +211,11 @@ class _Entry(Observation):
         for moment in (self.first, self.last):
             at = None if moment is None else moment.host_time
             if at is not None:
-                at = max(earliest, at if latest is None else min(latest, at))
-                earliest = at
+                earliest = at = max(earliest, at if latest is None else min(latest, at))
             times.append(at)
-        began, ended = times
-        who = self.call, self.name, self.task, self.loop
+        who = self.call, self.name, self.task, self.loop, self.launched
         after = self.noticed_at, self.resumed, self.outcome
-        return Await(*who, self.launched, began, ended, *after, tuple(self.stages), self.error)
+        return Await(*who, times[0], times[1], *after, tuple(self.stages), self.error)
 
 
 class Recording:
@@ -385,27 +371,15 @@ class Recording:
         # The call itself says so. A lock that another thread held at the fork stays held here.
         if self._is_forked():
             return Observation()
-        stream: Operand | None = None
+        stream: Operand | None = getattr(target, "_operand", None)
         if call.startswith("ExecutableGraph."):
             # If it is no stream, the call itself raises the error.
             with contextlib.suppress(TypeError, ValueError, CudaError, StreamClosedError):
                 stream = interop.operand_of(args[0])
-            name = "no stream" if stream is None else stream.name
-        elif isinstance(target, StreamPool):
-            name = f"pool{target._called} of {target.size} streams"
-        elif isinstance(target, (Batches, Results)):
-            name = target._called
-        else:
-            stream = target._operand
-            name = stream.name
-            if stream.is_event:
-                stream = None
-        clock = None if stream is None else self._clock_of(stream)
-        thread = threading.current_thread().name
-        task = loops.task_here()
-        called = "a callback" if task is None else loops.task_name(task)
-        made = _Entry(self, call, name, stream, clock, called, thread)
-        made.begin()
+        name = target._called if stream is None else stream.name
+        if isinstance(target, StreamPool):
+            name = f"pool{name} of {target.size} streams"
+        made = _Entry(self, call, name, None if stream is None or stream.is_event else stream)
         with self._lock:
             self._begun += 1
             self._entries.append(made)
@@ -529,12 +503,16 @@ _from_environment: list[Recording] = []  # one at most; written at the library's
 
 
 def begin_from_environment() -> None:
-    """Begins to record until the process exits, if `AIOSTREAM_TRACE` asks for it.
+    """Records from the library's first use on, until the process exits.
 
-    Raises:
-        ValueError: The variable names no file of a known kind.
-        OSError: The file cannot be written.
+    That use raises a `ValueError` or an `OSError` if `AIOSTREAM_TRACE` names no file of a known
+    kind, or one that cannot be written.
     """
+    process.save_at_sigterm(process.save_now)  # now, because only the main thread can do it
+    process.before_first_use.append(_begin)
+
+
+def _begin() -> None:
     path = os.environ.get(VARIABLE)
     if not path or _from_environment:
         return

@@ -9,6 +9,7 @@ import graphlib
 import re
 import shutil
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +18,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import enums
+from commands import python
 from installed import beside, program
 from support import succeed
 
@@ -110,6 +112,37 @@ def test_storeys_import_downwards_only() -> None:
             if levels[other.split(".")[0]] > storey:
                 wrong.append(f"{name} imports {other}")
     assert not wrong
+
+
+def test_the_rest_works_without_the_observers(tmp_path: Path, driver_kind: str) -> None:
+    """Their storey is deleted: the tests of waits pass, and all other modules can be imported. No
+    module below names one of them, also in a string.
+    """
+    names = next(names for _, folder, names, _ in table(1) if folder == "observers").split("` `")
+    known = re.compile(rf"aiostream\.({'|'.join(names)})(\..*)?|AIOSTREAM_(BLOCKING|TRACE)")
+    levels = rows(1)
+    for path in PACKAGE.rglob("*.py"):
+        if levels[path.relative_to(PACKAGE).parts[0].removesuffix(".py")] < levels[names[0]]:
+            nodes = ast.walk(ast.parse(path.read_text()))
+            texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+            assert not any(map(known.fullmatch, texts)), path
+    gone = shutil.ignore_patterns("native", *names, *(f"{name}.py" for name in names))
+    shutil.copytree(Path(aiostream.__file__).parent, tmp_path / "aiostream", ignore=gone)
+    script = """
+        import importlib, pkgutil, sys, pytest
+        code = pytest.main(["-q", "-n0", "-pno:cacheprovider", *sys.argv[1:3]])
+        import aiostream
+        for each in pkgutil.walk_packages(aiostream.__path__, "aiostream."):
+            if not each.name.endswith("__main__"):
+                importlib.import_module(each.name)
+        assert not {*map("aiostream.{}".format, sys.argv[3:])} & sys.modules.keys()
+        raise SystemExit(code)
+    """
+    tests = str(TESTS / "waits/test_waits.py")
+    words = "-c", textwrap.dedent(script), f"--driver={driver_kind}", tests, *names
+    done = python(driver_kind, *words, path=[tmp_path], folder=TESTS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
 
 
 def test_native_code_imports_nothing_of_the_library() -> None:

@@ -1,7 +1,6 @@
-"""What is a CUDA driver itself: the simulator, and the library that sees the calls that block.
+"""What is a CUDA driver itself: the simulator, and what else is in `nogpu`.
 
-Both are in `nogpu`, a distribution of its own that aiostream may lack. No other module of the base
-knows it.
+That is a distribution of its own, which aiostream may lack. No other module of the base knows it.
 """
 
 from __future__ import annotations
@@ -13,13 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from aiostream import _native, errors
+from aiostream import _native
 
-_ADVICE_TO_WATCH = (
-    ". Start the program with `python -m aiostream blocking -- PROGRAM`, or set the environment "
-    "variable AIOSTREAM_BLOCKING=warn and import aiostream before any library that uses CUDA, or "
-    "call `aiostream.blocking.install()` before. For tests use `pytest --aiostream=gpu`"
-)
 WITHOUT_DRIVER = (
     ". Without a GPU, set AIOSTREAM_SIMULATOR=1, or use `pytest --aiostream=simulator` for tests"
 )
@@ -133,25 +127,3 @@ def is_simulated() -> bool:
     """Whether the simulator is this process's driver. `python -m nogpu` may have made it so."""
     is_there = "nogpu" in sys.modules or "NOGPU_DEVICES" in os.environ
     return is_there and bool(simulator().installed())
-
-
-def load_forwarding() -> Any:
-    """Loads the library that sees the calls that block, and returns its module.
-
-    Raises:
-        RuntimeError: A driver is loaded already.
-        NoDriverError: None was found.
-        OSError: A library cannot be loaded.
-        ModuleNotFoundError: It is not installed.
-    """
-    forwarding = of_nogpu("nogpu.forwarding", "aiostream.blocking", "blocking")
-    try:
-        forwarding.load()
-    except RuntimeError as error:
-        is_loaded = forwarding.loaded_driver() is not None
-        if not is_loaded:
-            raise errors.NoDriverError(f"{error}{WITHOUT_DRIVER}") from None
-        raise RuntimeError(f"{error}{_ADVICE_TO_WATCH}") from None
-    # Of this library's own waits, which make no call of the driver that waits.
-    _native.wrap_blocking(forwarding.connect(_native.IS_PYTHON_THREAD, _native.FRAMES_HERE))
-    return forwarding

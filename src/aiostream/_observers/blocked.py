@@ -22,21 +22,28 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from aiostream import _native
-from aiostream._base import hints, stand_ins
+from aiostream._base import checks, hints, stand_ins
 from aiostream._observers.frames import QUESTIONS, Frames, loop_in
 from aiostream._runtime import launches, process
+from aiostream.errors import NoDriverError
 
 PAGE = "docs/blocking.md"
 ALLOW = "allow_blocking"  # in a comment on a line that may block
 OTHERS = 0.001  # seconds; of calls that need not wait, shorter ones are ordinary
 # What to do, by the kind of the call. Each has a section of the page with this name.
 ADVICE = hints.ADVICE["blocking"]
+_ADVICE_TO_WATCH = (
+    ". Start the program with `python -m aiostream blocking -- PROGRAM`, or set the environment "
+    "variable AIOSTREAM_BLOCKING=warn and import aiostream before any library that uses CUDA, or "
+    "call `aiostream.blocking.install()` before. For tests use `pytest --aiostream=gpu`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,34 +132,68 @@ missed = 0  # calls whose line could not be read in time
 raising: dict[int, BlockingCall] = {}  # by thread: what its exception is about
 
 
-def add(subscriber: Subscriber) -> None:
-    """Reports calls from now on.
+def add(
+    report: Callable[[BlockingCall], object],
+    threshold: float,
+    raises: type[BaseException] | None = None,
+) -> Callable[[], None]:
+    """Reports calls from now on. See `Subscriber`.
+
+    Returns:
+        A function that ends this. It may be called again.
 
     Raises:
         RuntimeError: A driver is loaded already, or none was found. Or gevent is at work.
         OSError: The driver cannot be loaded.
+        TypeError, ValueError: `threshold` is not a number of seconds.
     """
     global forwarding
+    seconds = checks.real(threshold, "threshold is a number of seconds")
+    if not 0 <= seconds < 1e9:
+        raise ValueError(f"threshold is a number of seconds, 0 or more, not {threshold!r}")
     process.refuse_green_threads()  # first, because without the reader each call would wait for it
-    forwarding = stand_ins.load_forwarding()
+    forwarding = load_forwarding()
     _native.set_questions(QUESTIONS)
     if not _prepared:
         _prepared.append(None)
         os.register_at_fork(after_in_child=_begin_again)
         # Without the reader, which Python's end stops, each call would wait for it in vain.
         atexit.register(_end)
+    subscriber = Subscriber(report, seconds, raises)
     with _lock:
         _subscribers.append(subscriber)
         _apply()
+    return partial(_remove, subscriber)
 
 
-def remove(subscriber: Subscriber) -> None:
-    """Reports what has ended until now, and nothing later. May be called again."""
+def _remove(subscriber: Subscriber) -> None:
+    """Reports what has ended until now, and nothing later."""
     with _lock:
         deliver()
         if subscriber in _subscribers:
             _subscribers.remove(subscriber)
             _apply()
+
+
+def load_forwarding() -> Any:
+    """Loads the library that sees the calls that block, and returns its module.
+
+    Raises:
+        RuntimeError: A driver is loaded already.
+        NoDriverError: None was found.
+        OSError: A library cannot be loaded.
+        ModuleNotFoundError: It is not installed.
+    """
+    module = stand_ins.of_nogpu("nogpu.forwarding", "aiostream.blocking", "blocking")
+    try:
+        module.load()
+    except RuntimeError as error:
+        if module.loaded_driver() is None:
+            raise NoDriverError(f"{error}{stand_ins.WITHOUT_DRIVER}") from None
+        raise RuntimeError(f"{error}{_ADVICE_TO_WATCH}") from None
+    # Of this library's own waits, which make no call of the driver that waits.
+    _native.wrap_blocking(module.connect(_native.IS_PYTHON_THREAD, _native.FRAMES_HERE))
+    return module
 
 
 def _begin_again() -> None:
@@ -165,7 +206,7 @@ def _begin_again() -> None:
 
 def _end() -> None:
     while _subscribers:
-        remove(_subscribers[-1])
+        _remove(_subscribers[-1])
 
 
 def _apply() -> None:

@@ -21,9 +21,8 @@ from typing import Any, TypeVar
 import anyio
 
 import aiostream
-from aiostream import Device, Stream, trace
+from aiostream import Device, Stream
 from aiostream._base import driver, stand_ins
-from aiostream._observers import trace_files
 from aiostream._tools import kernels as _kernels
 from aiostream._tools import terminal
 from aiostream.testing import settle
@@ -51,13 +50,16 @@ class Result:
     started: int = 0
     ended: int = 0
     beats: list[int] = field(default_factory=list)
-    awaits: list[trace.Await] = field(default_factory=list)  # tasks have the names of their loads
+    # Their tasks have the names of their loads.
+    awaits: list[aiostream.trace.Await] = field(default_factory=list)
     uncertainty: float = 0.0
 
 
 def run(loop: str, html: str | None = None) -> int:
     """Runs the demo on `loop`, writes the timeline to `html` too, and returns the exit code."""
     if html is not None:
+        from aiostream._observers import trace_files
+
         trace_files.require_writable(Path(html))
     print(terminal.wrapped(f"{_choose_driver()}."))
     print(f"{Device(0).name}, CUDA {driver.spelled(driver.driver_version())}.")
@@ -107,7 +109,7 @@ async def _everything(html: str | None) -> Result:
         for stream in streams:
             _kernels.spin(stream, 0.0)
             await stream.synchronize_async()
-        with trace.record(html) as recording:
+        with aiostream.trace.record(html) as recording:
             await _timeline(result, streams)
     result.awaits, result.uncertainty = recording.awaits, recording.gpu_uncertainty
     return result
