@@ -144,6 +144,7 @@ class _Entry(Observation):
 
     def leaves(self, yielded: Any) -> None:
         """Notes the stage: asyncio's tasks yield `None` for a turn, or a future."""
+        self.noticed_at = None  # it waits for more
         if not self.stages:
             self.returned()
         # trio's tasks yield an object with an abort function when they are to be woken.

@@ -52,7 +52,7 @@ class Observation:
         """The call has raised this in place of returning a future."""
 
     def noticed(self) -> None:
-        """The loop has learned of the end. The janitor's thread, if the loop is gone."""
+        """What the task waits for now is over. The await may wait for more."""
 
     def ended(self, outcome: str, error: BaseException | None, result: Any = None) -> None:
         """The task goes on, or the callbacks of the future are called. It may come twice.
@@ -79,15 +79,11 @@ _of_future = weakref.WeakKeyDictionary()
 def add_observer(observer: Observer) -> None:
     """Reports each await to an observer, from now on. Any thread."""
     hook[observer] = None
-    _native.set_observer(_reached)
 
 
 def remove_observer(observer: Observer) -> None:
     """Reports to it no more. May be called again. Any thread."""
     hook.pop(observer, None)
-    _native.set_observer(None)
-    if hook:  # asked last, because another thread may just have added one
-        _native.set_observer(_reached)
 
 
 # ------------------------------------------------------------------------ the hook
@@ -178,7 +174,7 @@ def _each(observations: Observations, name: str, *values: Any) -> None:
             _native.write_unraisable(error, observation)
 
 
-def _made(future: Any) -> Any:
+def _made(future: Any) -> None:
     frame: Any = sys._getframe(1)
     while frame is not None:  # the innermost await that is observed, if there is one
         code = frame.f_code
@@ -186,7 +182,6 @@ def _made(future: Any) -> Any:
             _of_future[future] = frame.f_locals["observations"], False
             break
         frame = frame.f_back
-    return future
 
 
 def _serves(futures: Iterable[Any]) -> None:
@@ -212,10 +207,10 @@ def _await(future: Any, waits: Any, observations: Observations) -> Generator[Any
     return result
 
 
-def _reached(future: Any) -> None:
-    """The loop has learned that the GPU has passed the future's point, or has failed."""
+def _settled(future: Any, result: Any) -> None:
     observations, was_returned = _of_future.get(future, ((), False))
-    _each(observations, "noticed")
+    if not isinstance(result, _native.Wait):  # else the task polls again
+        _each(observations, "noticed")
     if was_returned and not hasattr(future, "add_done_callback"):
         _future_ended(observations, future)
 
@@ -255,8 +250,8 @@ def _protected(steps: Any) -> Generator[Any, Any, Any]:
     return (yield from steps)
 
 
-hook.observed, hook.is_observed, hook.made = _observed, _is_observed, _made
-hook.awaited, hook.serves = _awaited, _serves
+hook.observed, hook.is_observed, hook.serves = _observed, _is_observed, _serves
+hook.made, hook.settled, hook.awaited = _made, _settled, _awaited
 
 
 # ------------------------------------------------------------------------ the user's functions

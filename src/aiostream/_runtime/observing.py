@@ -32,8 +32,10 @@ class Hook(dict[Any, None]):
     observed: _Observed
     # Whether `observed` has called the function that asks.
     is_observed: Callable[[], bool]
-    # Notes in which call a future is made, and returns it.
-    made: Callable[[Any], Any]
+    # Notes in which call a future is made.
+    made: Callable[[Any], None]
+    # Notes that a future is settled, and with which result.
+    settled: Callable[[Any, Any], None]
     # Returns what awaits a future, from its `__await__` and the iterator that does it otherwise.
     awaited: Callable[[Any, Any], Any]
     # The next call of this thread does the work of others, which have made these futures.

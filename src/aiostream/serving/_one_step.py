@@ -15,6 +15,7 @@ from aiostream import _native
 from aiostream._handles.operand import wait_list_of
 from aiostream._objects import halves
 from aiostream._runtime import process
+from aiostream._runtime.observing import hook
 from aiostream.serving.results import Active, End, Request, Result, Results
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class OneStep(_native.OwnFuture, halves.Halves):
         )
 
     # What native code and observers ask of a future. It settles in the drain of the loop. A
-    # KeyboardInterrupt may cut that short, and the next drain repeats it. So `passed` comes last.
+    # KeyboardInterrupt may cut that short, and the next drain repeats it. So `passed` comes late.
 
     def done(self) -> bool:
         """Whether the GPU has passed the work, or the wait has failed."""
@@ -129,6 +130,8 @@ class OneStep(_native.OwnFuture, halves.Halves):
     def _set_result(self, result: object) -> None:
         self.steps._passed(self)
         self.passed = True
+        if hook:
+            hook.settled(self, None)
 
     def _set_exception(self, error: BaseException) -> None:
         self._exception = error

@@ -204,14 +204,12 @@ class AsyncioBridge(Bridge):
 
     def new_future(self) -> Any:
         """Makes a future with `loop.create_future()`."""
-        future = self.loop().create_future()
-        return hook.made(future) if hook else future
+        loop = self.loop()
+        return ObservedFuture(loop=loop) if hook else loop.create_future()
 
-    def new_polled_future(self) -> Any:
+    def new_polled_future(self) -> asyncio.Future[Any]:
         """Makes an `AsyncioFuture`."""
-        if hook:
-            return hook.made(ObservedFuture(loop=self.loop()))
-        return AsyncioFuture(loop=self.loop())
+        return (ObservedFuture if hook else AsyncioFuture)(loop=self.loop())
 
     def spawn(self, function: TaskFunction, name: str, context: contextvars.Context) -> object:
         """Makes an `asyncio.Task`."""
@@ -272,9 +270,23 @@ class AsyncioFuture(asyncio.Future[Any]):
 
 
 class ObservedFuture(AsyncioFuture):
-    """Its awaits are observed. Without observers no such future is made."""
+    """It reports what becomes of it. Without observers no such future is made."""
 
     __slots__ = ()
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        hook.made(self)
+
+    def set_result(self, result: Any) -> None:
+        """See `asyncio.Future`."""
+        super().set_result(result)
+        hook.settled(self, result)
+
+    def set_exception(self, exception: Any) -> None:
+        """See `asyncio.Future`."""
+        super().set_exception(exception)
+        hook.settled(self, None)
 
     def __await__(self) -> Any:
         return hook.awaited(self, super().__await__())

@@ -150,10 +150,9 @@ class TrioBridge(Bridge):
         if not drains:
             super().close()
 
-    def new_future(self) -> Any:
+    def new_future(self) -> TrioFuture:
         """Makes a `TrioFuture`."""
-        future = TrioFuture(self._trio, self._token)
-        return hook.made(future) if hook else future
+        return TrioFuture(self._trio, self._token)
 
     new_polled_future = new_future
 
@@ -238,6 +237,8 @@ class TrioFuture(_native.OwnFuture, checks.NotCopied):
         self._message: tuple[Any, ...] = ()  # of the cancellation; none or one
         self._waiting: dict[Any, None] = {}  # trio's tasks, in the order in which they came
         self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context]] = []
+        if hook:
+            hook.made(self)
 
     def __repr__(self) -> str:
         more = "" if self.done() else completion.described(self.point)
@@ -407,6 +408,8 @@ class TrioFuture(_native.OwnFuture, checks.NotCopied):
         with contextlib.suppress(self._trio.RunFinishedError):
             for callback, context in callbacks:
                 self._token.run_sync_soon(_run_callback, callback, self, context)
+        if hook:
+            hook.settled(self, self._result)
 
     # The default argument binds the name here, because at the interpreter's end the names of the
     # module may be gone, and the finalizer would raise a NameError.

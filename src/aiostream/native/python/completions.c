@@ -26,11 +26,7 @@
 PyTypeObject *completion_type, *order_type;
 static PyTypeObject *own_future_type;
 
-/* Called with each future that ends because the GPU has passed its point or has failed. NULL:
- * nothing is observed. It is never released, because another thread may be about to call it. */
-static _Atomic(PyObject *) observer;
-
-/* The library's functions that an end calls: see `_native.pyi`. Never released either. */
+/* The library's functions that an end calls: see `_native.pyi`. Never released. */
 static PyObject *make_error, *release_objects;
 
 /* --- calls of Python --- */
@@ -124,11 +120,6 @@ void completion_end(CompletionObject *self, enum state outcome) {
     Py_XDECREF(take(self, &self->future));
 }
 
-int observe(PyObject *future) {
-    PyObject *function = atomic_load(&observer);
-    return function ? done_with(PyObject_CallFunctionObjArgs(function, future, NULL)) : 0;
-}
-
 /* Settles the future. error: with which it fails, or NULL. */
 static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
     if (self->state != PENDING) return 0;
@@ -154,7 +145,6 @@ static int settle_with(CompletionObject *self, PyObject *error, bool orphaned) {
     } else if (!done && settle_future(future, error, self->result ? self->result : Py_None) < 0) {
         goto end;
     }
-    if ((outcome == DONE || outcome == FAILED) && observe(future) < 0) goto end;
     completion_end(self, outcome);
     failed = 0;
 end:
@@ -441,15 +431,6 @@ static PyType_Slot own_future_slots[] = {
     {0, NULL},
 };
 
-/* set_observer(function): what is called with each future that ends because the GPU has passed its
- * point, or has failed. None: nothing is. */
-static PyObject *native_set_observer(PyObject *Py_UNUSED(module), PyObject *function) {
-    static _Atomic(PyObject *) latest; /* so that there is one reference to a function set again */
-    if (function != Py_None && atomic_exchange(&latest, function) != function) Py_INCREF(function);
-    atomic_store(&observer, function == Py_None ? NULL : function);
-    Py_RETURN_NONE;
-}
-
 /* set_callbacks(error, release): before the first point is armed. */
 static PyObject *native_set_callbacks(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "OO", &make_error, &release_objects)) return NULL;
@@ -461,8 +442,6 @@ static PyObject *native_set_callbacks(PyObject *Py_UNUSED(module), PyObject *arg
 PyMethodDef completion_functions[] = {
     /* What completions call of Python. */
     METHOD(native, set_callbacks, VARARGS),
-    /* What hears of the futures that end. */
-    METHOD(native, set_observer, O),
     {NULL, NULL, 0, NULL},
 };
 

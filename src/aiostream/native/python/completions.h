@@ -40,8 +40,6 @@ int call_truth(PyObject *object, PyObject *method);
 /* Sets a future's exception, or without one its result. -1: it has raised */
 int settle_future(PyObject *future, PyObject *error, PyObject *result);
 bool is_own_future(PyObject *);
-/* calls the observer with a future that has ended; -1: it has raised */
-int observe(PyObject *future);
 
 void completion_fill(CompletionObject *, PyObject *future, PyObject *name, PyObject *keepalive);
 /* its point will arrive there */

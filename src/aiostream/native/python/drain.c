@@ -261,8 +261,7 @@ static bool answer_task(struct draining *draining, WaitObject *self, int64_t sta
     if (!done) self->wait = wait;
     else if (wait && !is_child()) wait_drop(wait); /* no task waits any more */
     bool given = true;
-    if (!done &&
-        (settle_future(self->future, NULL, answer) < 0 || (!wait && observe(self->future) < 0))) {
+    if (!done && settle_future(self->future, NULL, answer) < 0) {
         PyObject *raised = raised_take();
         /* Another thread may have closed the task meanwhile, and dropped the wait. */
         given = call_truth(self->future, names.done) != 0 || self->wait != wait;
