@@ -236,10 +236,9 @@ class Recording:
         self._clocks: dict[Context, GpuClock] = {}
         # Awaits that are over and whose events are not. Any thread, single deque operations.
         self._unresolved: deque[_Entry] = deque()
-        self._is_on = False
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
-        self._stopped_at: int | None = None
+        self._stopped_at: int | None = None  # any thread, one assignment
         self._final: trace_files.Trace | None = None  # what ends later changes nothing
         self._is_unsaved = False  # an await began or ended since; any thread, one assignment
         self._saving = threading.RLock()  # held while the file is written; guards the next
@@ -311,7 +310,7 @@ class Recording:
         with self._saving:
             began = _now()
             is_wanted = self._is_unsaved and (all_of_it or began > self._next_save)
-            if is_wanted and self._path and self._is_on:
+            if is_wanted and self._path and self._stopped_at is None:
                 self._is_unsaved = False
                 try:
                     self.write(self._path)
@@ -323,24 +322,22 @@ class Recording:
                     self._next_save = _now() + max(1_000_000_000, 50 * (_now() - began))
 
     def __enter__(self) -> Self:
-        if self._is_on or self._stopped_at is not None:
+        if self._started_at[0]:
             raise RuntimeError("this recording has begun before: call record() for each block")
         if self._path is not None:
             trace_files.require_writable(self._path)
         self._started_at = (_now(), time.time())
-        self._is_on = True
         add_observer(self._observe)
         blocked.observers.append(self._blocked.append)
         return self
 
     def __exit__(self, *error: object) -> None:
-        was_on, self._is_on = self._is_on, False
-        if not was_on or self._is_forked():  # a forked child leaves the file alone
+        if self._stopped_at is not None or self._is_forked():  # a child leaves the file alone
             return
+        self._stopped_at = _now()
         remove_observer(self._observe)
         blocked.deliver()
         blocked.observers.remove(self._blocked.append)
-        self._stopped_at = _now()
         with self._lock:
             entries, clocks = list(self._entries), list(self._clocks.values())
         patience = _now() + _PATIENCE
@@ -413,9 +410,6 @@ class Recording:
             self._nvtx.end_range(entry.range)
             entry.range = None
         self._is_unsaved = True
-        if not self._is_on:  # the clocks are closed
-            entry.drop_moments()
-            return
         entries = [entry]
         with contextlib.suppress(IndexError):
             for _ in range(2):
@@ -424,7 +418,7 @@ class Recording:
             if not each.resolve():
                 self._unresolved.append(each)
         if self._stopped_at is not None:
-            # Another thread has ended the recording meanwhile, and has perhaps not seen these.
+            # The clocks are closed, or another thread is about to close them.
             for each in entries:
                 each.drop_moments()
         while len(self._unresolved) > _MOST_UNRESOLVED:

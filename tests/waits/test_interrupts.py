@@ -207,6 +207,23 @@ def test_ctrl_c_in_a_step_of_a_call_in_a_thread_reaches_the_main_task(
     trio.run(aiostream.drain, 20)
 
 
+def test_a_traced_call_in_a_thread_protects_no_later_function_from_ctrl_c() -> None:
+    pytest.importorskip("trio")
+
+    def interrupted() -> bool:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return True
+
+    async def main() -> None:
+        async with Stream() as stream:
+            with trace.record():
+                await stream.run_in_thread(int)
+                assert await stream.run(interrupted)
+
+    run_on("trio", main)
+
+
 def test_ctrl_c_behind_the_function_of_a_traced_run_frees_nothing() -> None:
     watched: list[weakref.ref[Kept]] = []
     striker = Striker(1)

@@ -2,7 +2,7 @@
 
 The janitor serves what ended loops, finalizers and cancelled waits have left behind, in a thread
 that may call the driver. The releaser drops the users' objects, whose destructors may block, and
-writes the trace of the process. Both run until the process ends, because an `atexit` handler that
+has the process's files saved. Both run until the process ends, because an `atexit` handler that
 the application registered before its first use of the library runs after `_stop`, and may await.
 The thread that calls listeners begins with the first of them, and then runs as long. That of stalls
 begins with the first limit. It calls no driver and no function of the user's, so nothing holds it.
@@ -360,9 +360,9 @@ def _tell_stalls() -> None:
 # A SimpleQueue, because finalizers and signal handlers may call its `put`. `queue.Queue` takes a
 # lock, and a finalizer in the thread that has it would deadlock.
 _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
-# What writes a file that has to be there however the process ends, such as that of a trace. The
-# releaser calls each about once a second, with `False`, and each decides whether it writes. `True`
-# asks for all that is there. Filled before the releaser begins.
+# What writes a file that has to be there however the process ends. The releaser calls each about
+# once a second, with `False`, and each decides whether it writes. `True` asks for all that is
+# there. Filled before the releaser begins.
 savers: list[Callable[[bool], None]] = []
 _CHECK_SECONDS = 1.0
 _SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releaser

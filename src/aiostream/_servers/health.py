@@ -295,7 +295,7 @@ def exit_on_context_failed(
         raise ValueError(f"{signal!r} is not a valid signal")
     checks.flag("stalled", stalled)
     process.start()
-    if process.savers:  # a trace of this process is to be written first, which needs Python
+    if process.savers:  # a file of this process is to be written first, which needs Python
         grace = max(grace, 1)
     # What pytest has captured is lost when the process ends.
     stderr = getattr(sys.modules.get("aiostream_pytest"), "STDERR", 2)

@@ -96,7 +96,7 @@ class PoolCore:
 
     # ------------------------------------------------------------------------------------ the state
 
-    # A thread that exports metrics may read these while the loop's thread changes the pool. Each
+    # A thread that exports figures may read these while the loop's thread changes the pool. Each
     # number is true of one moment, but two of them may be of two moments.
 
     @property

@@ -91,5 +91,5 @@ class Kept(Loan):
     _is_lent = property(lambda self: FREE not in self._at)
 
 
-# In errors, traces and lists they are streams.
+# In errors and lists they are streams.
 Loan.__name__ = Loan.__qualname__ = Kept.__name__ = Kept.__qualname__ = Stream.__name__

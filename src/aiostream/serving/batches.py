@@ -138,9 +138,9 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         if cost is not None:
             checks.plain_function(cost, "cost")
             self._most_cost = checks.real(most_cost, "most_cost is a number")
-        self._label = checks.label(name) or pool.name  # what metrics call it
+        self._label = checks.label(name) or pool.name  # what observers call it
         self.sizes: Counter[int] = Counter()
-        # Only the thread of the block's loop touches these. A thread that exports metrics reads
+        # Only the thread of the block's loop touches these. A thread that exports figures reads
         # lengths and copies.
         # The items that wait for a batch, by their priority, the highest first.
         self._waiting: dict[int, Batch[Item]] = {0: {}}
@@ -226,9 +226,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             BaseException: What `fn` or `cost` has raised, or the result, if that is an exception.
         """
         if hook and not hook.is_observed():
-            call = "Batches.__call__", Batches.__call__
-            result: Result = await hook.observed(*call, self, item, priority=priority)
-            return result
+            call = "Batches.__call__"
+            return await hook.observed(call, Batches.__call__, self, item, priority=priority)
         bridge = loops.current_bridge()
         if self._bridge() is not bridge:
             raise RuntimeError(

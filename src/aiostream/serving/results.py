@@ -153,8 +153,7 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         """
         if hook and not hook.is_observed():
             call = "Steps.first_result" if self._began else "Steps.next_result"
-            result: Result = await hook.observed(call, Results.__anext__, self)
-            return result
+            return await hook.observed(call, Results.__anext__, self)
         if self._reading or self.slot is None:
             raise RuntimeError(
                 "one task at a time reads the results of a request, within the block `async with "

@@ -139,7 +139,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
             checks.plain_function(ready, "Steps")
         self._fn, self._ready, self._fn_name = step, ready, completion.name_of(step)
         self._called = f"Steps of {self._fn_name}"
-        self._label = stream.name  # what metrics call it
+        self._label = stream.name  # what observers call it
         slots = checks.number("slots", slots, 1, "a step has at least one slot")
         self._ahead = checks.number("ahead", ahead, 0, "no fewer than 0 steps are launched ahead")
         most = sys.maxsize if max_waiting is None else max_waiting
