@@ -22,7 +22,7 @@ from aiostream._base.checks import has_gil as has_gil
 from aiostream._handles import interop
 from aiostream._handles import operand as _operand
 from aiostream._objects import captures, runs
-from aiostream._runtime import launchers, loops, observing, process, stuck
+from aiostream._runtime import launchers, loops, observing, process
 from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
@@ -153,7 +153,7 @@ def native_addresses() -> dict[str, int]:
 
 
 # By owner: names that it lacks, and what to write.
-ADVICE = {key: hints.ADVICE[key] for key in hints.ADVICE.keys() - {"driver", "blocking", "stuck"}}
+ADVICE = {key: hints.ADVICE[key] for key in hints.ADVICE.keys() - {"driver", "blocking"}}
 
 
 def start() -> None:
@@ -200,14 +200,6 @@ def block_native_call(name: str) -> None:
 keep_work = runs._leave
 
 
-def say_what_is_stuck_after(seconds: float) -> None:
-    """How long a call may hold a thread of the library, before the log says so.
-
-    Call it before the first use of the library, whose threads read it when they begin.
-    """
-    stuck.PATIENCE = seconds
-
-
 @contextlib.contextmanager
 def blocked_janitor() -> Iterator[None]:
     """Blocks the janitor's thread for a block."""
@@ -217,12 +209,6 @@ def blocked_janitor() -> Iterator[None]:
         yield
     finally:
         ends.set()
-
-
-def look_for_what_is_stuck() -> None:
-    """Has the releaser ask for it now, and waits for that."""
-    process.run_in_releaser(process._say_what_is_stuck)
-    process.finish_leftovers()
 
 
 def _address_of(function: Any) -> int:

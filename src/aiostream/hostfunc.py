@@ -21,7 +21,7 @@ from typing import Any
 from aiostream import _native
 from aiostream._base import checks, driver
 from aiostream._handles.operand import Operand
-from aiostream._runtime import process, stuck
+from aiostream._runtime import process
 from aiostream.enums import HostFunctionSync
 
 # The one class that ctypes has for all function pointers.
@@ -49,7 +49,6 @@ class HostFunction:
         """
         # This runs with the GIL, before Python ends. While it runs, the stream waits, and so do
         # all other host functions of the context, because the driver has one thread for them.
-        stuck.begin("host function")
         try:
             error = driver.error(code, "cuStreamAddCallback", self.stream) if code else None
             first = (error,) if self.takes_status else ()
@@ -60,8 +59,6 @@ class HostFunction:
             # SystemExit too, because only the driver's own code is above this frame. An exception
             # that left it could be raised to no caller.
             _native.write_unraisable(error, self.function)
-        finally:
-            stuck.end()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Drops everything, because the function has run for the last time."""

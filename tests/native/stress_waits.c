@@ -311,10 +311,9 @@ static void *lister(void *unused) {
     while (!atomic_load(&stop_tasks)) {
         struct stall stall;
         struct waiting each;
-        bool ends, late;
-        if (waits_stalled(false, &stall) || news_take(&stall, false, &ends, &late))
+        if (stall_lasts(&stall) || stall_take(&stall))
             REQUIRE(stall.ns > LIMIT_NS, "a stall of %lld ns is none", (long long)stall.ns);
-        if (listed % 2) waits_stalled(true, &stall);
+        stall_told();
         for (struct wait *wait = NULL; waits_next(&wait, &each); listed++) {
             REQUIRE(each.began > 0 && each.began <= now_ns() && each.expected >= 0,
                     "a wait that was listed is none");

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import logging
 import pickle
 import re
 import threading
@@ -41,7 +40,7 @@ LIMIT = 0.05
 TRIES = 10  # of what other processes may keep from running for longer than the limit
 NAME = "stream 'model' on device 0"
 # what it says of a loop that is blocked, of work, and of a call
-LOOP, WORK, CALL = "its loop or thread has not come back", "no work that is awaited", "not returned"
+LOOP, WORK, CALL = "its loop has not come back", "no work that is awaited", "not returned"
 
 
 on_asyncio = pytest.mark.parametrize("loop_kind", ["asyncio"])
@@ -264,13 +263,13 @@ def test_loop_that_a_task_blocks(listener: Listener, backend: str, wait: Any) ->
 
 @on_asyncio
 async def test_driver_call_that_does_not_return(listener: Listener, faults: Faults) -> None:
-    """In the watcher. The waits of other tasks may end meanwhile."""
+    """In the watcher. What it would poll does not come back."""
     async with Stream(name="model", stalled_after=LIMIT, wait="event") as stream:
         with Gate() as gate:
             gate.hold(stream)
             faults.hang("cuEventQuery", nth=5)
             waiting = asyncio.ensure_future(stream.synchronize_async())
-            await listener.hears("a call by the watcher thread")
+            await listener.hears(WORK)
             assert isinstance(aiostream.health(), StalledError)  # without the driver
             simulator.clear_faults()
         await waiting
@@ -293,32 +292,6 @@ def test_thread_that_blocks(listener: Listener, what: str, request: pytest.Fixtu
             simulator.clear_faults()
     thread.join()
     assert listener.errors[0].stream == NAME
-
-
-@on_asyncio
-async def test_slow_work_is_logged_once(driver_kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It has taken 20 times as long as usual, and at least a second. Nothing else happens."""
-
-    def said() -> list[str]:
-        texts = [record.getMessage() for record in caplog.records]
-        return [text for text in texts if "is slow" in text]
-
-    async with Stream(name="model") as stream:
-        for _ in range(20):
-            await stream.run(internals.spin, stream, 0.002)
-        with caplog.at_level(logging.WARNING, "aiostream"), Gate() as gate:
-            gate.hold(stream)
-            waiting = asyncio.ensure_future(stream.synchronize_async())
-            began = time.monotonic()
-            while not said():  # later, if other processes have made the usual work long
-                await asyncio.sleep(0.05)
-                await asyncio.to_thread(internals.look_for_what_is_stuck)
-            assert time.monotonic() - began > 1
-            for _ in range(3):
-                await asyncio.to_thread(internals.look_for_what_is_stuck)
-        await waiting
-    assert len(said()) == 1
-    assert said()[0].startswith(NAME)
 
 
 @pytest.mark.needs_gil("a call keeps it")
@@ -490,7 +463,7 @@ def test_loop_that_does_not_run_is_not_stalled(
 
 @on_asyncio
 async def test_stream_that_is_used_again_has_no_former_owner(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has neither the limit, nor the name, nor what was learnt of the former one's work."""
     install_libraries(monkeypatch)
@@ -500,16 +473,13 @@ async def test_stream_that_is_used_again_has_no_former_owner(
             await former.run(internals.spin, former, 0.002)
     async with Stream() as stream:
         assert stream.handle == handle
-        with caplog.at_level(logging.WARNING, "aiostream"):
-            async with awaited_work(stream):
-                await asyncio.sleep(1.05)
-                [waiting] = aiostream.pending()
-                await asyncio.to_thread(internals.look_for_what_is_stuck)
-                assert not says_stalled()
+        async with awaited_work(stream):
+            await asyncio.sleep(11 * LIMIT)
+            [waiting] = aiostream.pending()
+            assert not says_stalled()
     assert "probe" not in waiting["stream"]
     assert waiting["expected"] is None
     assert not listener.errors
-    assert not caplog.records
 
 
 @on_asyncio
@@ -605,7 +575,7 @@ async def test_stall_that_was_not_taken_yet_is_not_lost(listener: Listener) -> N
         async with awaited_work(stream), awaited_work(other):
             with internals.blocked_janitor():
                 await asyncio.sleep(6 * LIMIT)
-        for name in ("'model'", "'other'", "janitor"):
+        for name in ("'model'", "'other'"):
             await listener.hears(name)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -128,44 +127,6 @@ def test_process_that_is_stopped_again_and_again_has_no_stall(
         SECONDS=str(seconds),
     )
     assert printed == "alive\n"
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/task").exists(), reason="this kernel says nothing of threads"
-)
-def test_loop_that_gets_no_cpu_has_no_stall(driver_kind: str) -> None:
-    """Others compute on its CPU. The watcher runs on time, because it needs little."""
-    printed = succeed(
-        driver_kind,
-        """
-        import asyncio, os, subprocess, sys, threading, aiostream, internals
-
-        heard = []
-        aiostream.on_stalled(heard.append)
-        cpu, ready = min(os.sched_getaffinity(0)), threading.Event()
-
-        async def main():
-            async with aiostream.Stream(stalled_after=0.5) as stream:
-                await stream.run(internals.spin, stream, 0)  # loads the kernels
-                os.sched_setaffinity(0, [cpu])  # this thread
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-                ready.set()
-                while True:
-                    await stream.run(internals.spin, stream, 0.02)
-
-        threading.Thread(target=asyncio.run, args=[main()], daemon=True).start()
-        assert ready.wait(20)
-        compute = f"import os, time; os.sched_setaffinity(0, [{cpu}]); end = time.monotonic() + 0.9"
-        compute += "\\nwhile time.monotonic() < end: pass"
-        computing = [subprocess.Popen([sys.executable, "-SEc", compute]) for _ in range(2)]
-        for each in computing:
-            each.wait()
-        print(heard, flush=True)
-        os._exit(0)
-        """,
-        forked=USUAL,
-    )
-    assert printed == "[]\n"
 
 
 def test_wait_of_a_closed_loop_does_not_count_for_the_next_loop(listener: Listener) -> None:
@@ -307,3 +268,37 @@ async def test_limit_of_a_load_does_not_outlive_it(listener: Listener) -> None:
                     raise ValueError("request")
             while not listener.errors:
                 await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_end_with_a_path_that_is_not_unicode(driver_kind: str, broken: bool) -> None:
+    """stderr gets the bytes of the path as escapes. If the stacks cannot be read, the process ends
+    without them.
+    """
+    ended = run_script(
+        driver_kind,
+        f"""
+        import asyncio, threading, traceback, aiostream
+        from support import Gate
+
+        if {broken}:
+            traceback.format_stack = None
+        waits = compile("threading.Event().wait()", "caf\\udce9.py", "exec")
+        threading.Thread(target=exec, args=(waits, globals()), daemon=True).start()
+
+        async def main():
+            aiostream.exit_on_context_failed(71, stalled=True)
+            async with aiostream.Stream(name="model", stalled_after=0.05) as stream:
+                with Gate() as gate:
+                    gate.hold(stream)
+                    await stream.synchronize_async()
+
+        asyncio.run(main())
+        """,
+        forked=USUAL,
+    )
+    assert ended.returncode == 71
+    assert "stream 'model' on device 0 is stalled" in ended.stderr
+    assert ("caf\\udce9.py" in ended.stderr) is not broken
+    assert "Error" not in ended.stderr
+    assert "Python has not taken" not in ended.stderr

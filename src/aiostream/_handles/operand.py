@@ -12,7 +12,7 @@ from typing import Any
 
 from aiostream import _native, errors
 from aiostream._base import driver
-from aiostream._runtime import process
+from aiostream._runtime import stalls
 from aiostream.device import Context, Device, DeviceLike
 
 LEGACY = 1
@@ -69,7 +69,7 @@ class Operand:
             self.shared.stalled_after = own
         seconds = self.shared.limit()
         if seconds:
-            process.watch_for_stalls()
+            stalls.watch()
         for waits in (wait_list_of(self), self.shared.thread_waits):
             if waits is not None:
                 waits.label(self.name, seconds)

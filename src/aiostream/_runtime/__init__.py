@@ -12,6 +12,6 @@ after another.
 
 Of the library's Python, the driver's thread runs `HostFunction.run` alone. No future gets a result
 or an error outside the thread of its loop. `completion` says what a completion needs of a future,
-`observing` is the hook for what looks on, `statistics` adds up the counts, `stuck` finds a thread
-that does not come back.
+`observing` is the hook for what looks on, `statistics` adds up the counts, `stalls` has the
+listeners hear of what does not come back.
 """

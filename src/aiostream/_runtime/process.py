@@ -4,8 +4,7 @@ The janitor serves what ended loops, finalizers and cancelled waits have left be
 that may call the driver. The releaser drops the users' objects, whose destructors may block, and
 has the process's files saved. Both run until the process ends, because an `atexit` handler that
 the application registered before its first use of the library runs after `_stop`, and may await.
-The thread that calls listeners begins with the first of them, and then runs as long. That of stalls
-begins with the first limit. It calls no driver and no function of the user's, so nothing holds it.
+The thread that calls listeners begins with the first of them, and then runs as long.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import atexit
 import contextlib
 import contextvars
 import logging
-import os
 import queue
 import select
 import signal
@@ -28,8 +26,6 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import driver
-from aiostream._runtime import stuck
-from aiostream.errors import StalledError
 
 ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 
@@ -154,20 +150,14 @@ _epoll: Any = None  # a `select.epoll`; written once, by the start
 
 
 def _clean() -> None:
-    # An error may have ended the last pass after it had read the descriptor, or before it had noted
-    # the end of a call.
+    # An error may have ended the last pass after it had read the descriptor.
     _native.queue_wake(ORPHANS)
-    stuck.end()
     arrived = set(_served.copy())  # what the epoll has said is lost then, and it says nothing twice
     soon: set[int] = set()  # those to call again after a pause, also if nothing arrives
     while True:
         for descriptor in arrived | soon:
             serve = _served.get(descriptor)
-            stuck.begin("janitor")
-            try:
-                again = serve is not None and serve(descriptor in arrived)
-            finally:
-                stuck.end()
+            again = serve is not None and serve(descriptor in arrived)
             (soon.add if again else soon.discard)(descriptor)
         arrived = {descriptor for descriptor, _ in _epoll.poll(_PAUSE if soon else None)}
 
@@ -186,7 +176,6 @@ def _serve_orphans(_: bool) -> bool:
     again = []
     while _tasks:
         task = _tasks.popleft()
-        stuck.begin("janitor")  # again, because each task has its own time
         if _report_from(task, task) is False:  # `Handle.drop`, while a graph is in use
             again.append(task)
         # What the task held dies here. A reference in this frame would keep it until the next task,
@@ -205,14 +194,14 @@ def _report_from(where: object, function: Callable[[], Any]) -> Any:
         return None
 
 
-def log(message: str, *values: object, level: int = logging.ERROR) -> None:
+def log(message: str, *values: object) -> None:
     """Logs what an operator must know, if the application has configured logging.
 
     Without a handler, Python would print it to stderr, where the program's own output may be.
     """
     logger = logging.getLogger("aiostream")
     if logger.hasHandlers():
-        logger.log(level, message, *values)
+        logger.error(message, *values)
 
 
 def run_in_janitor(task: Callable[[], Any]) -> None:
@@ -266,8 +255,7 @@ def stop_serving(descriptor: int, function: Callable[[bool], bool]) -> None:
 
 # -------------------------------------------------------------------------------- the listeners
 
-# The listeners that are to be called, in order. The janitor and the stalls' thread put, and their
-# own thread gets.
+# The listeners that are to be called, in order. Any thread puts, and their own thread gets.
 _calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
 
 
@@ -279,10 +267,14 @@ def call_in_order(function: Callable[[], Any]) -> None:
 
     Threads: any, also in a finalizer.
     """
-    run_in_janitor(partial(_put_call, function))
+    run_in_janitor(partial(call_listener, function))
 
 
-def _put_call(function: Callable[[], Any]) -> None:
+def call_listener(function: Callable[[], Any]) -> None:
+    """The same, also while the janitor is blocked.
+
+    Threads: any in which a thread may be started.
+    """
     _calls.put(function)
     try:
         start_serving("listener", _call_next)
@@ -293,11 +285,7 @@ def _put_call(function: Callable[[], Any]) -> None:
 
 def _call_next(waits: bool = True) -> None:
     function = _calls.get(waits)
-    stuck.begin("listener")
-    try:
-        _report_from(function, function)
-    finally:
-        stuck.end()
+    _report_from(function, function)
 
 
 def _run_after_calls(task: Callable[[], Any]) -> None:
@@ -306,53 +294,6 @@ def _run_after_calls(task: Callable[[], Any]) -> None:
         _calls.put(task)
     else:
         task()
-
-
-# -------------------------------------------------------------------------------- the stalls
-
-# By registration. Any thread, single dict operations.
-stall_listeners: dict[object, Callable[[StalledError], object]] = {}
-# Whether the loop of a queue runs now. Any thread. `loops` sets it.
-loop_runs: Callable[[int], bool] = bool
-news = -1  # an eventfd, written at news and for a new listener; written once, by the start
-
-
-def watch_for_stalls() -> None:
-    """Starts what notices stalls, once: a limit was set.
-
-    Threads: any.
-
-    Raises:
-        OSError, RuntimeError: The process has no descriptor or thread left.
-    """
-    if "stalls" not in _serving:
-        with _lock:
-            _native.beats_start(news)
-        start_serving("stalls", _tell_stalls)
-
-
-def _tell_stalls() -> None:
-    known: set[object] = set()
-    while True:
-        # A new listener hears of what is stalled, or else of the news, which may be the same.
-        listeners = stall_listeners.copy()
-        hear = listeners.keys() - known
-        stall = _native.stall() if hear else None
-        if (taken := _native.stall_take()) is not None:
-            stall, ends, loop, is_late = taken
-            if loop and not _native.loop_seen(loop, loop_runs(loop) and not is_late):
-                continue
-            if ends:
-                _native.stall_end(stall[0], stuck.stacks())
-                continue
-            run_in_releaser(partial(log, "%s", stall[0]))
-            hear = set(listeners)
-        elif not hear:
-            os.eventfd_read(news)
-        known = set(listeners)
-        if stall is not None:
-            for own in hear:
-                _put_call(partial(listeners[own], StalledError(*stall)))
 
 
 # -------------------------------------------------------------------------------- the releaser
@@ -364,28 +305,19 @@ _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 # once a second, with `False`, and each decides whether it writes. `True` asks for all that is
 # there. Filled before the releaser begins.
 savers: list[Callable[[bool], None]] = []
-_CHECK_SECONDS = 1.0
+_SAVE_SECONDS = 1.0
 _SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releaser
 
 
 def _release() -> None:
-    checks = 0.0
     while True:
         held: Any = None
         with contextlib.suppress(queue.Empty):
-            held = _to_release.get(timeout=_CHECK_SECONDS)
+            held = _to_release.get(timeout=_SAVE_SECONDS)
         _save(False)
-        if time.monotonic() >= checks:
-            checks = time.monotonic() + _CHECK_SECONDS
-            _report_from("aiostream's releaser", _say_what_is_stuck)
         if held is not None:
             _report_from(held, held)
         del held
-
-
-def _say_what_is_stuck() -> None:
-    for message in stuck.check():
-        log("%s", message, level=logging.WARNING)
 
 
 def _save(all_of_it: bool) -> None:
@@ -474,7 +406,7 @@ def start() -> None:
             system.
         ValueError: An environment variable of the library makes no sense.
     """
-    global _started, _epoll, news
+    global _started, _epoll
     # `_started` is set last, because other threads read it without the lock and rely on the rest. A
     # flag that they see late costs them only the steps before the lock.
     if _started and not _native.is_forked():
@@ -492,7 +424,6 @@ def start() -> None:
         _native.set_callbacks(driver.error, release_in_thread)
         _native.bind(addresses)
         _epoll = _epoll or select.epoll()
-        news = os.eventfd(0) if news < 0 else news
         serve_in_janitor(_native.open_orphans(), _serve_orphans)
         _native.watcher_start()
         start_serving("janitor", _clean)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import signal as signals
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from functools import partial
 
 from aiostream import _native, device
 from aiostream._base import checks, driver
-from aiostream._runtime import process, statistics, stuck
+from aiostream._runtime import process, stalls, statistics
 from aiostream.errors import ContextFailedError, StalledError
 
 __all__ = ["exit_on_context_failed", "health", "on_context_failed", "on_stalled"]
@@ -223,14 +222,7 @@ def on_stalled(listener: Callable[[StalledError], object], /) -> Callable[[], No
     """
     checks.plain_function(listener, "on_stalled", "have it call loop.call_soon_threadsafe")
     process.start()
-    own = object()  # also if a function is registered twice
-    process.stall_listeners[own] = listener
-    os.eventfd_write(process.news, 1)
-
-    def end() -> None:
-        process.stall_listeners.pop(own, None)  # perhaps ended before
-
-    return end
+    return stalls.listen(listener)
 
 
 _MOST_GRACE = 1e9  # seconds
@@ -300,6 +292,6 @@ def exit_on_context_failed(
     # What pytest has captured is lost when the process ends.
     stderr = getattr(sys.modules.get("aiostream_pytest"), "STDERR", 2)
     number = _native.exit_arm(code, math.ceil(grace * 1e9), signal or 0, stalled, stderr)
-    if stalled and (stall := _native.stall()) is not None:  # it may have been said before
-        _native.stall_end(stall[0], stuck.stacks())
+    if stalled:  # it may have been said before
+        stalls.end_if_stalled()
     return partial(_native.exit_disarm, number)

@@ -381,10 +381,10 @@ class PoolCore:
         # an item of its own here until it is over: a thread of `run_in_thread`, for example.
         is_used, left, place.left = bool(operand.shared.held), place.left, None
         handle, waits = operand.handle, self._waits[operand.handle.value]
-        code = driver.NOT_READY if is_used else _native.limited_query(handle, waits)
+        code = driver.NOT_READY if is_used else _native.stream_query(handle)
         if code <= _native.RESULT_CAPTURING:
             captures.end_left(operand)  # one that this library began
-            code = _native.limited_query(handle, waits)
+            code = _native.stream_query(handle)
         if code == 0:
             self._put_back(place)
         elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it

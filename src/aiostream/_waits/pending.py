@@ -100,7 +100,7 @@ def pending() -> list[PendingWait]:
     }
     waits: list[Any] = [
         (of, *row, left_calls.get(of) if owner is None else owner)
-        for of, *row, owner in _native.waiting(False)
+        for of, *row, owner in _native.waiting()
     ]
     # One that came back to its pool while its request waited is listed with that request alone.
     left = {

@@ -30,7 +30,6 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from aiostream._base import turns
-from aiostream._runtime import process
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.loops.bridge import Bridge as Bridge
 from aiostream._runtime.loops.bridge import TaskFunction
@@ -135,7 +134,7 @@ def tasks() -> list[Any]:
     return [task for kind in _KINDS for task in kind.tasks()]
 
 
-process.loop_runs = on_asyncio.runs
+runs = on_asyncio.runs
 left_behind = on_asyncio.left_behind
 
 

@@ -1,12 +1,10 @@
-/* Fatal codes, stalls, and the end of the process.
+/* Fatal codes, and the end of the process.
  *
  * Whatever thread first sees a code of the driver, native or Python, calls failure_note before any
  * other code sees it. If the code is fatal and the program has called exit_on_context_failed, the
  * process ends here, at once or after its grace period. Otherwise the code is noted once, and the
- * janitor is woken, which takes the note (failure_take) and has the listeners called. A stall that
- * a beat has found goes to a thread of Python's (news_note), which ends the process then, because
- * native code cannot read the stacks of threads that run. If Python does not take the news for
- * seconds, the beat ends the process, or writes the news to stderr (news_beat).
+ * janitor is woken, which takes the note (failure_take) and has the listeners called. A stall
+ * (stalls.c) may end the process too.
  *
  * After a fatal code every CUDA call of the process fails, so a server would answer errors from
  * then on. The end needs no GIL and no Python, because Python may be blocked in a call that never
@@ -18,6 +16,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -82,10 +81,13 @@ static void *end_after_grace(void *unused) {
 }
 
 /* The process must also end if stderr is a full pipe that no process reads. */
-static bool can_say(void) {
+void failure_say(const char *form, ...) {
     struct pollfd out = {.fd = output, .events = POLLOUT};
+    va_list values;
+    va_start(values, form);
     /* POLLERR: the pipe is closed, and a write might raise SIGPIPE */
-    return poll(&out, 1, 100) == 1 && out.revents == POLLOUT;
+    if (poll(&out, 1, 100) == 1 && out.revents == POLLOUT) vdprintf(output, form, values);
+    va_end(values);
 }
 
 /* Called under failure_lock, so that no other thread learns of the failure before the process ends.
@@ -102,12 +104,9 @@ static void end_process(const char *what, const char *stacks) {
     char when[48] = "now";
     if (ending.grace_ns)
         snprintf(when, sizeof when, "in %.3g s at the latest", (double)ending.grace_ns / 1e9);
-    if (can_say()) {
-        dprintf(
-            output,
-            "aiostream: %s. Process %ld ends %s, with exit code %d (exit_on_context_failed).\n%s",
-            what, (long)getpid(), when, ending.status, stacks);
-    }
+    failure_say(
+        "aiostream: %s. Process %ld ends %s, with exit code %d (exit_on_context_failed).\n%s", what,
+        (long)getpid(), when, ending.status, stacks);
     if (!ending.grace_ns || !ends) _exit(ending.status);
     if (ending.signal) kill(getpid(), ending.signal);
 }
@@ -183,65 +182,8 @@ void failures_call_listener(void) {
 void failures_expect(int more) { atomic_fetch_add(&expecting, more); }
 bool failures_expected(void) { return atomic_load(&expecting) > 0; }
 
-/* --- stalls --- */
-
-/* Python ends the process, because it can write the stacks of threads that run. If it has not
- * taken the news after this time, it does not run. */
-static const int64_t TAKEN_WITHIN_NS = 2000000000;
-enum { MAX_NEWS = 16, LATE_NS = 20 * BEAT_NS };
-static struct stall news[MAX_NEWS]; /* these two are under failure_lock */
-static int news_count;
-int news_descriptor = -1;
-
-void stall_say(struct stall *stall) {
-    snprintf(stall->text, sizeof stall->text, stall->form, stall->name, (double)stall->ns / 1e9);
-}
-
-bool news_note(const struct stall *stall) {
-    pthread_mutex_lock(&failure_lock);
-    bool has_room = news_count < MAX_NEWS;
-    if (has_room) news[news_count++] = *stall;
-    pthread_mutex_unlock(&failure_lock);
-    descriptor_wake(news_descriptor);
-    return has_room;
-}
-
-bool news_take(struct stall *stall, bool lasts, bool *ends, bool *late) {
-    pthread_mutex_lock(&failure_lock);
-    bool is_new = news_count > 0;
-    *stall = news[0];
-    *ends =
-        ending.process == getpid() && ending.stalled && !has_begun_to_end && (lasts || stall->loop);
-    *late = *ends && stall->ns > stall->limit + LATE_NS;
-    if (is_new) stall_say(stall);
-    if (is_new && (!*ends || stall->loop))
-        memmove(news, news + 1, (size_t)--news_count * sizeof *news);
-    pthread_mutex_unlock(&failure_lock);
-    return is_new;
-}
-
-void stall_end(const char *text, const char *stacks) {
+void exit_if_stalled(const char *text, const char *stacks) {
     pthread_mutex_lock(&failure_lock);
     if (ending.stalled) end_process(text, stacks);
     pthread_mutex_unlock(&failure_lock);
-}
-
-bool news_beat(void) {
-    char text[400] = "";
-    pthread_mutex_lock(&failure_lock);
-    bool is_new = news_count > 0;
-    for (int i = 0; i < news_count; i++) news[i].ns += BEAT_NS;
-    int64_t late = is_new ? news[0].ns - news[0].limit - TAKEN_WITHIN_NS : 0;
-    if (late > 0 && late <= BEAT_NS) { /* once */
-        stall_say(&news[0]);
-        snprintf(text, sizeof text,
-                 "%s. Python has not taken this for 2 s: a call keeps the GIL, or blocks the "
-                 "library's threads",
-                 news[0].text);
-        if (ending.stalled) end_process(text, "");
-    }
-    pthread_mutex_unlock(&failure_lock);
-    if (*text && can_say())
-        dprintf(output, "aiostream: %s. The listeners are called later.\n", text);
-    return is_new;
 }

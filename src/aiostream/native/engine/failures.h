@@ -1,36 +1,9 @@
 /* Fatal codes: the driver's answers after which the context is lost. Here are the table of them,
- * which of them the process has met, the news of stalls, and the end of the process, if the program
- * has asked for it. */
+ * which of them the process has met, and the end of the process, if the program has asked for it. */
 #ifndef AIOSTREAM_FAILURES_H
 #define AIOSTREAM_FAILURES_H
 
 #include "base.h"
-
-/* A fourth of the shortest limit (beats.h). */
-enum { BEAT_NS = 5000000 };
-/* Whether that time, in beats, is a stall. The first beat may have come at once. */
-static inline bool stall_reaches(int64_t ns, int64_t limit) { return ns - BEAT_NS >= limit; }
-/* What does not come back: the work of a stream, a loop, or a call of the driver. */
-struct stall {
-    int64_t limit, ns;      /* ns: for how long, in beats (beats.h) */
-    int loop;               /* the queue of a loop that is blocked if it runs; 0: it is sure */
-    const char *form;       /* of the text: with the name, and with seconds */
-    char name[STREAM_NAME]; /* of the stream, or of the thread that calls */
-    char text[256];
-};
-void stall_say(struct stall *); /* fills in `text` */
-/* It is news for Python. False: there is no room for it. Any thread, as for the others. */
-bool news_note(const struct stall *);
-/* The oldest news. False: there is none. *ends: the program has asked for its end, so stall_end is
- * the next call if the news is sure and `lasts`. Until then it stays, because Python might block.
- * *late: Python did not run, so nor did the loop, which may have come back since. */
-bool news_take(struct stall *, bool lasts, bool *ends, bool *late);
-extern int news_descriptor; /* an eventfd that is written at news; before the first */
-/* At each beat. If Python has not taken the news for seconds, it ends the process, if the program
- * has asked for that, or stderr gets the news. Whether there is some. */
-bool news_beat(void);
-/* Ends the process, with these stacks of its threads behind the line on stderr. */
-void stall_end(const char *text, const char *stacks);
 
 enum { MAX_FATAL_CODES = 32 };
 struct fatal_code {
@@ -70,5 +43,9 @@ bool failures_expected(void);
  * Python ends, and so does whatever was armed. */
 int exit_arm(int status, int64_t grace_ns, int signal, bool stalled, int descriptor);
 void exit_disarm(int number);
+/* Ends the process, if it is to end at a stall: a line to stderr, and the stacks of its threads. */
+void exit_if_stalled(const char *text, const char *stacks);
+/* Writes to stderr, unless that would block. */
+void failure_say(const char *form, ...);
 
 #endif

@@ -15,9 +15,9 @@ struct queue_entry { /* part of what is queued; it stays valid until the consume
 /* What Python last saw of the loop, and when it was noted that the loop does not come back. Any
  * thread. */
 struct loop_state {
-    _Atomic bool idle;            /* it did not run */
-    _Atomic int64_t ran, changed; /* when it ran; when it did not, or was seen running after that */
-    _Atomic int64_t noted;
+    _Atomic bool idle; /* it did not run */
+    /* when it did not, or was seen running after that; when it was said to be stalled */
+    _Atomic int64_t changed, said;
     /* The loop's thread is leaving a wait to a timer, and still uses it when the timer has it. */
     _Atomic bool leaving;
 };

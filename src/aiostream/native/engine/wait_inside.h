@@ -18,6 +18,7 @@
 #define AIOSTREAM_WAIT_INSIDE_H
 
 #include <pthread.h>
+#include <semaphore.h>
 
 #include "waits.h"
 
@@ -44,9 +45,9 @@ struct wait_list {
     struct shared_history *history;
     /* the list of all other waits on the stream, or itself: constant too */
     struct wait_list *stream;
-    char name[STREAM_NAME]; /* of its stream, for operators; under `pool_lock` */
+    char name[STREAM_NAME]; /* of its stream, for operators; under `waits_lock` */
     /* Of a stream: its latest end, and when it was said to be stalled. Any thread. */
-    _Atomic int64_t ended, noted;
+    _Atomic int64_t ended, said;
     /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
     _Atomic unsigned busy;
     /* The latest end lay between these two, and the work of the next wait began then. Written by
@@ -117,10 +118,8 @@ struct wait {
      * there, a thread that has that lock may read the fields above. */
     _Atomic(struct forecast *) forecast;
     /* What its last beat saw, and since when: the beats up to the last at which its work was seen
-     * pending, and those after it. Also when it was said to be stalled. Under the lock of all
-     * waits. */
+     * pending, and those after it. Under waits_lock. */
     int64_t progress, seen, unseen;
-    _Atomic int64_t noted;
     /* Used by its holder: */
     _Atomic int64_t start;       /* when its work began, as far as is known */
     _Atomic int64_t start_slack; /* the work may have begun earlier by this */
@@ -141,6 +140,17 @@ struct wait {
     int64_t first_poll;
 };
 
+/* Guards what is made or renamed, and not what each wait uses. Never held across a driver call. The
+ * lock of a queue's spares comes after it. */
+extern pthread_mutex_t waits_lock;
+extern struct wait *all_waits; /* all that were made, the newest first; under waits_lock */
+/* Posted when something with a limit is pending, and stalls.c does not count. */
+extern sem_t limit_begun;
+extern _Atomic bool limits_are_counted;
+static inline void wait_has_limit(void) {
+    if (!atomic_load(&limits_are_counted) && !atomic_exchange(&limits_are_counted, true))
+        sem_post(&limit_begun);
+}
 extern _Atomic(struct wait *) new_waits; /* any thread pushes; the watcher takes it whole */
 int wait_query(const struct wait *);     /* polls its event */
 extern _Atomic bool some_revisit;        /* the `revisit` of some list is set */

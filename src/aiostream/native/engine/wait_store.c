@@ -6,8 +6,8 @@
  * that has seen it: the loop's or the watcher's. The next wait gets its forecast from there.
  *
  * All waits stand in one list from their making on, and none is freed. So any thread may list what
- * waits (waits_next) and what is stalled (waits_stalled), under the lock of the list and of the
- * spares, and a wait writes nothing for that. Neither lock is held across a driver call. On its way
+ * waits (waits_next) and what is stalled (stalls.c), under the lock of the list and of the spares,
+ * and a wait writes nothing for that. Neither lock is held across a driver call. On its way
  * a wait takes the lock of its loop's spares and that of its history, so two loops share a lock
  * only if they wait on one stream.
  */
@@ -17,13 +17,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "beats.h"
 #include "failures.h"
 
-/* Guards what is made or renamed, and not what each wait uses. Never held across a driver call. The
- * lock of a queue's spares comes after it. */
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct wait *all_waits; /* all that were made, the newest first; under pool_lock */
+pthread_mutex_t waits_lock = PTHREAD_MUTEX_INITIALIZER;
+struct wait *all_waits;
+sem_t limit_begun;
+_Atomic bool limits_are_counted;
 static _Atomic bool predicting = true;
 
 _Atomic(struct wait *) new_waits;
@@ -163,10 +162,10 @@ static int make(struct queue *queue, struct context *context, struct wait **made
     wait->context = context;
     wait->queue = queue;
     atomic_fetch_add(&counters[WAITS_MADE], 1);
-    pthread_mutex_lock(&pool_lock);
+    pthread_mutex_lock(&waits_lock);
     wait->next_made = all_waits;
     all_waits = wait;
-    pthread_mutex_unlock(&pool_lock);
+    pthread_mutex_unlock(&waits_lock);
     *made = wait;
     return CUDA_SUCCESS;
 }
@@ -232,7 +231,7 @@ int wait_start(const struct waits *waits, struct queue *queue, const struct stra
     wait->start = now;
     wait->start_slack = 0;
     wait->forecast = atomic_load(&predicting) ? forecast_of(list->history) : forecast_ref(&none);
-    if (limit) beats_go_on();
+    if (limit) wait_has_limit();
     return CUDA_SUCCESS;
 }
 
@@ -247,9 +246,9 @@ void wait_recycle(struct wait *wait) {
 /* --- what waits --- */
 
 void wait_list_label(struct wait_list *list, const char *name) {
-    pthread_mutex_lock(&pool_lock);
+    pthread_mutex_lock(&waits_lock);
     snprintf(list->name, sizeof list->name, "%s", name);
-    pthread_mutex_unlock(&pool_lock);
+    pthread_mutex_unlock(&waits_lock);
 }
 
 /* Whether `wait`, under the lock of its spares, has a task. If its holder changes meanwhile, it
@@ -261,7 +260,7 @@ static bool is_pending(const struct wait *wait) {
            (holder != HELD_BY_WATCHER || atomic_load(&wait->ticket));
 }
 
-/* Under pool_lock and the lock of its spares. */
+/* Under waits_lock and the lock of its spares. */
 static void describe(const struct wait *wait, struct waiting *waiting) {
     const struct prediction *prediction = &wait->forecast->prediction;
     int count = prediction->count;
@@ -279,7 +278,7 @@ static void describe(const struct wait *wait, struct waiting *waiting) {
 
 bool waits_next(struct wait **latest, struct waiting *waiting) {
     bool found = false;
-    pthread_mutex_lock(&pool_lock);
+    pthread_mutex_lock(&waits_lock);
     struct wait *wait = *latest ? (*latest)->next_made : all_waits;
     for (; wait; wait = wait->next_made) {
         pthread_mutex_lock(&wait->queue->spares.lock);
@@ -288,148 +287,8 @@ bool waits_next(struct wait **latest, struct waiting *waiting) {
         pthread_mutex_unlock(&wait->queue->spares.lock);
         if (found) break;
     }
-    pthread_mutex_unlock(&pool_lock);
+    pthread_mutex_unlock(&waits_lock);
     *latest = wait;
-    return found;
-}
-
-/* --- what is stalled --- */
-
-static const char by_library[] =
-    "CUDA is stalled: a call by the %s thread has not returned for %.3g s";
-struct call library_calls[] = {
-    {.next = &library_calls[1], .form = by_library, .name = "watcher"},
-    {.form = by_library, .name = "janitor"},
-};
-static struct call *calls = library_calls; /* those under way, the newest first; under pool_lock */
-
-struct call *call_begin(const struct waits *waits) {
-    int64_t limit = atomic_load(&waits->limit);
-    struct call *call = limit ? malloc(sizeof *call) : NULL;
-    if (!call) return NULL;
-    pthread_mutex_lock(&pool_lock);
-    *call = (struct call){.next = calls, .name = waits->list->name, .limit = limit};
-    call->form = "%s is stalled: a call on it has not returned for %.3g s";
-    call->since = now_ns();
-    calls = call;
-    pthread_mutex_unlock(&pool_lock);
-    beats_go_on();
-    return call;
-}
-
-void call_end(struct call *call) {
-    if (!call) return;
-    pthread_mutex_lock(&pool_lock);
-    struct call **link = &calls;
-    while (*link != call) link = &(*link)->next;
-    *link = call->next;
-    pthread_mutex_unlock(&pool_lock);
-    free(call);
-}
-
-bool waits_note_loop(struct queue *queue, bool runs) {
-    struct loop_state *loop = &queue->loop;
-    bool was_idle = atomic_exchange(&loop->idle, !runs), goes_on = runs && !was_idle;
-    atomic_store(goes_on ? &loop->ran : &loop->changed, now_ns());
-    return goes_on;
-}
-
-static int64_t later(int64_t one, int64_t other) { return one > other ? one : other; }
-
-/* It is pending, and the watcher polls it, also for a loop that does not run. */
-static bool is_watched(const struct wait *wait) {
-    return wait->forecast && atomic_load(&wait->holder) == HELD_BY_WATCHER;
-}
-
-/* When a wait with a limit came on last: it began, or work on its stream ended, or it is over and
- * lies in the queue of its loop. 0: it waits for nothing. Under pool_lock and the lock of its
- * spares. */
-static int64_t progress_of(const struct wait *wait) {
-    struct wait_list *list = wait->list;
-    int holder = atomic_load(&wait->holder);
-    int64_t began = wait->began, since;
-    if (!list || !atomic_load(&wait->limit) || atomic_load(&wait->queue->closed) ||
-        wait->loop != wait->queue->identity)
-        return 0;
-    if (!wait->forecast) since = point_unread_since(atomic_load(&wait->ticket));
-    else if (holder == OVER_LISTED) since = 0;
-    /* a future whose work is not enqueued yet: that takes as long as its function */
-    else if (wait->future && atomic_load(&wait->polled) < began) since = now_ns();
-    else since = later(began, atomic_load(&list->stream->ended));
-    if (!since || is_watched(wait)) return since;
-    return later(since, atomic_load(&wait->queue->loop.changed));
-}
-
-/* Counts this beat. Whether the wait has made no progress for half of its limit because of its loop
- * or thread. Under pool_lock and the lock of its spares, as the next. */
-static bool count_beat(struct wait *wait, int64_t progress, int64_t last) {
-    int64_t pending_at = atomic_load(&wait->pending_at);
-    beats_go_on();
-    if (progress == wait->progress) wait->unseen += BEAT_NS;
-    else wait->progress = progress, wait->seen = wait->unseen = 0;
-    if (!wait->users_event) pending_at = later(pending_at, atomic_load(&wait->list->pending_at));
-    if (wait->forecast && pending_at >= last) wait->seen += wait->unseen, wait->unseen = 0;
-    return !is_watched(wait) && stall_reaches(wait->unseen, atomic_load(&wait->limit) / 2);
-}
-
-/* Completes a stall with its name, if it is one. At a beat it is noted, once for that `since`. */
-static bool is_stalled(struct stall *stall, const char *name, bool beat, _Atomic int64_t *noted,
-                       int64_t since) {
-    if (!stall_reaches(stall->ns, stall->limit)) return false;
-    if (beat ? atomic_load(noted) >= since : stall->loop) return false;
-    snprintf(stall->name, sizeof stall->name, "%s", name);
-    stall_say(stall);
-    if (beat && news_note(stall)) atomic_store(noted, now_ns());
-    return true;
-}
-
-/* The GPU has the beats up to the last one in which it was seen pending. The others are those of
- * the loop or thread that did not look. Only Python sees whether a loop runs, and is asked. */
-static bool wait_is_stalled(struct wait *wait, bool beat, struct stall *stall) {
-    struct wait_list *list = wait->list, *stream = list->stream;
-    struct loop_state *loop = &wait->queue->loop;
-    int queue = wait->queue->index;
-    *stall = (struct stall){.limit = wait->limit, .ns = wait->seen};
-    stall->form = "%s is stalled: no work that is awaited there has ended for %.3g s";
-    if (stall_reaches(stall->ns, stall->limit)) /* the same hang, whatever waits there */
-        return is_stalled(stall, list->name, beat, &stream->noted, stream->ended + 1);
-    if (is_watched(wait)) return false;
-    stall->form = "%s is stalled: its loop or thread has not come back for %.3g s";
-    stall->ns = wait->unseen;
-    stall->loop = loop->ran < wait->progress ? queue : 0;
-    return is_stalled(stall, list->name, beat, queue ? &loop->noted : &wait->noted, wait->progress);
-}
-
-/* Those of the library's threads have the shortest limit of all that waits. */
-static bool call_is_stalled(struct call *call, bool beat, int64_t shortest, struct stall *stall) {
-    int64_t since = atomic_load(&call->since), limit = call->limit ? call->limit : shortest;
-    if (beat) call->ns = since && since == call->seen ? call->ns + BEAT_NS : 0;
-    if (beat) call->seen = since;
-    if (beat && call->limit) beats_go_on();
-    if (!limit || since != call->seen) return false;
-    *stall = (struct stall){.limit = limit, .ns = call->ns, .form = call->form};
-    return is_stalled(stall, call->name, beat, &call->noted, since) ||
-           (beat && call->limit && stall_reaches(call->ns, limit / 2));
-}
-
-bool waits_stalled(bool beat, struct stall *stall) {
-    static int64_t last;
-    bool found = false;
-    int64_t now = now_ns(), shortest = 0;
-    pthread_mutex_lock(&pool_lock);
-    for (struct wait *wait = all_waits; wait && (beat || !found); wait = wait->next_made) {
-        pthread_mutex_lock(&wait->queue->spares.lock);
-        int64_t progress = progress_of(wait);
-        if (progress && beat) found = count_beat(wait, progress, last) || found;
-        if (progress && (!shortest || wait->limit < shortest)) shortest = wait->limit;
-        if (progress && progress == wait->progress)
-            found = wait_is_stalled(wait, beat, stall) || found;
-        pthread_mutex_unlock(&wait->queue->spares.lock);
-    }
-    for (struct call *call = calls; call && (beat || !found); call = call->next)
-        found = call_is_stalled(call, beat, shortest, stall) || found;
-    if (beat) last = now;
-    pthread_mutex_unlock(&pool_lock);
     return found;
 }
 

@@ -50,29 +50,6 @@ struct waits {
     struct wait_list *list;
     _Atomic int64_t limit;
 };
-/* Whether something is stalled now. Any thread. At each beat it counts, and notes what is stalled
- * and was not noted since. Then it answers whether something may be stalled soon. */
-bool waits_stalled(bool beat, struct stall *);
-/* Whether a loop that did not come back runs. Whether it ran when that was asked last, too, and so
- * is blocked. If not, it has come on now. */
-bool waits_note_loop(struct queue *, bool runs);
-/* A call that should return soon. Each field but `since` is used under the lock of all waits. */
-struct call {
-    struct call *next;
-    const char *form, *name; /* of the stall */
-    int64_t limit;           /* 0: one of the library's threads makes it */
-    _Atomic int64_t since;   /* by that thread; 0: it makes none */
-    int64_t seen, ns;        /* what the last beat saw, and since when, in beats */
-    _Atomic int64_t noted;
-};
-/* Such a thread is in a call while it does what takes no time, unless the driver does not return.
- */
-enum { WATCHER_CALL, JANITOR_CALL };
-extern struct call library_calls[];
-/* A call begins that may not return, before there is a wait that would show it. NULL: there is no
- * limit, or no memory. Call both without the GIL. */
-struct call *call_begin(const struct waits *);
-void call_end(struct call *);
 
 /* Waits for what the stream has reached now. Call it without the GIL. */
 void wait_begin(const struct waits *, void *stream, struct queue *, const struct strategy *,

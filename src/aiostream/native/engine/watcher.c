@@ -36,20 +36,12 @@ static _Atomic bool stopping; /* written by watcher_stop; read by the watcher */
 static pthread_t thread;
 static pid_t process; /* the process in which it runs; under watcher_lock */
 
-/* When the present pass began; 0 while the watcher sleeps or does not run. */
-static _Atomic int64_t *const pass_began = &library_calls[WATCHER_CALL].since;
-
 static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); }
 
 /* While the watcher is parked, a thread may also begin to listen for failures. */
 static bool sleeps_for_good;
 static bool must_leave_park(void) {
     return must_wake() || (sleeps_for_good && failures_expected());
-}
-
-static void sleep_until(int64_t time, bool (*must_leave)(void)) {
-    atomic_store(pass_began, 0);
-    waker_sleep_until(time, must_leave);
 }
 
 static void read_health(bool all) {
@@ -74,7 +66,6 @@ static void *watch(void *unused) {
         /* for good, so that no query of this thread can end a capture */
         if (!relaxed) relaxed = relaxed_enter() >= 0;
         int64_t now = now_ns();
-        atomic_store(pass_began, now);
         int64_t next = waits_poll(now);
         bool busy = contexts_pending() > 0 || next != NEVER;
         bool all = failures_expected() && now >= next_idle_health;
@@ -86,20 +77,19 @@ static void *watch(void *unused) {
         }
         if (busy) {
             idle_passes = 0;
-            sleep_until(next < next_health ? next : next_health, must_wake);
+            waker_sleep_until(next < next_health ? next : next_health, must_wake);
         } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
-            sleep_until(now + HEALTH_PERIOD_NS, must_wake);
+            waker_sleep_until(now + HEALTH_PERIOD_NS, must_wake);
         } else {
             sleeps_for_good = !failures_expected();
             waker_set_parked(true);
             if (contexts_pending() == 0)
-                sleep_until(sleeps_for_good ? NEVER : next_idle_health, must_leave_park);
+                waker_sleep_until(sleeps_for_good ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
             /* only its time was up */
             idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
         }
     }
-    atomic_store(pass_began, 0);
     return NULL;
 }
 

@@ -3,7 +3,7 @@
 #define AIOSTREAM_MODULE_COMPLETIONS_H
 
 #include "module.h"
-#include "../engine/waits.h"
+#include "../engine/stalls.h"
 
 enum state { NEW, PENDING, DONE, FAILED, CANCELLED, DROPPED };
 

@@ -64,15 +64,12 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     const struct strategy *strategy;
     PyObject *owner;
     struct wait *wait;
-    struct call *call;
     int status;
     if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_waits, &waits, to_queue, &queue,
                           to_strategy, &strategy, &owner))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    call = call_begin(waits);
     status = wait_reserve(waits, queue, strategy, &wait);
-    if (status != CUDA_SUCCESS) call_end(call);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
     uint64_t ticket = wait_ticket(wait);
@@ -81,7 +78,6 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
-    call_end(call);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) replace_owner(ticket, owner, NULL);
     return PyBool_FromLong(status == CUDA_SUCCESS);
@@ -97,19 +93,16 @@ static PyObject *native_owners(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
     return list;
 }
 
-/* waiting(only_slow): of each pending wait a tuple: the name of its stream, or of a user's event;
- * seconds since it began, and the longest that were expected, or 0; its queue; the address of the
- * wait, and what its ticket stands for (not of the slow ones, whose caller must not be the last to
- * hold it). A slow one has taken a second, and 20 times as long as expected. */
-static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *only_slow) {
+/* waiting(): of each pending wait a tuple: the name of its stream, or of a user's event; seconds
+ * since it began, and the longest that were expected, or 0; its queue; the address of the wait, and
+ * what its ticket stands for. */
+static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     struct waiting each;
     PyObject *list = PyList_New(0);
     for (struct wait *wait = NULL; list && waits_next(&wait, &each);) {
-        int64_t age = now_ns() - each.began;
-        bool slow = each.expected && age > 1000000000 && age > 20 * each.expected;
-        if (only_slow == Py_True && !slow) continue;
-        PyObject *owner = each.ticket && only_slow != Py_True ? owner_of(each.ticket) : NULL;
-        PyObject *row = Py_BuildValue("(NddiNO)", as_text(each.name), (double)age / 1e9,
+        PyObject *owner = each.ticket ? owner_of(each.ticket) : NULL;
+        PyObject *row = Py_BuildValue("(NddiNO)", as_text(each.name),
+                                      (double)(now_ns() - each.began) / 1e9,
                                       (double)each.expected / 1e9, each.queue,
                                       PyLong_FromVoidPtr(wait), owner ? owner : Py_None);
         if (!append_new(list, row)) Py_CLEAR(list);
@@ -354,6 +347,6 @@ PyMethodDef drain_functions[] = {
     /* What the tickets of all points stand for. */
     METHOD(native, owners, NOARGS),
     /* The waits that are pending, or those that are slow. */
-    METHOD(native, waiting, O),
+    METHOD(native, waiting, NOARGS),
     {NULL, NULL, 0, NULL},
 };

@@ -1,4 +1,4 @@
-/* The Python face of failures.c: notes of fatal codes, stalls, the health of contexts.
+/* The Python face of failures.c: notes of fatal codes, the health of contexts.
  *
  * Any thread of Python notes a code here. The janitor takes the notes, and Python calls the
  * listeners in a thread of their own (`_runtime/process.py`). `wake_janitor` is what native code
@@ -6,11 +6,7 @@
  */
 #include "module.h"
 
-#include <errno.h>
-
-#include "../engine/beats.h"
 #include "../engine/failures.h"
-#include "../engine/waits.h"
 #include "../engine/waker.h"
 
 /* (code, call) of what is next, or None. */
@@ -102,62 +98,6 @@ static PyObject *native_failed_call(PyObject *Py_UNUSED(self), PyObject *status)
     Py_RETURN_NONE;
 }
 
-static PyObject *stall_tuple(const struct stall *stall) {
-    return Py_BuildValue("NNd", as_text(stall->text), as_text(stall->name),
-                         (double)stall->ns / 1e9);
-}
-
-/* stall(): (text, name, seconds) of what is stalled now, or None. */
-static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    struct stall stall;
-    if (is_child() || !waits_stalled(false, &stall)) Py_RETURN_NONE;
-    return stall_tuple(&stall);
-}
-
-/* stall_take(): the same of the oldest news, whether the process is to end for it, the queue of the
- * loop of which it is not known whether it runs, or 0, and whether Python is too late to end it. */
-static PyObject *native_stall_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    struct stall stall;
-    bool ends, late;
-    if (is_child() || !news_take(&stall, waits_stalled(false, &stall), &ends, &late))
-        Py_RETURN_NONE;
-    return Py_BuildValue("NOiO", stall_tuple(&stall), ends ? Py_True : Py_False, stall.loop,
-                         late ? Py_True : Py_False);
-}
-
-/* stall_end(text, stacks): the stacks are bytes. */
-static PyObject *native_stall_end(PyObject *Py_UNUSED(self), PyObject *args) {
-    const char *text, *stacks;
-    if (!PyArg_ParseTuple(args, "sy", &text, &stacks)) return NULL;
-    Py_BEGIN_ALLOW_THREADS /* stderr may block */
-    stall_end(text, stacks);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-/* loop_seen(queue, runs): see waits_note_loop. */
-static PyObject *native_loop_seen(PyObject *Py_UNUSED(self), PyObject *args) {
-    struct queue *queue;
-    int runs;
-    if (!PyArg_ParseTuple(args, "O&p", to_queue, &queue, &runs)) return NULL;
-    return PyBool_FromLong(waits_note_loop(queue, runs));
-}
-
-/* beats_start(descriptor): from now on stalls are noticed, and the eventfd is written. The lock of
- * _runtime/process.py is held. */
-static PyObject *native_beats_start(PyObject *Py_UNUSED(self), PyObject *descriptor) {
-    if (refuse_in_child()) return NULL;
-    news_descriptor = (int)PyLong_AsLong(descriptor);
-    if (!(errno = beats_start(waits_stalled))) Py_RETURN_NONE;
-    return PyErr_SetFromErrno(PyExc_OSError);
-}
-
-/* janitor_busy(busy): it begins a call of the library's, or has returned from it. */
-static PyObject *native_janitor_busy(PyObject *Py_UNUSED(self), PyObject *busy) {
-    atomic_store(&library_calls[JANITOR_CALL].since, busy == Py_True ? now_ns() : 0);
-    Py_RETURN_NONE;
-}
-
 PyMethodDef failure_functions[] = {
     /* Which call of this thread's latest operation answered this error, if it noted that. */
     METHOD(native, failed_call, O),
@@ -177,18 +117,6 @@ PyMethodDef failure_functions[] = {
     METHOD(native, failures_expect, O),
     /* The process ends at the first fatal code, or now if there was one. */
     METHOD(native, exit_arm, VARARGS),
-    /* What is stalled now, or None. */
-    METHOD(native, stall, NOARGS),
-    /* The oldest news of a stall, and whether the process is to end for it, or None. */
-    METHOD(native, stall_take, NOARGS),
-    /* Ends the process: the line and the stacks. */
-    METHOD(native, stall_end, VARARGS),
-    /* Whether a queue's loop runs. */
-    METHOD(native, loop_seen, VARARGS),
-    /* Starts the thread that counts beats, once. */
-    METHOD(native, beats_start, O),
-    /* Whether the janitor is in a call. */
-    METHOD(native, janitor_busy, O),
     /* It does not, unless it was armed again. With 0, in any case. */
     METHOD(native, exit_disarm, O),
     {NULL, NULL, 0, NULL},

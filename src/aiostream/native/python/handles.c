@@ -213,12 +213,9 @@ int to_handle(PyObject *object, void *handle) {
 
 /* --- driver calls on a handle --- */
 
-static int do_stream_query(struct handle *handle, void *waits) {
-    struct call *call = waits ? call_begin(waits) : NULL;
+static int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
     int status = capture_refusal(handle->value);
-    if (!status) status = driver.stream_query(handle->value);
-    call_end(call);
-    return status;
+    return status ? status : driver.stream_query(handle->value);
 }
 
 static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
@@ -240,13 +237,6 @@ OPERATION(stream_query)
 OPERATION(capture_refusal)
 OPERATION(event_query)
 OPERATION(gone_refusal)
-
-static PyObject *native_limited_query(PyObject *Py_UNUSED(self), PyObject *args) {
-    struct handle *handle;
-    struct waits *waits;
-    if (!PyArg_ParseTuple(args, "O&O&", to_handle, &handle, to_waits, &waits)) return NULL;
-    return PyLong_FromLong(operate_from_python(handle, do_stream_query, waits));
-}
 
 struct recording {
     struct handle *event, *fresh;
@@ -305,8 +295,6 @@ PyMethodDef handle_functions[] = {
     METHOD(native, drop_abandoned, NOARGS),
     /* cuStreamQuery, unless the stream captures. */
     METHOD(native, stream_query, O),
-    /* The same, within the limit for stalls of a wait list. */
-    METHOD(native, limited_query, VARARGS),
     /* 0, or the negative code that says that the stream captures. */
     METHOD(native, capture_refusal, O),
     /* 0, or 709 if the context of a stream or event was destroyed or reset. */

@@ -122,11 +122,6 @@ static PyObject *native_watcher_stop(PyObject *Py_UNUSED(self), PyObject *fails_
     return PyBool_FromLong(ran);
 }
 
-static PyObject *native_watcher_held(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    int64_t since = atomic_load(&library_calls[WATCHER_CALL].since);
-    return PyFloat_FromDouble(since ? (double)(now_ns() - since) / 1e9 : 0);
-}
-
 /* open_orphans(): the descriptor of queue 0. The first call makes the queue, so a start that failed
  * can be repeated. */
 static PyObject *native_open_orphans(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
@@ -155,8 +150,6 @@ PyMethodDef process_functions[] = {
     METHOD(native, watcher_start, NOARGS),
     /* Stops and joins it. With True, fails what is pending. Whether it ran. */
     METHOD(native, watcher_stop, O),
-    /* For how many seconds it has been in its pass; 0 while it sleeps. */
-    METHOD(native, watcher_held, NOARGS),
     /* Reports an exception to sys.unraisablehook. */
     METHOD(native, write_unraisable, VARARGS),
     {NULL, NULL, 0, NULL},
