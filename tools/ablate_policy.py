@@ -85,8 +85,17 @@ def run(source: str, folder: Path) -> tuple[dict[str, float], str]:
     (folder / "policy.c").write_text(source)
     binary = folder / "policy"
     compiled = subprocess.run(
-        ["gcc", "-std=gnu11", "-O1", "-pthread", f"-I{ENGINE}", PROGRAM, folder / "policy.c"]
-        + ["-lm", "-o", binary],
+        [
+            "gcc",
+            "-std=gnu11",
+            "-O1",
+            f"-I{ENGINE}",
+            PROGRAM,
+            folder / "policy.c",
+            "-lm",
+            "-o",
+            binary,
+        ],
         capture_output=True,
         text=True,
     )
@@ -103,6 +112,7 @@ def run(source: str, folder: Path) -> tuple[dict[str, float], str]:
 
 
 def cells(printed: str) -> Iterator[tuple[str, float]]:
+    """The cells of what the model has printed. Each name ends with the least movement that counts."""
     table = ""
     for line in printed.splitlines():
         if " wait" in line and "p50" in line:
@@ -120,6 +130,7 @@ def cells(printed: str) -> Iterator[tuple[str, float]]:
 
 
 def compared(before: dict[str, float], after: dict[str, float]) -> str:
+    """Says how many cells have moved, and which has most."""
     worse, better = [], []
     for name, old in before.items():
         new, least = after.get(name, old), float(name.rsplit("|", 1)[1])
@@ -142,6 +153,7 @@ def constants(source: str) -> Iterator[tuple[str, str, str]]:
 
 
 def main() -> None:
+    """Prints a line for each change."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("name", nargs="?", default="", help="a part of the names")
     parser.add_argument("--stages", action="store_true", help="leave out each stage instead")

@@ -119,8 +119,7 @@ class StalledError(RuntimeError):
     limit.
 
     Attributes:
-        stream: The name of the stream, such as `stream 'model[3]' on device 0`. Or the thread of
-            the library that the driver holds.
+        stream: The name of the stream, such as `stream 'model[3]' on device 0`.
         seconds: For how long it has not come back.
     """
 

@@ -313,7 +313,7 @@ static void *lister(void *unused) {
         struct waiting each;
         if (stall_lasts(&stall) || stall_take(&stall))
             REQUIRE(stall.ns > LIMIT_NS, "a stall of %lld ns is none", (long long)stall.ns);
-        stall_told();
+        stall_done();
         for (struct wait *wait = NULL; waits_next(&wait, &each); listed++) {
             REQUIRE(each.began > 0 && each.began <= now_ns() && each.expected >= 0,
                     "a wait that was listed is none");

@@ -1,4 +1,4 @@
-"""Stalls: what has not come back within its limit, and who is told of that.
+"""Stalls: what has not come back within its limit, and who hears of that.
 
 Native code counts, and has one piece of news at a time (`native/engine/stalls.c`). A thread of
 Python's takes it, because only Python knows whether a loop runs, and only Python can read the
@@ -87,7 +87,7 @@ def _serve() -> None:
             process.run_in_releaser(partial(process.log, "%s", stall[0]))
             for listener in listeners:
                 process.call_listener(partial(listener, StalledError(*stall)))
-        _native.stall_told()
+        _native.stall_done()
 
 
 def _stacks() -> bytes:

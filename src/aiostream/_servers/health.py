@@ -186,10 +186,9 @@ def on_stalled(listener: Callable[[StalledError], object], /) -> Callable[[], No
     - A stream on which a wait or a future is older than the limit, and no work that was awaited
       there has ended since then. A kernel in an endless loop is not different from one that takes
       long, so choose a limit that your work does not reach.
-    - A loop that has not come back to its waits for the limit. A task blocks it, or another thread
-      keeps the GIL. A loop that does not run now is not blocked.
-    - A call of `run` or `enqueue_async` that has not returned for the limit, or a call of the
-      driver in a thread of the library.
+    - A loop that has not come back for the limit to a wait that is over. A task blocks it, or
+      another thread keeps the GIL. A loop that does not run now is not blocked.
+    - A call of `run`, `enqueue_async` or an `await` that has not returned for the limit.
 
     The library says so once for each time that something stalls, and logs it as an error. If a
     thread keeps the GIL, the listener is called when Python runs again, and after two seconds

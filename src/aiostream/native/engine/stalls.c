@@ -1,4 +1,4 @@
-/* Stalls: what has not come back within its limit. docs/promises.md says what that is, who is told
+/* Stalls: what has not come back within its limit. docs/promises.md says what that is, who hears
  * of it, and when it is over.
  *
  * While something with a limit is pending, a native thread beats every 5 ms. At each beat a wait or
@@ -25,7 +25,7 @@
 #include "wait_inside.h"
 
 /* a fourth of the shortest limit */
-static const int64_t BEAT_NS = 5000000, TOLD_WITHIN_NS = 2000000000;
+static const int64_t BEAT_NS = 5000000, DONE_WITHIN_NS = 2000000000;
 
 /* All of this is under waits_lock. */
 struct call {
@@ -187,7 +187,7 @@ bool stall_is_sure(struct queue *queue, bool runs) {
     return is_sure;
 }
 
-void stall_told(void) {
+void stall_done(void) {
     pthread_mutex_lock(&waits_lock);
     news.limit = 0;
     pthread_mutex_unlock(&waits_lock);
@@ -224,7 +224,7 @@ static void *beat(void *unused) {
         if (is_new) news = stall, is_taken = false;
         stall = news;
         pthread_mutex_unlock(&waits_lock);
-        int64_t late = stall.ns - stall.limit - TOLD_WITHIN_NS;
+        int64_t late = stall.ns - stall.limit - DONE_WITHIN_NS;
         if (is_new) descriptor_wake(news_eventfd);
         else if (stall.limit && late > 0 && late <= BEAT_NS) end_without_python(&stall);
     }

@@ -35,8 +35,8 @@ static PyObject *native_stall_is_sure(PyObject *Py_UNUSED(self), PyObject *args)
     return PyBool_FromLong(stall_is_sure(queue, runs));
 }
 
-static PyObject *native_stall_told(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    if (!is_child()) stall_told();
+static PyObject *native_stall_done(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    if (!is_child()) stall_done();
     Py_RETURN_NONE;
 }
 
@@ -66,8 +66,8 @@ PyMethodDef stall_functions[] = {
     METHOD(native, stall_is_sure, VARARGS),
     /* Ends the process, if it is to end at a stall. */
     METHOD(native, stall_end, VARARGS),
-    /* Whoever is to know has the news. */
-    METHOD(native, stall_told, NOARGS),
+    /* The listeners have the news. */
+    METHOD(native, stall_done, NOARGS),
     /* Begins to count, once. */
     METHOD(native, stalls_start, O),
     {NULL, NULL, 0, NULL},
