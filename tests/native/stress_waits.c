@@ -7,8 +7,10 @@
  */
 #include "stress_tasks.h"
 
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
+#include "stalls.h"
 #include "wait_inside.h" /* active_count */
 
 static void python_dispatch(uint64_t ticket, int status) {
@@ -308,12 +310,12 @@ static bool has_met_everything(void) {
 /* Lists what waits and what is stalled, while all of it changes. */
 static void *lister(void *unused) {
     static int64_t listed;
+    REQUIRE(stalls_start(eventfd(0, 0)) == 0, "no thread counts");
     while (!atomic_load(&stop_tasks)) {
         struct stall stall;
         struct waiting each;
         if (stall_lasts(&stall) || stall_take(&stall))
             REQUIRE(stall.ns > LIMIT_NS, "a stall of %lld ns is none", (long long)stall.ns);
-        stall_done();
         for (struct wait *wait = NULL; waits_next(&wait, &each); listed++) {
             REQUIRE(each.began > 0 && each.began <= now_ns() && each.expected >= 0,
                     "a wait that was listed is none");

@@ -81,13 +81,12 @@ def _serve() -> None:
         if stall is None:
             os.eventfd_read(_news)
             continue
-        if not loop or _native.stall_is_sure(loop, loops.runs(loop)):
-            # Without the news native code would not end the process if this blocks.
-            _native.stall_end(stall[0], _stacks())
-            process.run_in_releaser(partial(process.log, "%s", stall[0]))
-            for listener in listeners:
-                process.call_listener(partial(listener, StalledError(*stall)))
-        _native.stall_done()
+        if loop and not _native.stall_is_sure(loop, loops.runs(loop)):
+            continue
+        _native.stall_end(stall[0], _stacks())
+        process.run_in_releaser(partial(process.log, "%s", stall[0]))
+        for listener in listeners:
+            process.call_listener(partial(listener, StalledError(*stall)))
 
 
 def _stacks() -> bytes:

@@ -1,5 +1,6 @@
 /* Fatal codes: the driver's answers after which the context is lost. Here are the table of them,
- * which of them the process has met, and the end of the process, if the program has asked for it. */
+ * which of them the process has met, and the end of the process, if the program has asked for it.
+ */
 #ifndef AIOSTREAM_FAILURES_H
 #define AIOSTREAM_FAILURES_H
 

@@ -22,110 +22,104 @@
 
 static const int64_t US = 1000, MS = 1000000;
 
-/* All in ns. The name in brackets is that of the benchmark goal that a constant serves (`python -m
- * benchmarks goals`). */
-/* a task polls a wait of which nothing is known until this age ("20 us", "100 us") */
+/* All times are in ns. `python tools/ablate_policy.py NAME` halves and doubles a constant in the
+ * model of the tests. The brackets have what that did for half and for twice (2026-11-29): how many
+ * of 657 cells got worse, and how many better, or x if the model refused it. The model's loop is
+ * quick. `python -m benchmarks full` measures busy ones. */
+/* a task polls a wait of which nothing is known until this age [6-12, 21-9] */
 static const int64_t SPIN_NS = 50000;
-/* a window that opens before this age is polled from the beginning ("100 us") */
+/* a window that opens before this age is polled from the beginning [0-0, x] */
 static const int64_t START_SPIN_NS = 75000;
-/* below this length a wait is worth polling at first ("64 x empty") */
-static const int64_t SHORT_NS = 120000;
-/* the shortest interval of the plain schedule ("unpredictable") */
-static const int64_t SHORTEST_INTERVAL_NS = 5000;
-/* its longest interval, up to 48 ms ("patterns: log-uniform") */
-static const int64_t LONGEST_INTERVAL_NS = 120000;
-/* the longest on a stream of which nothing is known ("a lone 100 ms") */
-static const int64_t LONGEST_FRESH_NS = 750000;
-/* the same if many streams wait ("mixed: CPU") */
+/* the shortest interval of the plain schedule, and the longest up to 48 ms [29-8, 9-30]
+ * [21-20, x] */
+static const int64_t SHORTEST_INTERVAL_NS = 5000, LONGEST_INTERVAL_NS = 120000;
+/* the longest if many streams wait: this for each, and at most that [21-10, 0-0]
+ * [21-10, 5-6] */
 static const int64_t SHARED_PER_LIST_NS = 1600, LONGEST_SHARED_NS = 200000;
-/* no guard poll comes before this age ("CPU at 100 us") */
+/* no guard poll comes before this age [29-21, x] */
 static const int64_t GUARD_FLOOR_NS = 150000;
-/* of the 0.25 ms of P16; the rest is for waking the watcher and the loop ("CPU at 5 ms") */
+/* of the 0.25 ms of P16; the rest is for waking the watcher and the loop [x, x] */
 static const int64_t GUARD_SLACK_NS = 130000;
-static const int64_t GUARD_MOST_NS = 1000000; /* the 1 ms of P16 */
-/* a window closes at last + last / TAIL_SHARE + this ("CPU at 300 us") */
+static const int64_t GUARD_MOST_NS = 1000000; /* the 1 ms of P16 [50-13, x] */
+/* a window closes this after the last length in it [x, 32-6] */
 static const int64_t WINDOW_TAIL_NS = 60000;
-/* a window is narrow if last - first <= first / NARROW_SHARE + this ("steady") */
+/* a window is narrow if last - first <= first / NARROW_SHARE + this [21-2, 5-12] [x, 31-12] */
 static const int64_t NARROW_NS = 50000;
-static const int64_t LONGEST_STEP_NS = 120000; /* in a wide window ("patterns: within 10 %") */
-static const int64_t SHORTEST_STEP_NS = 30000;
-/* in a narrow window that the watcher polls ("event") */
-static const int64_t SHORTEST_EVENT_STEP_NS = 5000;
-/* an interval between two polls gives a true length if it is <= seen / TRUE_SHARE + this */
+/* an interval between two polls gives a true length if it is <= seen / TRUE_SHARE + this [90-13,
+ * 31-31] [x, x] */
 static const int64_t TRUE_NS = 40000;
-/* two lengths are of one cluster if they differ by < longer / GAP_SHARE + this */
+/* two lengths are of one cluster if they differ by < longer / GAP_SHARE + this [x, 14-7]
+ * [x, 12-6] */
 static const int64_t CLUSTER_GAP_NS = 60000;
-static const int64_t ROUGH_STEP_NS = 20000; /* the shortest step in a rough window */
-/* the lead before one was learnt: length / LEAD_SHARE + this */
-static const int64_t FIRST_LEAD_NS = 40000;
-static const int64_t LEAD_LEAST_NS = 5000, LEAD_MOST_NS = 20000000;
-/* per list, between passes ("128 x 5 ms: cores") */
-static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000;
-/* the same for polls of which none is exact, because a pass costs a wake-up ("server: open
- * loop") */
+static const int64_t ROUGH_STEP_NS = 20000; /* the shortest step in a rough window [11-6, 49-5] */
+static const int64_t LEAD_LEAST_NS = 5000;  /* [9-7, x] */
+/* between passes for polls of which none is exact, because a pass costs a wake-up [42-84, x] */
 static const int64_t SHARED_GAP_NS = 80000;
-/* all waits of a busy loop go no longer than this without a pass ("server: 128 connections") */
-static const int64_t PASS_LATENESS_MOST_NS = 500000;
-/* a guard poll waits no longer than this for a loop that comes late anyway */
-static const int64_t LATENESS_WAIT_MOST_NS = 1000000;
-/* what ready waits may take of one turn of a loop, all tasks together ("fairness") */
+/* A loop that is late learns as late of an end, so its waits need no poll before. This is the most
+ * that counts, for busy loops [0-0, 0-0]. */
+static const int64_t LATENESS_MOST_NS = 500000;
+/* what ready waits may take of one turn of a loop, all tasks together: half of the millisecond of
+ * P17, which test_fair_turns.py measures */
 static const int64_t TURN_BUDGET_NS = 500000;
+/* What no task waits for is let go of this late at most. P4 sets no limit, and a stream of a pool
+ * comes back with it. */
 static const int64_t UNWANTED_MOST_NS = 45000000;
-/* between the polls that all waits of a crowded loop share, because a wake-up costs some 10 us
- * ("64 x 5 ms") */
-static const int64_t CROWD_STEP_NS = 200000;
-static const int64_t CROWD_WINDOW_NS = 60000; /* between polls where an end is expected */
+/* between the polls that all waits of a crowded loop share, because a wake-up costs some 10 us: the
+ * 0.2 ms of P16 [x, x]; and where an end is expected [4-16, x] */
+static const int64_t CROWD_STEP_NS = 200000, CROWD_WINDOW_NS = 60000;
 /* where none is expected, before it falls together with others: this for each wait of the loop,
- * because the more wait, the scarcer is its time ("mixed") */
+ * because the more wait, the scarcer is its time [2-1, 0-0] */
 static const int64_t CROWD_PER_WAIT_NS = 12000;
+/* the shortest and the longest of these [14-19, x] [7-12, 8-1] */
 static const int64_t CROWD_SHORTEST_NS = 300000, CROWD_LONGEST_NS = 450000;
-/* a poll of a crowded loop that is due within this may save a wake-up if it comes now */
-static const int64_t CROWD_DUE_SOON_NS = 40000, DUE_SOON_NS = 2000;
-/* the watcher has what is older, so that old waits do not wake their loop ("64 pending") */
+/* a poll of a crowded loop that is due within this may save a wake-up if it comes now
+ * [2-2, 7-4] */
+static const int64_t CROWD_DUE_SOON_NS = 40000;
+/* the watcher has what is older, so that old waits do not wake their loop [14-5, 2-3] */
 static const int64_t CROWD_AGE_NS = 32000000;
-/* between questions to a Python function: where an end is expected, and where it is expected later.
- * Each costs a wake-up of the loop ("python -m benchmarks ready"). */
+/* between questions to a Python function, each of which costs a wake-up of the loop: where an end
+ * is expected [x, 5-3], and where it is expected later [x, x] */
 static const int64_t QUESTION_STEP_NS = 75000, QUESTION_GUARD_NS = 2400000;
-/* the same in each turn of the loop, from a narrow window's first length until this after its last
- */
-static const int64_t QUESTION_TURNS_NS = 30000;
 enum {
-    INTERVALS_PER_AGE = 8, /* the plain schedule polls after each eighth of the age */
-    LATE_SHARE = 150,      /* P16 */
-    LATE_INTERVALS = 400,  /* or after each 400th, if that is more ("patterns: log-uniform") */
-    DENSE_PER_AGE = 32,    /* a close poll: after each 32nd of the age */
-    CROWD_PER_AGE = 16,
+    /* the plain schedule polls after each eighth of the age [x, 161-33], or after each 400th
+     * if that is more [9-3, 1-2] */
+    INTERVALS_PER_AGE = 8,
+    LATE_INTERVALS = 400,
+    LATE_SHARE = 150,   /* P16 [x, x] */
+    DENSE_PER_AGE = 32, /* a close poll: after each 32nd of the age [6-7, 6-3] */
+    CROWD_PER_AGE = 16, /* a poll of a crowded loop [13-7, 6-7] */
     TRUE_SHARE = 24,
-    TRUE_WITHIN = 16, /* waits in which at least one true length is learnt */
-    MOST_TRIES = 6,   /* waits in turn that look for ends before the window, each earlier */
+    /* waits in which at least one true length is learnt [x, x] */
+    TRUE_WITHIN = 16,
+    /* waits in turn that look for ends before the window, each earlier: the bound of a shift */
+    MOST_TRIES = 6,
     GAP_SHARE = 16,
-    TAIL_SHARE = 64,
-    LEAD_SHARE = 64,
+    LEAD_SHARE = 64, /* the lead before one was learnt [7-5, 9-3] */
     NARROW_SHARE = 32,
-    STEPS = 24,       /* in which a wide window is polled */
-    RECENT = 8,       /* members of a cluster that decide whether its window is narrow */
-    MARGIN_SHARE = 8, /* a wide window is wider than its cluster by two eighths */
-    WIDEST_SHARE = 3, /* lengths that are spread over more than a third are no cluster */
-    /* a task is woken only for a window in which a quarter of the longer waits end */
+    STEPS = 24, /* in which a wide window is polled [28-23, 30-15] */
+    /* members of a cluster that decide whether its window is narrow [x, 26-24] */
+    RECENT = 8,
+    /* a wide window is wider than its cluster by two eighths [9-4, 3-5] */
+    MARGIN_SHARE = 8,
+    /* lengths that are spread over more than a third are no cluster [14-24, x] */
+    WIDEST_SHARE = 3,
+    /* a task is woken only for a window in which a quarter of the longer waits end [47-15, 5-20] */
     LIKELY_SHARE = 4,
-    /* the task polls for an end that comes within these turns of the loop ("64 x 0.5 ms") */
+    /* the task polls for an end that comes within these turns of the loop [0-0, 0-0], and
+     * is woken for one only if the wait is longer than these [0-0, 0-0] */
     SPIN_MAX_LOOP_TURNS = 3,
-    /* a task is woken for an end only if the wait is longer than these turns */
     WORTH_LOOP_TURNS = 4,
-    MAX_LISTS_HANDED_BACK = 256, /* with more, common wake-ups cost less */
-    ROUGH_STEPS = 12,            /* in which a rough window is polled */
-    ROUGH_TRIES = 16,            /* waits that pass a rough window before it is given up */
-    MAX_UNEXPECTED = 2,          /* of the last 16 waits ("mixed", "patterns: log-uniform") */
-    LATEST_FEW = 0xf,            /* and one of the last four ("patterns: within 10 %") */
-    /* with no more lists, the loop polls a wide window, because it is awake then ("varying work")
-     */
-    LOOP_LISTS = 8,
-    FEW_WAITS = 12, /* with more, their loop polls all of them ("64 x 5 ms") */
-    /* with no more lists, each is polled just when it is due, if its poll is exact */
-    EXACT_LISTS = 8,
-    FEW_LISTS = 2, /* with more, the others are polled together */
-    /* polls of a busy loop's wait in each of its turns ("server: 128
-     * connections") */
+    ROUGH_STEPS = 12, /* in which a rough window is polled [x, x] */
+    /* The windows do not count if more than these of the last 16 waits ended in none
+     * [8-13, x], and one of the last four [x, 8-5]. */
+    MAX_UNEXPECTED = 2,
+    LATEST_FEW = 0xf,
+    /* With no more wait lists, each is polled just when it is due, if its poll is exact, and the
+     * loop polls a wide window, because it is awake then. [22-7, 0-0] */
+    SOME_LISTS = 8,
+    FEW_LISTS = 2,  /* with more, passes for polls that are not exact are spaced [0-0, 0-0] */
+    FEW_WAITS = 12, /* with more, their loop polls all of them [x, 1-4] */
+    /* polls of a busy loop's wait in each of its turns [x, 1-0] */
     LATENESS_SHARE = 8,
 };
 
@@ -143,7 +137,7 @@ static bool is_near(int64_t a, int64_t b) {
 
 static int64_t lead_of(const struct history *history, int64_t length) {
     int64_t lead = history->leads[bucket_of(length)];
-    if (!lead) lead = FIRST_LEAD_NS + length / LEAD_SHARE;
+    if (!lead) lead = length / LEAD_SHARE;
     return clamp(lead, LEAD_LEAST_NS, length < MS ? length / 2 : length / 8);
 }
 
@@ -170,14 +164,14 @@ static struct window window_of(const struct history *history, int64_t low, int64
         window.first = low - (high - low) / MARGIN_SHARE;
         window.last = high + (high - low) / MARGIN_SHARE;
     }
-    window.closes = window.last + window.last / TAIL_SHARE + WINDOW_TAIL_NS;
+    window.closes = window.last + WINDOW_TAIL_NS;
     window.wakes = greatest(window.first - lead_of(history, window.first), 0);
     return window;
 }
 
 /* Lengths that agree by chance are no cluster. So the more lengths are known, the more have to
  * agree. */
-static int enough(int known) { return known >= 16 ? 4 : known >= 8 ? 3 : 2; }
+static int enough(int known) { return known >= 8 ? 4 : 2; }
 
 static void predict(struct history *history) {
     struct prediction *prediction = &history->prediction;
@@ -201,12 +195,11 @@ static void predict(struct history *history) {
     }
     prediction->short_likely = false;
     for (int i = 1; i <= history->count && i <= RECENT; i++)
-        prediction->short_likely |= latest_length(history, i) < SHORT_NS;
+        prediction->short_likely |= latest_length(history, i) < START_SPIN_NS;
 }
 
 struct prediction history_predict(const struct history *history) {
     struct prediction prediction = history->prediction;
-    prediction.fresh = history->count == 0 && history->since_true == 0;
     if (history->count == 0) prediction.short_likely = true;
     prediction.dense = history->since_true >= TRUE_WITHIN - 1;
     return prediction;
@@ -237,31 +230,14 @@ static bool is_expected(const struct prediction *prediction, int64_t not_before,
     return false;
 }
 
-/* Counts the rough windows that this wait has passed in vain, and clears the one in which it has
- * ended. */
-static void leave_rough(struct history *history, int64_t not_before, int64_t seen) {
-    for (int i = 0; i < MAX_ROUGH; i++) {
-        struct rough *rough = &history->prediction.rough[i];
-        bool passed = rough->to && not_before > rough->to;
-        bool ended_in = not_before <= rough->to && seen >= rough->from;
-        if (ended_in || (passed && ++rough->tries >= ROUGH_TRIES)) rough->to = 0;
-    }
-}
-
-static void add_rough(struct history *history, int64_t from, int64_t to) {
-    struct rough *rough = history->prediction.rough, *chosen = &rough[0];
-    for (int i = 1; i < MAX_ROUGH; i++)
-        if (chosen->to && (!rough[i].to || rough[i].tries > chosen->tries)) chosen = &rough[i];
-    *chosen = (struct rough){.from = greatest(from, 0), .to = to};
-}
-
 void history_learn(struct history *history, int64_t not_before, int64_t seen) {
     not_before = greatest(not_before, 0);
     seen = greatest(seen, not_before);
     bool is_true = seen - not_before <= TRUE_NS + seen / TRUE_SHARE;
     bool expected = is_expected(&history->prediction, not_before, seen);
+    struct rough *rough = &history->prediction.rough;
     int64_t length = not_before + (seen - not_before) / 2;
-    leave_rough(history, not_before, seen);
+    if (not_before <= rough->to && seen >= rough->from) rough->to = 0;
     history->unexpected = (uint16_t)(history->unexpected << 1 | !expected);
     /* When the windows fit again, as after a change of the work, a few waits show it. */
     history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED &&
@@ -277,8 +253,8 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
     }
     if (expected || is_expected(&history->prediction, not_before, seen)) return;
     int64_t around = length / GAP_SHARE + CLUSTER_GAP_NS / 2;
-    if (is_true) add_rough(history, length - around, length + around);
-    else add_rough(history, not_before, seen);
+    *rough = is_true ? (struct rough){greatest(length - around, 0), length + around}
+                     : (struct rough){not_before, seen};
 }
 
 void history_learn_lead(struct history *history, int64_t length, bool late, int64_t slack) {
@@ -288,23 +264,16 @@ void history_learn_lead(struct history *history, int64_t length, bool late, int6
     if (late) lead += lead / 8 + 2 * US;
     else if (slack > lead / 3) lead -= slack / 8;
     else lead -= lead / 24;
-    history->leads[bucket] = (int32_t)clamp(lead, LEAD_LEAST_NS, LEAD_MOST_NS);
-    struct prediction *prediction = &history->prediction;
-    for (int i = 0; i < prediction->count; i++) {
-        struct window *window = &prediction->windows[i];
-        if (bucket_of(window->first) == bucket)
-            window->wakes = greatest(window->first - lead_of(history, window->first), 0);
-    }
+    history->leads[bucket] = (int32_t)clamp(lead, LEAD_LEAST_NS, INT32_MAX);
 }
 
 /* --- deciding --- */
 
 int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lateness) {
     if (lists <= FEW_LISTS) return 0;
-    int64_t gap = lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0;
-    if (!exact) gap = greatest(gap, SHARED_GAP_NS);
+    int64_t gap = exact && lists <= SOME_LISTS ? 0 : SHARED_GAP_NS;
     /* the loop sees together what ends within one of its turns */
-    return greatest(gap, least(loop_lateness, PASS_LATENESS_MOST_NS));
+    return greatest(gap, least(loop_lateness, LATENESS_MOST_NS));
 }
 
 int64_t policy_latest_poll(int64_t age, int lists) {
@@ -315,7 +284,7 @@ int64_t policy_latest_poll(int64_t age, int lists) {
 }
 
 int64_t policy_latest_pass(int64_t age, int64_t loop_lateness) {
-    return greatest(policy_latest_poll(age, 1), age + least(loop_lateness, PASS_LATENESS_MOST_NS));
+    return greatest(policy_latest_poll(age, 1), age + least(loop_lateness, LATENESS_MOST_NS));
 }
 
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks) {
@@ -335,8 +304,7 @@ static const struct window *next_window(const struct prediction *prediction, int
 
 static int64_t plain_interval(const struct prediction *prediction, int64_t age,
                               const struct load *load) {
-    int64_t shortest = SHORTEST_INTERVAL_NS,
-            longest = prediction->fresh ? LONGEST_FRESH_NS : LONGEST_INTERVAL_NS;
+    int64_t shortest = SHORTEST_INTERVAL_NS, longest = LONGEST_INTERVAL_NS;
     /* with few of these, each pass polls all lists, because that costs less than to wake for
      * each */
     if (load->lists > FEW_LISTS) {
@@ -349,14 +317,10 @@ static int64_t plain_interval(const struct prediction *prediction, int64_t age,
 
 /* The next poll that a rough window asks for. */
 static int64_t rough_poll(const struct prediction *prediction, int64_t age) {
-    int64_t at = NEVER;
-    for (int i = 0; i < MAX_ROUGH; i++) {
-        const struct rough *rough = &prediction->rough[i];
-        if (!rough->to || age > rough->to) continue;
-        int64_t step = greatest((rough->to - rough->from) / ROUGH_STEPS, ROUGH_STEP_NS);
-        at = least(at, age < rough->from ? rough->from : age + step);
-    }
-    return at;
+    const struct rough *rough = &prediction->rough;
+    if (!rough->to || age > rough->to) return NEVER;
+    int64_t step = greatest((rough->to - rough->from) / ROUGH_STEPS, ROUGH_STEP_NS);
+    return age < rough->from ? rough->from : age + step;
 }
 
 int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer,
@@ -366,15 +330,14 @@ int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t t
     if (prediction->dense || prediction->irregular)
         next = least(next, age + plain_interval(prediction, age, load));
     next = least(next, rough_poll(prediction, age));
-    next = greatest(next, age + least(load->lateness, LATENESS_WAIT_MOST_NS));
+    next = greatest(next, age + least(load->lateness, LATENESS_MOST_NS));
     return next < timer ? next : NEVER;
 }
 
 /* In a window that the watcher polls, or the loop. */
 static int64_t step_of(const struct window *window) {
     int64_t width = window->last - window->first;
-    int64_t shortest = window->narrow ? SHORTEST_EVENT_STEP_NS : SHORTEST_STEP_NS;
-    return clamp(width / STEPS, shortest, LONGEST_STEP_NS);
+    return clamp(width / STEPS, SHORTEST_INTERVAL_NS, LONGEST_INTERVAL_NS);
 }
 
 /* A loop that has slept for milliseconds takes longer to wake than the steps in a wide window. So
@@ -382,7 +345,7 @@ static int64_t step_of(const struct window *window) {
 static bool is_loop_window(const struct prediction *prediction, const struct window *window,
                            const struct load *load) {
     return window && !window->narrow && !prediction->irregular && load->alone &&
-           load->timers_allowed && load->lists <= LOOP_LISTS &&
+           load->timers_allowed && load->lists <= SOME_LISTS &&
            window->first > WORTH_LOOP_TURNS * load->lateness;
 }
 
@@ -426,7 +389,7 @@ static struct plan crowd_plan(const struct prediction *prediction, const struct 
     return plan;
 }
 
-int64_t policy_due_soon(int waits) { return waits > FEW_WAITS ? CROWD_DUE_SOON_NS : DUE_SOON_NS; }
+int64_t policy_due_soon(int waits) { return waits > FEW_WAITS ? CROWD_DUE_SOON_NS : 0; }
 
 int64_t policy_common_poll(int64_t now, int64_t time) {
     int64_t step = CROWD_STEP_NS;
@@ -452,8 +415,7 @@ static struct question question_within(int64_t interval, int64_t now) {
 static struct question next_question(const struct prediction *prediction, int tries, int64_t start,
                                      int64_t now, int waits) {
     int64_t age = now - start;
-    if (age < SPIN_NS && (prediction->early || prediction->short_likely))
-        return question_at(now, waits);
+    if (age < SPIN_NS && prediction->short_likely) return question_at(now, waits);
     const struct window *window = prediction->irregular ? NULL : next_window(prediction, age);
     int64_t shortest = prediction->dense ? CROWD_WINDOW_NS : 4 * QUESTION_STEP_NS;
     int64_t longest = greatest(5 * shortest / 2, age / LATE_SHARE);
@@ -468,14 +430,12 @@ static struct question next_question(const struct prediction *prediction, int tr
         first -= before;
         step = greatest(step,
                         least(before / INTERVALS_PER_AGE, TRUE_NS / 2 + first / (2 * TRUE_SHARE)));
-    } else if (window->narrow && waits > FEW_WAITS) {
-        first += least(width, step); /* one question is enough if the end has come by then */
     }
     int64_t guard = clamp(age, QUESTION_GUARD_NS, 2 * QUESTION_GUARD_NS + age / LATE_SHARE);
     if (age + guard < first) return question_within(guard, now);
     /* A turn of the loop costs less than to sleep and wake. */
     bool turns = window->narrow && width < CROWD_STEP_NS && waits <= FEW_WAITS;
-    if (turns && age >= first - CROWD_DUE_SOON_NS && age < window->last + QUESTION_TURNS_NS)
+    if (turns && age >= first - CROWD_DUE_SOON_NS && age < window->last)
         return question_at(now, waits);
     return question_at(start + greatest(first, age + step), waits);
 }
@@ -483,12 +443,10 @@ static struct question next_question(const struct prediction *prediction, int tr
 struct question history_asked(struct history *history, int64_t start, int64_t false_at, int64_t now,
                               bool over, int waits) {
     if (over) {
-        /* Two questions that the loop wakes for cannot be nearer, so this is near enough. In a busy
-         * loop none are, and then a length that is nearly true is better than none. */
-        int64_t first = false_at - start, last = now - start, gap = last - first,
-                near = 2 * QUESTION_STEP_NS;
-        if (history->since_true >= 2 * TRUE_WITHIN) near = greatest(near, last / INTERVALS_PER_AGE);
-        if (gap > TRUE_NS && gap < near) first += (gap - TRUE_NS) / 2, last -= (gap - TRUE_NS) / 2;
+        /* Two questions that the loop wakes for cannot be nearer, so this is near enough. */
+        int64_t first = false_at - start, last = now - start, gap = last - first;
+        if (gap > TRUE_NS && gap < 2 * QUESTION_STEP_NS)
+            first += (gap - TRUE_NS) / 2, last -= (gap - TRUE_NS) / 2;
         history_learn(history, first, last);
         if (history->closely == start) {
             history->closely = 0;
@@ -499,13 +457,8 @@ struct question history_asked(struct history *history, int64_t start, int64_t fa
     }
     struct prediction prediction = history_predict(history);
     if (history->count < 2) prediction.dense = true; /* so that it soon knows something */
-    /* One wait at a time, because many would keep their loop too busy to see true lengths. If it
-     * was cancelled, another takes its place. */
-    if (history->closely && history->closely != start && now < history->closely_by + MS)
-        prediction.dense = false;
-    struct question next = next_question(&prediction, history->closely_tries, start, now, waits);
-    if (prediction.dense) history->closely = start, history->closely_by = next.by;
-    return next;
+    if (prediction.dense) history->closely = start;
+    return next_question(&prediction, history->closely_tries, start, now, waits);
 }
 
 /* --- the strategies --- */
@@ -540,11 +493,9 @@ static struct plan plan_auto(const struct prediction *prediction, int64_t age,
         .stage = STAGE_TASK, .at = age, .until = window->closes, .length = window->first};
     /* By the clock, or by the turns of the loop, because in a busy loop the end will have come by
      * the time the loop comes back. */
-    bool soon = window->wakes <= age || (begins && window->first < START_SPIN_NS) ||
-                window->first - age < SPIN_MAX_LOOP_TURNS * load->lateness;
+    bool soon = window->wakes <= age || window->first - age < SPIN_MAX_LOOP_TURNS * load->lateness;
     if (soon && (begins || load->alone)) return poll;
-    bool worth_waking = load->alone && load->lists <= MAX_LISTS_HANDED_BACK &&
-                        window->first > WORTH_LOOP_TURNS * load->lateness;
+    bool worth_waking = load->alone && window->first > WORTH_LOOP_TURNS * load->lateness;
     if (soon || !worth_waking) return watcher;
     if (!load->timers_allowed) {
         watcher.at = least(watcher.at, window->wakes);

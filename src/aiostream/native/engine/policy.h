@@ -12,7 +12,6 @@ enum {
     HISTORY_LENGTHS = 32, /* true lengths that a history remembers */
     /* windows of a prediction; what ends later is left to the plain schedule */
     MAX_WINDOWS = 4,
-    MAX_ROUGH = 2,
 };
 
 /* Where ends have been. The windows of a prediction are in order and do not overlap. */
@@ -25,10 +24,7 @@ struct window {
 
 /* A window in which an end was seen only roughly. It is polled in steps, so that the next end there
  * is a true length. */
-struct rough {
-    int64_t from, to; /* to is 0: there is none */
-    int tries;        /* waits that were polled there in vain */
-};
+struct rough { int64_t from, to; /* to is 0: there is none */ };
 
 struct prediction {
     int count;
@@ -37,13 +33,12 @@ struct prediction {
     bool short_likely;
     /* the latest wait was over at its first poll, at an age that no window expected */
     bool early;
-    bool fresh; /* nothing is known of the stream yet */
     /* too many of the latest waits ended in no window, so the windows cannot be counted on */
     bool irregular;
     /* no true length was seen for long, so this wait is polled closely all the time */
     bool dense;
     struct window windows[MAX_WINDOWS];
-    struct rough rough[MAX_ROUGH];
+    struct rough rough;
 };
 
 /* The lengths of waits on one stream or on the streams of one pool. Its owner guards it with a
@@ -57,9 +52,9 @@ struct history {
     /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
     int32_t leads[LENGTH_BUCKETS];
     struct prediction prediction; /* of the next wait */
-    /* Of Python functions: when the wait began that is asked closely, when it is asked next, and
-     * how many such waits were in vain. */
-    int64_t closely, closely_by;
+    /* Of Python functions: when the latest wait began that is asked closely, and how many such
+     * waits were in vain. */
+    int64_t closely;
     int closely_tries;
 };
 

@@ -8,7 +8,7 @@
  *
  * At a stall the beat makes the news, one at a time, and wakes a thread of Python's that does
  * nothing else (`_runtime/stalls.py`). That one asks whether a loop runs, ends the process with the
- * stacks of all threads, and has the listeners called. If it has not done so after two seconds,
+ * stacks of all threads, and has the listeners called. If it has not come back after two seconds,
  * Python does not run, and the beat ends the process, or writes to stderr.
  *
  * The thread calls no driver, runs no Python, and takes no lock that is held across either. So
@@ -135,9 +135,9 @@ static bool find(bool said, struct stall *stall) {
     }
     for (struct call *call = calls; call && !found; call = call->next) {
         *stall = (struct stall){.limit = call->limit, .ns = call->ns};
-        found = counts(stall, call->list->name,
-                       "%s is stalled: a call on it has not returned for %.3g s", said, &call->said,
-                       1);
+        found =
+            counts(stall, call->list->name,
+                   "%s is stalled: a call on it has not returned for %.3g s", said, &call->said, 1);
     }
     return found;
 }
@@ -174,6 +174,7 @@ bool stall_lasts(struct stall *stall) {
 
 bool stall_take(struct stall *stall) {
     pthread_mutex_lock(&waits_lock);
+    if (is_taken) news.limit = 0;
     is_taken = news.limit;
     *stall = news;
     pthread_mutex_unlock(&waits_lock);
@@ -185,12 +186,6 @@ bool stall_is_sure(struct queue *queue, bool runs) {
     bool was_idle = atomic_exchange(&queue->loop.idle, !runs), is_sure = runs && !was_idle;
     atomic_store(is_sure ? &queue->loop.said : &queue->loop.changed, now_ns());
     return is_sure;
-}
-
-void stall_done(void) {
-    pthread_mutex_lock(&waits_lock);
-    news.limit = 0;
-    pthread_mutex_unlock(&waits_lock);
 }
 
 /* --- the thread --- */

@@ -18,12 +18,12 @@ struct stall {
 int stalls_start(int eventfd);
 /* Whether something is stalled of which Python has taken the news. Any thread. */
 bool stall_lasts(struct stall *);
-/* The news, which is the same until stall_done. One thread of Python's calls these three. */
+/* The news, behind what was taken before, which is done with. One thread of Python's calls these.
+ */
 bool stall_take(struct stall *);
 /* Whether the loop of the news is blocked, of which Python says whether it runs. If the loop did
  * not run before, it is not. */
 bool stall_is_sure(struct queue *, bool runs);
-void stall_done(void);
 
 /* A call on a stream begins that may not return, before there is a wait that would show it. NULL:
  * there is no limit, or no memory. Call both without the GIL. */

@@ -101,10 +101,10 @@ static PyObject *native_waiting(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED
     PyObject *list = PyList_New(0);
     for (struct wait *wait = NULL; list && waits_next(&wait, &each);) {
         PyObject *owner = each.ticket ? owner_of(each.ticket) : NULL;
-        PyObject *row = Py_BuildValue("(NddiNO)", as_text(each.name),
-                                      (double)(now_ns() - each.began) / 1e9,
-                                      (double)each.expected / 1e9, each.queue,
-                                      PyLong_FromVoidPtr(wait), owner ? owner : Py_None);
+        PyObject *row =
+            Py_BuildValue("(NddiNO)", as_text(each.name), (double)(now_ns() - each.began) / 1e9,
+                          (double)each.expected / 1e9, each.queue, PyLong_FromVoidPtr(wait),
+                          owner ? owner : Py_None);
         if (!append_new(list, row)) Py_CLEAR(list);
         Py_XDECREF(owner);
     }

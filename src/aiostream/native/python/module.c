@@ -266,8 +266,8 @@ static int module_exec(PyObject *module) {
                                     add_frame_addresses, add_driver_calls};
     static PyMethodDef *const tables[] = {
         functions,       handle_functions, completion_functions, enqueue_functions,
-        drain_functions, wait_functions,   graph_functions,      failure_functions, stall_functions,
-        frame_functions, process_functions};
+        drain_functions, wait_functions,   graph_functions,      failure_functions,
+        stall_functions, frame_functions,  process_functions};
     if (!make_names() || add_tuple(module, "COUNTERS", counter_name, COUNTERS) < 0 ||
         add_tuple(module, "WAIT_STRATEGIES", strategy_name, strategy_count) < 0)
         return -1;

@@ -123,7 +123,7 @@ typedef int adder(PyObject *module);
 adder add_handle_type, add_completion_types, add_queue_type, add_wait_types, add_work_type,
     add_fatal_codes, add_frame_addresses, add_driver_calls;
 extern PyMethodDef handle_functions[], completion_functions[], enqueue_functions[],
-    drain_functions[], wait_functions[], graph_functions[], failure_functions[], stall_functions[], frame_functions[],
-    process_functions[];
+    drain_functions[], wait_functions[], graph_functions[], failure_functions[], stall_functions[],
+    frame_functions[], process_functions[];
 
 #endif

@@ -19,8 +19,8 @@ static PyObject *native_stall(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unu
     return as_tuple(!is_child() && stall_lasts(&stall), &stall);
 }
 
-/* stall_take(): the news, and the queue of the loop of which it is not known whether it runs, or 0.
- */
+/* stall_take(): the news, and the queue of the loop that is blocked if it runs, or 0. What was
+ * taken before is done with. */
 static PyObject *native_stall_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
     struct stall stall;
     bool found = !is_child() && stall_take(&stall);
@@ -33,11 +33,6 @@ static PyObject *native_stall_is_sure(PyObject *Py_UNUSED(self), PyObject *args)
     int runs;
     if (!PyArg_ParseTuple(args, "O&p", to_queue, &queue, &runs)) return NULL;
     return PyBool_FromLong(stall_is_sure(queue, runs));
-}
-
-static PyObject *native_stall_done(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    if (!is_child()) stall_done();
-    Py_RETURN_NONE;
 }
 
 /* stall_end(text, stacks): the stacks are bytes. */
@@ -66,8 +61,6 @@ PyMethodDef stall_functions[] = {
     METHOD(native, stall_is_sure, VARARGS),
     /* Ends the process, if it is to end at a stall. */
     METHOD(native, stall_end, VARARGS),
-    /* The listeners have the news. */
-    METHOD(native, stall_done, NOARGS),
     /* Begins to count, once. */
     METHOD(native, stalls_start, O),
     {NULL, NULL, 0, NULL},
