@@ -445,12 +445,12 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
 class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own]):
     """A coroutine that returns a stream of a pool, and a block that gives it back."""
 
-    __slots__ = ("_acquiring", "_loan", "_pool")
+    __slots__ = ("_acquiring", "_is_limited", "_loan", "_pool")
     _block = "pool.stream()"
     _or_else = ", because it may have to wait for a stream"
 
-    def __init__(self, pool: StreamPool[Own]) -> None:
-        self._pool = pool
+    def __init__(self, pool: StreamPool[Own], is_limited: bool = True) -> None:
+        self._pool, self._is_limited = pool, is_limited
         # One coroutine, so that a block which is entered twice is refused.
         self._acquiring: Coroutine[Any, Any, Any] | None = None
         self._loan: Loan | None = None
@@ -472,7 +472,7 @@ class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own
         self._begin().close()
 
     async def __aenter__(self) -> Stream[Own]:
-        self._acquiring = acquiring = self._acquiring or self._pool._acquire()
+        self._acquiring = acquiring = self._acquiring or self._pool._acquire(self._is_limited)
         place = await acquiring
         self._loan = loan = Loan(place, self._pool)
         loan._is_in_block, place.block = True, place.number
@@ -492,6 +492,14 @@ class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own
 
 
 Plain = StreamPool[None]
+
+
+def uncounted(pool: StreamPool[Own]) -> _Acquired[Own]:
+    """Does what `pool.stream()` does, for tasks of the library, whose users have a limit elsewhere.
+
+    The pool's `max_waiting` does not count these tasks. Observers and `pending` do not list them.
+    """
+    return _Acquired(pool, is_limited=False)
 
 
 def _name_in(pool: str | None, number: int) -> str | None:

@@ -199,19 +199,6 @@ async def test_an_item_alone_that_is_cancelled_leaves_the_others_to_a_task() -> 
         assert await doubled(3) == 6
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
-async def test_an_item_alone_runs_in_its_own_task() -> None:
-    tasks: list[Any] = []
-
-    def fn(items: list[int]) -> list[int]:
-        tasks.append(asyncio.current_task())
-        return items
-
-    async with StreamPool(1) as pool, Batches(pool, fn, most=2) as same:
-        assert await same(1) == 1
-        assert tasks == [asyncio.current_task()]
-
-
 @pytest.mark.all_loops
 async def test_a_task_goes_on_with_its_stream_while_items_wait() -> None:
     """And gives it to others in their turn."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
+import inspect
 import weakref
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import anyio
@@ -16,7 +19,8 @@ import aiostream
 from aiostream import Stream, StreamClosedError, StreamPool
 from aiostream.serving import Batches
 from batching import Held, double
-from support import run_on
+from interrupts import run_interrupted, sample
+from support import Gate, new_uvloop, run_on
 from waiters import turns, until
 
 
@@ -242,6 +246,83 @@ def test_a_loop_that_is_closed_in_the_middle(kind: str) -> None:
         del loop
         gc.collect()
         run_on(kind, use)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_batches_are_used_again_after_their_loop_was_closed_at_a_yield(kind: str) -> None:
+    """Without a collection of garbage."""
+
+    def halves(items: list[int]) -> Generator[None, None, list[int]]:
+        seen.append(items)
+        gate.hold(stream)
+        yield
+        return items
+
+    async def leave() -> None:
+        await same.__aenter__()
+        tasks: list[Any] = [asyncio.ensure_future(same(number)) for number in range(3)]
+        await until(lambda: seen == [[0, 1]])
+        for task in {*tasks, *asyncio.all_tasks()}:  # else asyncio reports them
+            task._log_destroy_pending = False
+        gate.open()
+
+    async def use() -> None:
+        with anyio.fail_after(10):
+            async with same:
+                assert await same(5) == 5
+        await pool.aclose()
+
+    seen: list[list[int]] = []
+    with contextlib.closing(Stream()) as stream, Gate() as gate:
+        pool = StreamPool.borrow([stream])
+        same = Batches(pool, halves, most=2)
+        loop = new_uvloop() if kind == "uvloop" else asyncio.new_event_loop()
+        gc.collect()
+        gc.disable()
+        try:
+            loop.run_until_complete(leave())
+            loop.close()
+            run_on(kind, use)
+        finally:
+            gc.enable()
+            gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_an_interrupt_leaves_no_item_without_an_answer(kind: str) -> None:
+    """At a place of this class: each task gets a result or an error, and the end of the block
+    comes. A stream that the interrupt has lost comes back when the pool is closed.
+    """
+
+    async def ask(same: Batches[int, int], item: int) -> None:
+        try:
+            outcomes[item] = await same(item)
+        except BaseException as error:
+            outcomes[item] = error
+
+    async def use() -> None:
+        pool = StreamPool(1)
+        async with contextlib.AsyncExitStack() as stack:
+            same = await stack.enter_async_context(Batches(pool, double, most=2))
+            stack.callback(pool.close)
+            asks = [asyncio.ensure_future(ask(same, item)) for item in range(4)]
+            _, pending = await asyncio.wait(asks, timeout=1)
+            pool.close()
+            if pending:
+                await asyncio.wait(asks)
+
+    async def later() -> None:
+        assert len(outcomes) in (0, 4)  # none if the block has not begun
+
+    outcomes: dict[int, Any] = {}
+    codes = {each.__code__ for each in vars(Batches).values() if inspect.isfunction(each)}
+    interrupted = functools.partial(run_interrupted, kind, cancels=False, codes=codes)
+    count = interrupted(0, use, later).passed
+    for number in sample(count, 100, kind):
+        outcomes.clear()
+        interrupted(number, use, later)
 
 
 async def test_nothing_is_kept_when_an_item_is_over() -> None:

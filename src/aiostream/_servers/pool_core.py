@@ -236,7 +236,9 @@ class PoolCore:
         except IndexError:
             return None
 
-    async def _acquire(self) -> Place:
+    async def _acquire(self, is_limited: bool = True) -> Place:
+        if not is_limited:  # the await of no user
+            return self._at_once() or await self._in_turn(is_limited=False)
         if hook and not hook.is_observed():
             return await hook.observed("StreamPool.acquire", PoolCore._acquire, self)
         bridge = loops.current_bridge()

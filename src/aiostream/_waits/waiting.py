@@ -254,12 +254,8 @@ async def launch_turn(launches: Launches, waits_for: Callable[[Any], object] | N
 
 
 @types.coroutine
-def within(context: contextvars.Context, awaited: Any, thrown: Any) -> Generator[Any, Any, Any]:
-    """Awaits a coroutine, and runs each of its steps in a context of variables.
-
-    `thrown`, a list, gets the type of each error that comes from the loop, such as asyncio's
-    cancellation, and not from the coroutine.
-    """
+def within(context: contextvars.Context, awaited: Any) -> Generator[Any, Any, Any]:
+    """Awaits a coroutine, and runs each of its steps in a context of variables."""
     step, value = awaited.send, None
     while True:
         try:
@@ -272,7 +268,6 @@ def within(context: contextvars.Context, awaited: Any, thrown: Any) -> Generator
             step, value = awaited.send, (yield yielded)
         except BaseException as error:
             step, value = awaited.throw, error
-            thrown.append(type(error))
 
 
 def require_ready(operand: Operand, recent: bool = False) -> None:

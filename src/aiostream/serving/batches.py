@@ -8,7 +8,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, MappingView, Set
+from collections.abc import Callable, Generator, Iterable, MappingView, Set
 from functools import partial
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
@@ -19,7 +19,7 @@ from aiostream._runtime import completion, loops
 from aiostream._runtime.observing import hook
 from aiostream._waits import pending, waiting
 from aiostream.errors import PoolFullError
-from aiostream.pool import StreamPool
+from aiostream.pool import StreamPool, uncounted
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,9 +34,18 @@ if TYPE_CHECKING:
     Found = Rows[Result | Failure] | Rows[Result | BaseException | Exception]
     Results = Found[Result, Failure] | Generator[None, None, Found[Result, Failure]]
 # Items, and when they came, by the future of their task.
-Batch = dict[Any, tuple[Item, float]]
+Items = dict[Any, tuple[Item, float]]
 # These have no order, are text, or are records: a subclass of a tuple has a name for each part.
 _NO_ROWS = (Set, MappingView, str, bytes, bytearray, memoryview, tuple)
+
+
+class _Batch(Generic[Item]):
+    """The items that a task serves: none before it has a stream, and when they are answered."""
+
+    def __init__(self) -> None:
+        self.items: Items[Item] = {}
+        self.task: Any = None  # because asyncio's loop does not keep it
+        self.queues = False  # whether the task counts among those that wait in the pool
 
 
 class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.Hinted):
@@ -50,8 +59,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
     The first item that came is served first, unless you give it a `priority`. The items of a batch
     are taken when there is a stream for it, so the items of one turn of the loop share a batch.
     Each batch has the context variables of the block's beginning, so no request's variables reach
-    it. It runs in a task of its own, but on asyncio an item that comes alone runs in its own task.
-    While items wait, such a task goes on with its stream, unless others wait for one in the pool.
+    it. It runs in a task of the block. While items wait, such a task goes on with its stream,
+    unless others wait for one in the pool.
 
     An error of `fn` or of the GPU is raised in each task that waits for that batch, and in no
     other. Each task gets a copy, if `copy.copy` gives one of the same type and arguments. A result
@@ -139,17 +148,17 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             checks.plain_function(cost, "cost")
             self._most_cost = checks.real(most_cost, "most_cost is a number")
         self._label = checks.label(name) or pool.name  # what observers call it
+        self._has_own: bool | None = None  # whether the pool has `each`
         self.sizes: Counter[int] = Counter()
         # Only the thread of the block's loop touches these. A thread that exports figures reads
         # lengths and copies.
-        # The items that wait for a batch, by their priority, the highest first.
-        self._waiting: dict[int, Batch[Item]] = {0: {}}
-        # What each task holds that runs batches, and the task, because asyncio's loop does not keep
-        # it. `None`: the task of the batch's only item.
-        self._tasks: dict[int, tuple[Batch[Item], object]] = {}
-        # One of these tasks has no stream yet, and takes what waits when it gets one. It is there
-        # as long as an item waits. And whether that task waits in the pool.
-        self._comes = self._queues = False
+        # The next two know each item from its call until it is answered or its task has left, and
+        # `_look_after` has it served. First those that wait, by priority, the highest first.
+        self._waiting: dict[int, Items[Item]] = {0: {}}
+        self._batches: dict[_Batch[Item], None] = {}
+        # The one of them that has no stream yet, and takes what waits when it gets one. It is there
+        # as long as an item waits.
+        self._next: _Batch[Item] | None = None
         self._ends: dict[Any, None] = {}  # the futures for which ends of blocks wait
         # That of the loop of the block, within it. Weak, because the bridge ends with its loop.
         self._bridge: Callable[[], loops.Bridge | None] = lambda: None
@@ -164,7 +173,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         return sum(loops.is_awaited(each) for rank in ranks for each in list(rank))
 
     def __repr__(self) -> str:
-        in_batches = sum(len(batch) for batch, _ in list(self._tasks.values()))
+        in_batches = sum(len(batch.items) for batch in list(self._batches))
         counts = f"{self.waiting} items wait, {in_batches} are in batches"
         return f"<aiostream.serving.{self._called}: {counts}{'' if self._bridge() else ', closed'}>"
 
@@ -178,11 +187,14 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         await waiting.checkpoint()
         bridge, last = loops.current_bridge(), self._latest()
         # Batches go on in their loop if the end of their block was cancelled.
-        if (self._bridge() or (self._tasks and last is not bridge)) and last and not last.is_gone():
+        is_left = self._bridge() or (self._batches and last is not bridge)
+        if is_left and last and not last.is_gone():
             raise RuntimeError(f"the block of {self._called} has begun before, and has not ended")
         if last is not bridge:
-            self._waiting, self._tasks, self._ends = {0: {}}, {}, {}
-            self._comes = self._queues = False
+            # Their loop will not run again. Their streams would be busy until the next collection.
+            for batch in [*self._batches]:
+                getattr(batch.task, "get_coro", lambda task=batch.task: task.coro)().close()
+            self._waiting, self._batches, self._ends, self._next = {0: {}}, {}, {}, None
         self._bridge = self._latest = weakref.ref(bridge)
         self._context = contextvars.copy_context()
         pending.queues[id(self)] = self
@@ -191,7 +203,11 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
     async def __aexit__(self, *error: object) -> None:
         self._bridge = lambda: None
         await waiting.checkpoint()
-        while self._tasks and not self._pool.closed:
+        for batch in [*self._batches]:
+            if getattr(batch.task, "done", bool)():  # no interrupt reaches a task of trio
+                self._end_batch(batch)
+        self._look_after()
+        while self._is_here() and self._batches and not self._pool.closed:
             self._ends[end := loops.current_bridge().new_future()] = None
             await end
 
@@ -207,8 +223,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
                 until its task is cancelled: limit how many high ones may wait, or how long a task.
 
         Cancellation: raises at once. If the item's batch has not begun, the item will not be in it.
-        If it has begun, it goes on without you. But if the item is alone, the batch may end as a
-        cancelled `pool.run` does.
+        If it has begun, it goes on without you.
 
         Threads: call it in a task of the loop in which the block began. On trio it is a checkpoint.
 
@@ -256,14 +271,10 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         future = bridge.new_future()
         try:
             queue[future] = item, time.perf_counter()
-            # One task alone needs no other task. trio's tasks have no order within a turn.
-            leads = not (self._comes or self._tasks or self._in_thread or bridge.checkpoint)
             # The frame of a task that waits must not hold the bridge, which would survive its loop.
             del bridge
-            if leads:
-                await self._serve({}, future)
-            elif not self._comes:
-                self._begin_task()
+            if self._next not in self._batches:
+                self._look_after()
             outcome: Result | BaseException = await future
         except BaseException:
             queue.pop(future, None)
@@ -279,146 +290,138 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
 
     # ------------------------------------------------------------------------------------ a batch
 
-    def _begin_task(self) -> None:
-        batch: Batch[Item] = {}
-        serve, context = partial(self._serve, batch), self._context.copy()
-        # It starts in a later turn.
-        task: Any = loops.current_bridge().spawn(serve, self._called, context)
-        self._tasks[id(batch)], self._comes = (batch, task), True
-        if hasattr(task, "add_done_callback"):  # one of asyncio's
-            task.add_done_callback(partial(self._never_began, id(batch)))
+    def _is_here(self) -> bool:
+        """Whether the loop of the items runs here. The collector may end its tasks elsewhere."""
+        return loops.bridge_here() is self._latest()
 
-    def _never_began(self, number: int, task: object) -> None:
-        # Otherwise the task's own end would have removed it, and the number may be another's now.
-        if number in self._tasks and self._tasks[number][1] is task:
-            self._comes = False
-            self._end_task(number)
+    def _look_after(self) -> None:
+        """Begins a batch if items wait and none is about to take them, and ends blocks.
 
-    def _end_task(self, number: int) -> None:
-        del self._tasks[number]
-        self._have_it_served()
-        if not self._tasks:
+        It is called for an item that comes and finds no such batch, when a batch has taken its
+        items, at its end and that of its task, and at the end of the block. So what an interrupt
+        keeps one call from doing, the next one does.
+        """
+        if not self._is_here():
+            return
+        # An item that comes now is not yet awaited on trio.
+        waits = any(not future.done() for rank in self._waiting.values() for future in rank)
+        if waits and self._next not in self._batches:
+            batch = _Batch[Item]()
+            serve, context = partial(self._serve, batch), self._context.copy()
+            # It starts in a later turn.
+            batch.task = task = loops.current_bridge().spawn(serve, self._called, context)
+            self._batches[batch], self._next = None, batch
+            if hasattr(task, "add_done_callback"):  # one of asyncio's
+                task.add_done_callback(partial(self._end_batch, batch))
+        if self._ends and not self._batches:
             _settle(self._ends, repeat(None))
             self._ends.clear()
 
-    def _have_it_served(self) -> None:
-        """Begins a task if an item waits, and no task is about to take it."""
-        if not self._comes and any(self._awaited()):
-            self._begin_task()
+    def _end_batch(self, batch: _Batch[Item], _: object = None) -> None:
+        """The task of a batch is over, or about to be. Without an interrupt, all have an answer."""
+        if batch.items and self._is_here():
+            error = RuntimeError(f"an interrupt has ended the task of {self._called}")
+            _settle(batch.items, map(completion.copy_of, repeat(error)))
+            batch.items.clear()
+        self._batches.pop(batch, None)
+        self._look_after()
 
-    async def _serve(self, batch: Batch[Item], own: Any = None) -> None:
-        """Waits for a stream, and runs what waits then as one batch, and so on.
-
-        Args:
-            batch: Empty. The items that are in work.
-            own: The future of the task that calls this, whose item alone is served: if no other one
-                comes within a turn, and a stream is free. Otherwise another task begins.
-        """
-        tasks, pool, place, number, thrown = self._tasks, self._pool, None, 0, list[object]()
+    async def _serve(self, batch: _Batch[Item]) -> None:
+        """Waits for a stream, and runs what waits then as one batch, and so on."""
+        pool = self._pool
         try:
-            if own is not None:
-                self._comes, tasks[id(batch)] = True, (batch, None)
-                await loops.yield_turn()
-            if own is None or self._count() == 1:
-                place = pool._at_once()
-            if place is None:
-                self._comes = self._queues = own is None
-                if own is not None:
-                    return
-                place = await pool._in_turn(is_limited=False)
-            number, self._comes, self._queues = place.number, False, False
-            stream = place.stream
-            run = stream.run_in_thread if self._in_thread else stream.run
-            while True:
-                self._take_into(batch)
-                if not batch:
-                    break
-                self.sizes[size := len(batch)] += 1
-                items = [item for item, _ in batch.values()]
-                call = run(self._fn, *pool._before(place, (items,)))
-                if hook:
-                    hook.serves(batch)
-                # In a context of its own, so that what one batch sets does not reach the next.
-                results = await waiting.within(self._context.copy(), call, thrown)
-                _settle(batch, self._outcomes(results, size))
-                batch.clear()
-                # The pool was closed meanwhile, or others want the stream.
-                if own is not None or pool._closed or len(pool._queue) > self._queues:
-                    break
-            pool._give(place, number)
+            batch.queues = True
+            async with uncounted(pool) as stream:
+                while self._take_into(batch):
+                    # In a context of its own, so that what one batch sets does not reach the next.
+                    call = self._run(batch.items, stream)
+                    _settle(batch.items, await waiting.within(self._context.copy(), call))
+                    batch.items.clear()
+                    # No item waits, the pool was closed, or others want the stream.
+                    queues = self._next is not None and self._next.queues
+                    if not self._count() or pool.closed or pool.waiting > queues:
+                        break
         except BaseException as error:
-            if place is not None and number:
-                pool._give(place, number, error)
-            else:
-                self._comes = self._queues = False
             # The loop is gone, and the tasks that wait. A function may raise it too.
-            if isinstance(error, GeneratorExit) and all(map(loops.is_elsewhere, batch)):
-                tasks.pop(id(batch), None)
+            if isinstance(error, GeneratorExit) and all(map(loops.is_elsewhere, batch.items)):
                 raise
-            if own is not None and not number:
-                for rank in self._waiting.values():
-                    rank.pop(own, None)
-                raise
-            is_trio = loops.current_bridge().checkpoint is not None
-            is_cancelled = isinstance(error, loops.current_bridge().cancelled)
-            if not self._comes:  # no task will take what waits
-                for rank in self._waiting.values():
-                    batch.update(rank)
-                    rank.clear()
-            if is_cancelled:
-                # Else `fn` has raised it. It cannot raise trio's, which comes from trio alone.
-                is_cancelled = bool(thrown) or is_trio or not number
-                what = f"{self._fn_name} has raised {error!r}, but its task was not cancelled"
-                if is_cancelled:
-                    what = f"the task of {self._called} was cancelled"
-                error, error.__cause__ = RuntimeError(what), error  # the new one's cause is the old
-            # A task raises it, or it may be lost.
-            is_over = isinstance(error, Exception) or any(map(loops.is_awaited, batch))
-            _settle(batch, chain([error], map(completion.copy_of, repeat(error))))
-            if is_cancelled or not (is_over or is_trio):
-                raise
-            if not is_over:  # it would end the run of trio if it left a system task
-                _native.write_unraisable(error, self._fn)
+            self._fail(batch, error)
         finally:
             # The futures hold errors, whose tracebacks refer to this frame.
-            batch.clear()
-            if id(batch) in tasks:
-                self._end_task(id(batch))
+            batch.items.clear()
+            self._end_batch(batch)
+
+    async def _run(self, batch: Items[Item], stream: Any) -> list[Any]:
+        self.sizes[size := len(batch)] += 1
+        items = [item for item, _ in batch.values()]
+        if self._has_own is None:
+            self._has_own = hasattr(stream, "own")  # asked once, because a refusal takes long
+        run = stream.run_in_thread if self._in_thread else stream.run
+        call = run(self._fn, stream.own, items) if self._has_own else run(self._fn, items)
+        if hook:
+            hook.serves(batch)
+        return self._outcomes(await call, size)
+
+    def _fail(self, batch: _Batch[Item], error: BaseException) -> None:
+        """Gives each task of a batch the error that has ended it, and raises what no task gets."""
+        bridge = loops.current_bridge()
+        if self._next is batch:  # no other one will take what waits
+            for rank in self._waiting.values():
+                batch.items.update(rank)
+                rank.clear()
+        is_trio = bridge.checkpoint is not None
+        is_cancelled = isinstance(error, bridge.cancelled)
+        if is_cancelled:
+            # Else `fn` has raised it. It cannot raise trio's, which comes from trio alone.
+            is_cancelled = is_trio or bridge.current_task().cancelling() > 0
+            what = f"{self._fn_name} has raised {error!r}, but its task was not cancelled"
+            if is_cancelled:
+                what = f"the task of {self._called} was cancelled"
+            error, error.__cause__ = RuntimeError(what), error  # the new one's cause is the old
+        # A task raises it, or it may be lost.
+        is_over = isinstance(error, Exception) or any(map(loops.is_awaited, batch.items))
+        _settle(batch.items, chain([error], map(completion.copy_of, repeat(error))))
+        if is_cancelled or not (is_over or is_trio):
+            raise
+        if not is_over:  # it would end the run of trio if it left a system task
+            _native.write_unraisable(error, self._fn)
 
     # ------------------------------------------------------------------------------------ the queue
 
     def _count(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def _awaited(self) -> Iterator[Any]:
-        """Returns the futures of the items that wait, the first ones first."""
-        # Of the others the tasks were cancelled, and have yet to run.
-        return filter(loops.is_awaited, chain.from_iterable(self._waiting.values()))
-
     def _is_too_much(self, items: list[Item]) -> bool:
         return self._cost is not None and self._cost(items) > self._most_cost
 
-    def _take_into(self, batch: Batch[Item]) -> None:
-        """Moves the first items that wait into a batch, as many as it may have."""
+    def _take_into(self, batch: _Batch[Item]) -> int:
+        """Moves the first items that wait into a batch, as many as it may have: how many."""
         ranks = [*self._waiting.values()]
-        found = [*islice(self._awaited(), self._most)]
+        # Of the others the tasks were cancelled, and have yet to run.
+        waiting = (each for rank in ranks for each in rank.items() if loops.is_awaited(each[0]))
+        found = dict(islice(waiting, self._most))
         size = len(found)
         try:
             if self._cost is not None and size > 1:  # one alone was asked about at its call
-                items = [rank[each][0] for each in found for rank in ranks if each in rank]
+                items = [item for item, _ in found.values()]
                 if self._is_too_much(items):
                     sizes = range(2, size)
                     size = 1 + bisect.bisect(
                         sizes, False, key=lambda count: self._is_too_much(items[:count])
                     )
         finally:  # what `cost` has raised, all of them get
+            # First in one step, so an interrupt leaves each item in one of the two, or in both.
+            batch.items.update(islice(found.items(), size))
             for rank in ranks:
-                for each in found[:size]:
-                    if each in rank:
-                        batch[each] = rank.pop(each)
+                for each in batch.items:
+                    rank.pop(each, None)
             if len(ranks) > 1:
                 self._waiting = {each: r for each, r in self._waiting.items() if r or not each}
-            self._have_it_served()
+            if self._next is batch:
+                self._next = None
+            if self._count():
+                self._look_after()
+        return size
 
     def _outcomes(self, results: Any, size: int) -> list[Any]:
         kind = type(results)
@@ -439,9 +442,9 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
 
     def _pending(self) -> list[tuple[str, float, str, Any, str]]:
         """Returns the pool, beginning, call, future and function of each wait for a result."""
-        # A task that runs its own batch waits for that one's stream.
-        batches = [batch for batch, task in list(self._tasks.values()) if task is not None]
-        of = f"pool{self._pool._called} of {self._pool.size} streams"
+        batches = [batch.items for batch in list(self._batches)]
+        name = f" {self._pool.name!r}" if self._pool.name else ""
+        of = f"pool{name} of {self._pool.size} streams"
         return [
             (of, since, "Batches.__call__", future, self._fn_name)
             for items in (*batches, *list(self._waiting.values()))
