@@ -54,7 +54,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "pool": (
         ("tests/servers", "tests/waits", "tests/runtime/test_fair_turns.py"),
-        ("_servers/*.py", "pool.py", "serving/*.py"),
+        ("_pools/*.py", "pool.py", "serving/*.py"),
     ),
 }
 LARGE = {"AIOSTREAM_TEST_FULL": "1", "AIOSTREAM_INTERRUPTS": "all", "AIOSTREAM_TEST_SECONDS": "20"}

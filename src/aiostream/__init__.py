@@ -18,14 +18,14 @@ import typing as _typing
 # Modules import downwards only, in the order that docs/design.md draws.
 from aiostream._base import driver as _driver
 from aiostream._base import hints as _hints
+from aiostream._ends.ending import drain
+from aiostream._ends.health import exit_on_context_failed, health, on_context_failed, on_stalled
+from aiostream._ends.health import notice_failures as _notice_failures
 from aiostream._objects.attributes import AccessPolicyWindow, MemSyncDomainMap
 from aiostream._objects.memory import *
 from aiostream._objects.nodes import GraphDependency, GraphEdgeData, GraphNode
 from aiostream._runtime import process as _process
 from aiostream._runtime.statistics import *
-from aiostream._servers.ending import drain
-from aiostream._servers.health import exit_on_context_failed, health, on_context_failed, on_stalled
-from aiostream._servers.health import notice_failures as _notice_failures
 from aiostream._waits.pending import PendingWait, pending
 from aiostream._waits.ready import ready
 from aiostream._waits.several import as_completed, wait

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiostream import blocking
 from aiostream._base import checks
+from aiostream._ends import health
 from aiostream._observers.awaits import Observation, add_observer, marked, remove_observer
 from aiostream._runtime.statistics import statistics
-from aiostream._servers import health
 from aiostream.errors import ContextFailedError, PoolFullError, StalledError
 from aiostream.pool import StreamPool
 from aiostream.serving import Batches, Steps

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec
 from aiostream._base import checks, hints
 from aiostream._handles.operand import LEGACY
 from aiostream._objects.shared import Made, Own
+from aiostream._pools.pool_core import PoolCore
+from aiostream._pools.pool_loans import Loan
+from aiostream._pools.pool_places import Place
 from aiostream._runtime import loops
 from aiostream._runtime.observing import hook
-from aiostream._servers.pool_core import PoolCore
-from aiostream._servers.pool_loans import Loan
-from aiostream._servers.pool_places import Place
 from aiostream._waits import waiting
 from aiostream.device import Device, DeviceLike
 from aiostream.enums import WaitLike

@@ -17,12 +17,12 @@ from typing import Any, Self
 
 from aiostream import _native
 from aiostream._base import checks, development, driver
+from aiostream._ends import ending, health
 from aiostream._handles import interop
 from aiostream._handles.operand import call_on
 from aiostream._handles.owned import Owned
 from aiostream._runtime import completion, process
 from aiostream._runtime.statistics import Statistics, statistics
-from aiostream._servers import ending, health
 from aiostream._tools import kernels
 from aiostream._tools.kernels import launch, spin
 from aiostream.device import Context, Device

@@ -211,7 +211,7 @@ def is_done(result: int, call: str, name: str) -> bool:
 
 # Called with each sticky error for which an exception is made. It runs in the thread that makes it,
 # which may hold the caller's locks, so it must not call the user's code. Any thread reads this. One
-# assignment, by `_servers.health`.
+# assignment, by `_ends.health`.
 failure_listener: Callable[[errors.ContextFailedError], None] | None = None
 
 

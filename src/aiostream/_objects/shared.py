@@ -29,7 +29,7 @@ class SharingMethods(Transferable, Generic[StreamOwn]):
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
     _operand: Operand  # set by `Stream`
-    # Returns its place in a pool: see `_servers/pool_places.py`. A place keeps its stream, so the
+    # Returns its place in a pool: see `_pools/pool_places.py`. A place keeps its stream, so the
     # stream refers to it weakly. Without one it is a dead reference, which answers `None` for less
     # than a function.
     _place: Callable[[], Any] = weakref.ref(set())

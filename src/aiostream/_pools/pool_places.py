@@ -28,7 +28,7 @@ from aiostream._handles.operand import Operand
 from aiostream.stream import Stream
 
 if TYPE_CHECKING:
-    from aiostream._servers.pool_core import PoolCore
+    from aiostream._pools.pool_core import PoolCore
 
 FREE = 0
 

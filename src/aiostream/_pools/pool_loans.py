@@ -13,7 +13,7 @@ import warnings
 import weakref
 from typing import Any
 
-from aiostream._servers.pool_places import FREE, Place
+from aiostream._pools.pool_places import FREE, Place
 from aiostream.stream import Stream
 
 

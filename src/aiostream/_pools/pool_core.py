@@ -19,12 +19,12 @@ from aiostream import _native
 from aiostream._base import checks, driver, turns
 from aiostream._handles.operand import new_wait_list, share_history
 from aiostream._objects import captures
+from aiostream._pools.pool_loans import Kept
+from aiostream._pools.pool_places import FREE, Busy, Place
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import set_result
 from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import hook
-from aiostream._servers.pool_loans import Kept
-from aiostream._servers.pool_places import FREE, Busy, Place
 from aiostream._waits import pending, waiting
 from aiostream.errors import ContextFailedError, CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
