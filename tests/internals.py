@@ -28,8 +28,8 @@ from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
 from aiostream._runtime.process import run_in_releaser as run_in_releaser
 from aiostream._tools import bench, demo, doctor
+from aiostream._waits import enqueuing
 from aiostream._waits import ready as _ready
-from aiostream._waits import waiting
 from nogpu import forwarding
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ launch_kernel, load_kernels, spin = testing.launch, testing.load_kernels, testin
 ENQUEUE_STEPS = {
     function.__code__
     for function in (
-        waiting.enqueue,
+        enqueuing.enqueue,
         loop_bridge.Bridge.drain,
         on_asyncio.AsyncioBridge.new_polled_future,
         on_asyncio.AsyncioFuture.cancel,
@@ -282,7 +282,7 @@ STEPS_WITH_LOCKS = START_STEPS | {
     )
 }
 """The code that makes what there is once in a process, a context or a loop."""
-QUEUE_STEPS = {function.__code__ for function in (loops.Bridge.__init__, waiting.complete)}
+QUEUE_STEPS = {function.__code__ for function in (loops.Bridge.__init__, enqueuing.complete)}
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
 

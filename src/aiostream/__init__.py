@@ -29,7 +29,7 @@ from aiostream._runtime.statistics import *
 from aiostream._waits.pending import PendingWait, pending
 from aiostream._waits.ready import ready
 from aiostream._waits.several import as_completed, wait
-from aiostream._waits.waiting import default_wait, set_default_wait
+from aiostream._waits.strategies import default_wait, set_default_wait
 from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
 from aiostream.device import Context, Device
 from aiostream.enums import *

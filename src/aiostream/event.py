@@ -11,7 +11,7 @@ from aiostream._handles import interop
 from aiostream._handles.operand import Operand, current_or_default_context, pinned, stream_operand
 from aiostream._handles.owned import WithBlock
 from aiostream._runtime import process
-from aiostream._waits import waiting
+from aiostream._waits import strategies, waiting
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.futures import CompletionFuture
 
@@ -91,7 +91,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         )
         waits = _native.WaitList(self._context._ensure_monitored(), _native.History())
         self._timing = timing
-        self._mode = waiting.MODES[waiting.default_wait()]
+        self._mode = strategies.MODES[strategies.default_wait()]
         # Those that other code or the node of a graph has stay valid until the event is closed.
         self._given: set[_native.Handle] = set()  # any thread, single operations
         with self._context._pushed():

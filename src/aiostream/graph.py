@@ -20,7 +20,7 @@ from aiostream._handles.owned import Transferable, WithBlock
 from aiostream._objects.nodes import GraphNode
 from aiostream._runtime import process
 from aiostream._runtime.observing import hook
-from aiostream._waits import waiting
+from aiostream._waits import enqueuing, strategies, waiting
 from aiostream.device import Context
 from aiostream.enums import (
     DebugDotFlags,
@@ -486,8 +486,8 @@ class ExecutableGraph(_AnyGraph):
             name, method = f"ExecutableGraph.{use}_async", ExecutableGraph._use_async
             return hook.observed(name, method, self, stream, use)
         operand = interop.operand_of(stream)
-        mode = waiting.mode_for(stream)
-        future = waiting.enqueue(operand, mode, lambda: self._use(operand, use))
+        mode = strategies.mode_for(stream)
+        future = enqueuing.enqueue(operand, mode, lambda: self._use(operand, use))
         return cast("CompletionFuture[None]", future)
 
     async def _use_and_wait(self, stream: Any, use: str) -> None:
@@ -496,6 +496,6 @@ class ExecutableGraph(_AnyGraph):
             await hook.observed(name, method, self, stream, use)
             return
         operand = interop.operand_of(stream)
-        waiting.require_ready(operand)
+        enqueuing.require_ready(operand)
         self._use(operand, use)
-        await waiting.synchronize_async(waiting.Unobserved(operand, waiting.mode_for(stream)))
+        await waiting.synchronize_async(waiting.Unobserved(operand, strategies.mode_for(stream)))

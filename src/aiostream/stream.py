@@ -20,7 +20,7 @@ from aiostream._objects.shared import SharingMethods, StreamOwn
 from aiostream._objects.threads import ThreadStream
 from aiostream._runtime import process
 from aiostream._runtime.observing import hook
-from aiostream._waits import waiting
+from aiostream._waits import enqueuing, strategies, waiting
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
@@ -120,7 +120,7 @@ class Stream(
         limit = checks.limit(stalled_after)
         urgency = 0 if priority is None else checks.priority(priority)
         flags = int(checks.flag("non_blocking", non_blocking))
-        strategy = waiting.strategy(wait)
+        strategy = strategies.strategy(wait)
         self._label = checks.label(name)
         process.start()
         context = current_or_default_context(device)
@@ -156,7 +156,7 @@ class Stream(
         self._constants = {}
         self._source = source
         self._name = operand.name_of(handle.value, context, self._label)
-        self._mode = waiting.MODES[wait or waiting.default_wait()]
+        self._mode = strategies.MODES[wait or strategies.default_wait()]
         self._operand = Operand(handle, context, self._name)
         if source is not None:
             interop.note_source(self._operand, source)
@@ -215,7 +215,7 @@ class Stream(
             borrowed = cls._from_handle(value, context_of(value), owned=False, source=stream)
         # No other thread has the new object yet, so the two need not be changed in one step.
         if wait is not None:
-            borrowed._mode = waiting.MODES[waiting.strategy(wait)]
+            borrowed._mode = strategies.MODES[strategies.strategy(wait)]
         if name is not None:
             borrowed._label = checks.label(name)
             called = operand.name_of(borrowed._handle.value, borrowed._context, name)
@@ -628,7 +628,7 @@ class Stream(
         # code that keeps its result: an interrupt there would lose it.
         call = partial(fn, self, *args, **kwargs)
         try:
-            future = waiting.enqueue(self._operand, self._mode, call, (fn, args, kwargs))
+            future = enqueuing.enqueue(self._operand, self._mode, call, (fn, args, kwargs))
         except TypeError as problem:
             checks.explain_call(problem, "enqueue_async", fn)
             raise
@@ -639,7 +639,7 @@ class Stream(
     def _future(self, call: str, kind: int) -> CompletionFuture[None]:
         if hook and not hook.is_observed():
             return hook.observed(call, Stream._future, self, call, kind)
-        return cast("CompletionFuture[None]", waiting.complete(self._operand, kind).future)
+        return cast("CompletionFuture[None]", enqueuing.complete(self._operand, kind).future)
 
     def _close_after(self, error: BaseException) -> None:
         """Closes the stream because a wait has raised.

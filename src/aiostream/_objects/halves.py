@@ -33,7 +33,7 @@ from typing import Any
 from aiostream import _native, device
 from aiostream._handles.operand import Operand, in_libraries, wait_list_of
 from aiostream._runtime.launches import Launches
-from aiostream._waits import waiting
+from aiostream._waits import enqueuing, waiting
 from aiostream.errors import CudaError, StreamClosedError
 
 _NAMES = ("current context", "inference mode", "grad mode", "autocast", "current stream")
@@ -238,7 +238,7 @@ def advance(
             refusal = _native.call_in_context(operand.handle, waits, call, True)
             try:
                 if refusal:
-                    waiting.refuse(refusal, operand, "cuCtxPushCurrent")
+                    enqueuing.refuse(refusal, operand, "cuCtxPushCurrent")
             except Exception as refused:
                 error = refused
         if error is not None:

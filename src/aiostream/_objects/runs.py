@@ -16,7 +16,7 @@ from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_l
 from aiostream._objects import halves
 from aiostream._runtime import loops, process
 from aiostream._runtime.observing import hook
-from aiostream._waits import pending, waiting
+from aiostream._waits import enqueuing, pending, strategies, waiting
 from aiostream.errors import CudaError, StreamClosedError
 
 P = ParamSpec("P")
@@ -40,10 +40,10 @@ def _leave(work: _native.Work, here: bool = False) -> None:
     elsewhere = handle.value == PER_THREAD and work.thread != threading.get_ident()
     queue = loops.current_bridge().queue if here and work.in_loop else process.ORPHANS
     work.is_left = not elsewhere and _native.watch(
-        handle, wait_list_of(operand), queue, waiting.BY_WATCHER, work
+        handle, wait_list_of(operand), queue, strategies.BY_WATCHER, work
     )
     if not work.is_left:
-        _end(work, waiting.UNKNOWN_ERROR, not here)
+        _end(work, enqueuing.UNKNOWN_ERROR, not here)
     elif not work.in_halves:
         work.let_go()
 
@@ -286,7 +286,7 @@ class RunMethods:
                     _leave(work, here=True)
                 return result
             if refusal:
-                waiting.refuse(refusal, operand, "cuCtxPushCurrent")
+                enqueuing.refuse(refusal, operand, "cuCtxPushCurrent")
             await waiting.synchronize_async(work)
             return work.end()
         except BaseException as problem:

@@ -21,7 +21,7 @@ from aiostream._objects.halves import Halves, close
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
 from aiostream._runtime.observing import hook
-from aiostream._waits import pending, waiting
+from aiostream._waits import enqueuing, pending, strategies
 from aiostream.errors import CudaError, StreamClosedError
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class _ThreadCall(Completion):
             else:
                 self.refusal = self._launch()
             if self.refusal:
-                status = waiting.UNKNOWN_ERROR
+                status = enqueuing.UNKNOWN_ERROR
                 # Asked in this thread, which has met it.
                 self.refused = _native.failed_call(self.refusal) or self.refused
         except BaseException as error:
@@ -130,10 +130,10 @@ class _ThreadCall(Completion):
             raise errors.closed(self.stream)
         # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
         # and this thread records the event.
-        answer = super().run(_wait_list(operand), waiting.BY_WATCHER, handle, self._call)
-        late = waiting.refusal_afterwards(answer)
+        answer = super().run(_wait_list(operand), strategies.BY_WATCHER, handle, self._call)
+        late = enqueuing.refusal_afterwards(answer)
         if answer and not late:
-            waiting.refuse(answer, operand, "cuEventCreate")
+            enqueuing.refuse(answer, operand, "cuEventCreate")
         return late
 
     def _call(self) -> Any:
@@ -412,7 +412,7 @@ class ThreadStream:
             if future.done() and not future.cancelled():
                 failed = future.exception() is not None
                 if not isinstance(problem, CudaError):
-                    call._close(waiting.UNKNOWN_ERROR if failed else 0)
+                    call._close(enqueuing.UNKNOWN_ERROR if failed else 0)
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None

@@ -25,7 +25,7 @@ from aiostream._runtime import loops, process
 from aiostream._runtime.completion import set_result
 from aiostream._runtime.launches import Launches
 from aiostream._runtime.observing import hook
-from aiostream._waits import pending, waiting
+from aiostream._waits import enqueuing, pending, strategies, waiting
 from aiostream.errors import ContextFailedError, CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
@@ -412,7 +412,7 @@ class PoolCore:
         waits.label(operand.name, shared.limit() if shared.left is None else shared.left)
         shared.left = None
         state = Busy(self, place)
-        if _native.watch(operand.handle, waits, bridge.queue, waiting.BY_WATCHER, state):
+        if _native.watch(operand.handle, waits, bridge.queue, strategies.BY_WATCHER, state):
             return True
         place.ends(-state.number)
         return False
@@ -557,4 +557,4 @@ def drop_own(place: Place) -> None:
     if own is not None:
         del place.own
     if own is not None and _native.stream_query(place.stream._handle) != 0:
-        waiting.keep_until_passed(place.stream._operand, own)
+        enqueuing.keep_until_passed(place.stream._operand, own)

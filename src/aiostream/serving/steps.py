@@ -39,7 +39,7 @@ from aiostream import _native, errors
 from aiostream._base import checks, driver
 from aiostream._runtime import completion, loops
 from aiostream._runtime.observing import hook
-from aiostream._waits import pending, waiting
+from aiostream._waits import enqueuing, pending, waiting
 from aiostream.errors import PoolFullError, StreamClosedError
 from aiostream.serving._one_step import OneStep, Step
 from aiostream.serving.results import Active, Request, Result, Results, wake
@@ -533,4 +533,4 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
 def _enqueue(stream: Stream, call: Callable[[], None], step: OneStep) -> Any:
     if hook and not hook.is_observed():
         return hook.observed("Steps.step", _enqueue, stream, call, step)
-    return waiting.enqueue(stream._operand, stream._mode, call, (step.steps._fn, step), step)
+    return enqueuing.enqueue(stream._operand, stream._mode, call, (step.steps._fn, step), step)
