@@ -383,3 +383,36 @@ def private_attributes(tree: ast.AST) -> list[str]:
         if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
         if (name := ast.unparse(node)) not in allowed and not name.startswith("self.")
     ]
+
+
+# How often a room of the library uses a private name that another room, or another library, has
+# made. A room is a folder, or a module at the top. A change may only lower it.
+MOST_OF_OTHERS = 96
+
+
+def test_few_private_names_are_used_outside_of_their_room() -> None:
+    rooms: dict[str, list[ast.AST]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        trees = rooms.setdefault(path.relative_to(PACKAGE).parts[0], [])
+        trees.append(ast.parse(path.read_text()))
+    found = [f"{room}: {name}" for room, trees in rooms.items() for name in names_of_others(trees)]
+    assert len(found) == MOST_OF_OTHERS, "\n".join(["lower the number, or:", *sorted(found)])
+
+
+def names_of_others(trees: list[ast.AST]) -> list[str]:
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
+    own = {getattr(node, "id", getattr(node, "attr", "")) for node in names if is_made(node)}
+    own |= {getattr(node, "name", "") for node in nodes}  # of functions and classes
+    return [
+        ast.unparse(node)
+        for node in names
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-zA-Z]", node.attr)
+        if node.attr not in own and ast.unparse(node.value) not in ("self", "cls")
+    ]
+
+
+def is_made(node: ast.Name | ast.Attribute) -> bool:
+    """Whether a name is assigned here, to a variable or to an attribute of the object itself."""
+    owner = ast.unparse(node.value) if isinstance(node, ast.Attribute) else "self"
+    return isinstance(node.ctx, ast.Store) and owner in ("self", "cls")
