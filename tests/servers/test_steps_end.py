@@ -16,6 +16,7 @@ import pytest
 
 from aiostream import Context, ContextFailedError, CudaError, Stream, StreamClosedError
 from aiostream.serving import Active, End, Steps
+from interrupts import at_line, sample
 from stepping import Stepper, numbered, stepping
 from support import ASYNCIO_LOOPS, Gate, Kept, new_uvloop, run_on, settle, spin
 from waiters import turns, until
@@ -647,3 +648,51 @@ async def test_what_a_step_holds_lives_until_the_gpu_has_passed_it() -> None:
                 return all(each() is None for each in watched)
 
             await until(is_gone)
+
+
+# -------------------------------------------------------------------------------- interrupts
+
+
+# Of a step whose requests have all left.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_line_leaves_no_reader_without_an_answer() -> None:
+    """At the latest when the steps are closed. A slot may be lost until then."""
+
+    def strike() -> None:
+        raise KeyboardInterrupt
+
+    def step(active: Active[int]) -> Generator[None, None, dict[int, Any]]:
+        yield
+        return {slot: End(5) if active.number > 6 else active.number for slot in active}
+
+    async def read(steps: Steps[int, int], request: int) -> None:
+        async with steps(request) as results:
+            async for _ in results:
+                pass
+
+    def serve(number: int) -> int:
+        loop, stream = asyncio.new_event_loop(), Stream()
+        loop.set_exception_handler(lambda *_: None)  # the task of the steps may have got it
+        steps = Steps(stream, step, slots=2)
+        loop.run_until_complete(steps.__aenter__())
+        tasks = [loop.create_task(read(steps, request)) for request in range(3)]
+        files = "steps.py", "results.py"
+        # The interrupt comes out of the loop, and it may stop the loop the next time too.
+        interrupted = contextlib.suppress(KeyboardInterrupt, RuntimeError)
+        with interrupted, at_line(number, strike, *files) as lines:
+            loop.run_until_complete(asyncio.wait(tasks))
+        for _ in range(2):
+            with interrupted:
+                loop.run_until_complete(asyncio.wait(tasks, timeout=0.1))
+        steps.close()
+        tasks.append(loop.create_task(steps.__aexit__(None, None, None)))
+        loop.run_until_complete(asyncio.wait(tasks, timeout=20))
+        assert all(task.done() for task in tasks), lines[number - 1]
+        for task in tasks:
+            task.exception()  # which is retrieved
+        stream.close()
+        loop.close()
+        return len(lines)
+
+    for number in sample(serve(0), 60, "steps"):
+        serve(number)

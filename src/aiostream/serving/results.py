@@ -121,8 +121,12 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         if hook and not hook.is_observed():
             await hook.observed("Steps.slot", Results.__aenter__, self)
             return self
-        self._steps._enter(self)
+        self._steps._require_open()
+        if self._entered:
+            raise RuntimeError("the block of a request begins once: call the steps again")
+        self._entered = True
         try:
+            self._steps._enter(self)
             await waiting.checkpoint()
             while self.slot is None:
                 if self._error is not None:
@@ -225,11 +229,12 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         wake(self._future)
 
     def _leave(self, error: BaseException | None = None) -> None:
-        if self._unread or not self._over:  # who reads on gets an error, and no end
+        # From here on no step takes the request, also after an interrupt.
+        was_over, self._over = self._over, True
+        if self._unread or not was_over:  # who reads on gets an error, and no end
             self._error = self._error or RuntimeError(_TOO_LATE)
         if isinstance(error, GeneratorExit):
-            # This may be the collector, in any thread. From here on no step takes the request.
-            self._over = True
+            # This may be the collector, in any thread.
             self._steps._post(self._leave)
             return
         self._end(self._error)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import heapq
 import sys
 import time
 import weakref
@@ -165,7 +164,6 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         self._places = weakref.WeakValueDictionary[int, Results[Result]]()
         self._queue: dict[int, Results[Result]] = {}  # by ticket, in that order
         self._seats: list[Results[Result] | None] = [None] * slots
-        self._free = [*range(slots)]  # a heap
         self._left: set[int] = set()  # see `Active`
         self._flying: deque[OneStep] = deque()  # the steps that were launched, in order
         self._idle_since: float | None = None  # when the GPU had no step, and a request came
@@ -297,7 +295,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         """
         self._require_open()
         # Those that have yet to enter are about to take the free slots.
-        if self.waiting - len(self._free) >= self._max_waiting:
+        if self.waiting - self._seats.count(None) >= self._max_waiting:
             raise PoolFullError(
                 f"{self._max_waiting} requests wait for a slot of {self._called}, and no more may "
                 "wait. A server answers 503 now"
@@ -325,10 +323,7 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
 
     def _enter(self, results: Results[Result]) -> None:
         """The block of a request begins. It gets a slot now, or waits for one."""
-        self._require_open()
-        if results._entered:
-            raise RuntimeError("the block of a request begins once: call the steps again")
-        results._entered, ticket = True, results._ticket
+        ticket = results._ticket
         self._places.pop(ticket, None)
         is_late = ticket < next(reversed(self._queue), 0)
         self._queue[ticket] = results
@@ -338,10 +333,15 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
 
     def _admit(self) -> None:
         """Gives free slots to those that have entered."""
-        while self._free and self._queue:
-            results = self._queue.pop(next(iter(self._queue)))
-            slot = results.slot = heapq.heappop(self._free)
-            self._seats[slot] = results
+        # The slot first and the queue last, because after an interrupt this is repeated.
+        while self._queue:
+            ticket, results = next(iter(self._queue.items()))
+            if results not in self._seats:
+                if None not in self._seats:
+                    return
+                self._seats[self._seats.index(None)] = results
+            results.slot = self._seats.index(results)
+            self._queue.pop(ticket, None)
             wake(results._future)
             self._tell()
 
@@ -351,13 +351,12 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         It may be repeated.
         """
         self._queue.pop(results._ticket, None)
-        slot = results.slot
-        if slot is None or self._seats[slot] is not results or results._flying or not results._over:
+        if results not in self._seats or results._flying or not results._over:
             return
-        self._seats[slot] = results._request = None
-        heapq.heappush(self._free, slot)
+        slot = self._seats.index(results)
         if results._seen:
             self._left.add(slot)
+        self._seats[slot] = results._request = None
         if not self._closed:
             self._admit()
             self._tell()
@@ -430,6 +429,9 @@ class Steps(checks.NotCopied, checks.AsyncBlock, Generic[Request, Result]):
         """Returns who is in the next step, by slot."""
         most = self._max_unread
         seats = [(slot, each) for slot, each in enumerate(self._seats) if each is not None]
+        for _, each in seats:
+            if each._over:  # an interrupt may have kept its block from that
+                self._give_on(each)
         return {
             slot: each
             for slot, each in seats
