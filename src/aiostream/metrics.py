@@ -122,7 +122,9 @@ class _Timed(Observation):
         self._began = getattr(target, "_began", None) or time.perf_counter()
         self._runs = call.startswith("Stream.run")
         # What `StreamPool.acquire` has left there just now, if this is a run of the pool.
-        self._queued: float | None = vars(target).get("_queued") if self._runs else None
+        number, queued = vars(target).get("_queued", (0, None)) if self._runs else (0, None)
+        is_this = queued is not None and target._place().number == number
+        self._queued: float | None = queued if is_this else None
         self._gpu: float | None = None
         self._launched = 0.0  # the time of the launch that the task waits for, if it does
         self._waited: float | None = None  # in all, until now
@@ -152,7 +154,8 @@ class _Timed(Observation):
             outcome = "refused"
         seconds = time.perf_counter() - self._began
         if outcome == "done" and self._call == "StreamPool.acquire":
-            self._queued = vars(result.stream)["_queued"] = seconds
+            self._queued = seconds
+            vars(result.stream)["_queued"] = result.number, seconds
         if outcome == "done" and self._runs:
             self._passed()
             for each in (self, *self._items):

@@ -31,7 +31,7 @@ from aiostream import (
 )
 from captures import in_anothers_capture
 from interrupts import at_line
-from support import PLAIN_LOOPS, Gate, recover, settle, spin
+from support import PLAIN_LOOPS, Gate, is_at_rest, recover, settle, spin
 from waiters import until, use_once, waited_for
 
 
@@ -96,6 +96,36 @@ async def test_cancelled_run_records_one_event(in_halves: bool) -> None:
             assert (pool.idle, pool.busy) == (0, 1)
         await until(lambda: pool.idle == 1)
         assert internals.simulated_calls()["cuEventRecordWithFlags"] == before + 1
+
+
+@pytest.mark.cuda_leaks(1)
+async def test_a_thread_that_is_refused_behind_its_work_gives_its_stream_back() -> None:
+    def capture(stream: Stream) -> None:
+        gate.hold(stream)
+        stream.begin_capture(CaptureMode.RELAXED)
+
+    async with StreamPool(1, each=lambda stream: stream) as pool:
+        with Gate() as gate, pytest.raises(StreamCaptureError):
+            await pool.run_in_thread(capture)
+        await until(lambda: pool.idle == 1)
+        await pool.run(lambda _: None)
+
+
+def test_what_a_run_has_left_touches_no_pool_whose_loop_is_gone() -> None:
+    """The thread of another loop may just be in the pool. That loop asks for the stream itself."""
+
+    async def leave() -> None:
+        with anyio.move_on_after(0.001):
+            await pool.run(gate.hold)
+
+    with Gate() as gate:
+        pool = StreamPool(1, each=lambda stream: stream)
+        asyncio.run(leave())
+    assert settle(is_at_rest)
+    assert (pool.idle, pool.busy) == (0, 1)
+    asyncio.run(use_once(pool))
+    assert (pool.idle, pool.busy) == (1, 0)
+    pool.close()
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])

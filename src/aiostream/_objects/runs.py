@@ -85,7 +85,7 @@ def _close(work: _native.Work, code: int, here: bool) -> None:
     halves.close(work.result, code, waits)
     work.is_left = work.in_halves = False
     # The close seldom enqueues more.
-    if here and _native.stream_query(operand.handle) == 0:
+    if here and _native.limited_query(operand.handle, waits) == 0:
         _end(work, 0)
     else:
         _leave(work, here)

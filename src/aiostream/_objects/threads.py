@@ -404,15 +404,18 @@ class ThreadStream:
         except BaseException as problem:
             if not isinstance(problem, GeneratorExit):  # else it may be any thread
                 call.left_by = pending.left_here(fn)
-                if (place := self._place()) is not None:
-                    place.left = call
             call.cancel()
+            goes_on = call.left_by is not None
             # The work may have failed before, while the task still waited for the thread. The task
             # gets another error, and asyncio would report that no task has read that one.
             if future.done() and not future.cancelled():
                 failed = future.exception() is not None
-                if not isinstance(problem, CudaError):
+                if isinstance(problem, CudaError):
+                    goes_on = False
+                else:
                     call._close(enqueuing.UNKNOWN_ERROR if failed else 0)
+            if goes_on and (place := self._place()) is not None:
+                place.left = call
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None

@@ -383,10 +383,10 @@ class PoolCore:
         # an item of its own here until it is over: a thread of `run_in_thread`, for example.
         is_used, left, place.left = bool(operand.shared.held), place.left, None
         handle, waits = operand.handle, self._waits[operand.handle.value]
-        code = driver.NOT_READY if is_used else _native.stream_query(handle)
+        code = driver.NOT_READY if is_used else _native.limited_query(handle, waits)
         if code <= _native.RESULT_CAPTURING:
             captures.end_left(operand)  # one that this library began
-            code = _native.stream_query(handle)
+            code = _native.limited_query(handle, waits)
         if code == 0:
             self._put_back(place)
         elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
@@ -395,7 +395,9 @@ class PoolCore:
             self._failed(failure)
             self._put_back(place)
         elif code == driver.NOT_READY and left is not None and not left.is_over:
-            left.at_end = Busy(self, place).over
+            left.at_end = over = Busy(self, place).over
+            if left.is_over:  # a thread has ended it just now
+                over()
         elif is_used or code != driver.NOT_READY or not self._watch(place, waits, bridge):
             # Else it takes part in a capture of another stream, or the driver refused for once.
             self._ask_later(place)

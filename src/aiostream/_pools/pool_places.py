@@ -83,8 +83,10 @@ class Busy:
         """What was left on the stream has ended. Any thread."""
         if (pool := self.pool()) is None:
             self.place.pop(-self.number, None)
-        elif (bridge := pool._bridge()) is not None and threading.get_ident() != pool._thread:
-            # If that loop is gone, the next one that uses the pool asks for the stream itself.
+        # If the loop is gone, the next one that uses the pool asks for the stream itself.
+        elif (bridge := pool._bridge()) is None:
+            return
+        elif threading.get_ident() != pool._thread:
             bridge.call_soon(self.over)
         # A pool that is being closed waits for its streams itself, and raises what it meets.
         elif not pool._closed and self.place.ends(-self.number):

@@ -64,12 +64,15 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     const struct strategy *strategy;
     PyObject *owner;
     struct wait *wait;
+    struct call *call;
     int status;
     if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_waits, &waits, to_queue, &queue,
                           to_strategy, &strategy, &owner))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
+    call = call_begin(waits);
     status = wait_reserve(waits, queue, strategy, &wait);
+    if (status != CUDA_SUCCESS) call_end(call);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) Py_RETURN_FALSE;
     uint64_t ticket = wait_ticket(wait);
@@ -78,6 +81,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
+    call_end(call);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) replace_owner(ticket, owner, NULL);
     return PyBool_FromLong(status == CUDA_SUCCESS);

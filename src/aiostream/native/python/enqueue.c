@@ -77,8 +77,10 @@ static void record(struct enqueuing *with, struct handle *stream) {
     int status, how = self->wait ? PINNED | AS_IS : PINNED;
     set_owner(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
+    struct call *call = with->waits && !with->under_way ? call_begin(with->waits) : NULL;
     if (with->enters) context_pop();
     status = operate(stream, how, do_record, with);
+    call_end(call);
     Py_END_ALLOW_THREADS
     self->recorded = !with->at_once && (status == CUDA_SUCCESS || status == RESULT_QUARANTINED);
     if (!self->recorded) replace_owner(self->ticket, (PyObject *)self, NULL);

@@ -12,7 +12,7 @@
  */
 #include "module.h"
 
-#include "../engine/waits.h"
+#include "../engine/stalls.h"
 
 typedef struct {
     PyObject_HEAD
@@ -213,9 +213,12 @@ int to_handle(PyObject *object, void *handle) {
 
 /* --- driver calls on a handle --- */
 
-static int do_stream_query(struct handle *handle, void *Py_UNUSED(unused)) {
+static int do_stream_query(struct handle *handle, void *waits) {
+    struct call *call = waits ? call_begin(waits) : NULL;
     int status = capture_refusal(handle->value);
-    return status ? status : driver.stream_query(handle->value);
+    if (!status) status = driver.stream_query(handle->value);
+    call_end(call);
+    return status;
 }
 
 static int do_event_query(struct handle *handle, void *Py_UNUSED(unused)) {
@@ -290,11 +293,20 @@ static PyObject *native_event_record(PyObject *Py_UNUSED(self), PyObject *args) 
     return failed ? NULL : PyLong_FromLong(result);
 }
 
+static PyObject *native_limited_query(PyObject *Py_UNUSED(self), PyObject *args) {
+    struct handle *handle;
+    struct waits *waits;
+    if (!PyArg_ParseTuple(args, "O&O&", to_handle, &handle, to_waits, &waits)) return NULL;
+    return PyLong_FromLong(operate_from_python(handle, do_stream_query, waits));
+}
+
 PyMethodDef handle_functions[] = {
     /* Destroys what no object has got, because an error came. The janitor's. */
     METHOD(native, drop_abandoned, NOARGS),
     /* cuStreamQuery, unless the stream captures. */
     METHOD(native, stream_query, O),
+    /* The same, within the limit for stalls of a wait list. */
+    METHOD(native, limited_query, VARARGS),
     /* 0, or the negative code that says that the stream captures. */
     METHOD(native, capture_refusal, O),
     /* 0, or 709 if the context of a stream or event was destroyed or reset. */
