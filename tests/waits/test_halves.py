@@ -26,7 +26,7 @@ from aiostream import (
     trace,
 )
 from foreign import current_handles, install_libraries, settings
-from internals import is_held
+from internals import is_held, run_in_releaser
 from support import (
     ASYNCIO_LOOPS,
     STRATEGIES,
@@ -327,6 +327,35 @@ async def test_what_the_close_enqueues_lives_too(stream: Stream) -> None:
 
 
 @each_way
+async def test_arguments_live_until_the_gpu_has_passed_what_the_close_enqueues(
+    stream: Stream, way: str
+) -> None:
+    argument, steps, released = Kept(), list[str](), threading.Event()
+    watched = weakref.ref(argument)
+    with Gate() as first, Gate() as second:
+
+        def launch(_: Kept) -> Halves:
+            first.hold(stream)
+            try:
+                steps.append("begun")
+                yield
+            finally:
+                second.hold(stream)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(getattr(stream, way), launch, argument)
+            del argument
+            await until(lambda: bool(steps))
+            group.cancel_scope.cancel()
+        first.open()
+        await until(lambda: not is_held(stream))
+        run_in_releaser(released.set)  # after what it may have got to drop
+        await until(released.is_set)
+        assert watched() is not None
+    await until(lambda: gc.collect() >= 0 and watched() is None)
+
+
+@each_way
 @pytest.mark.parametrize("end", [KeyError, StreamClosedError, Mine, None])
 async def test_errors_of_the_close_are_reported(
     stream: Stream, unraisable: list[Any], end: type[BaseException] | None, way: str
@@ -379,7 +408,7 @@ async def test_failure_in_each_half(call: Call, half: int) -> None:
     assert watched() is not None
     assert len(call.ended) == 1
     call.gates[half].open()
-    await until(lambda: watched() is None)
+    await until(lambda: gc.collect() >= 0 and watched() is None)
 
 
 async def test_refusals_are_thrown_in_at_the_yield() -> None:
