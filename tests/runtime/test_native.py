@@ -154,6 +154,7 @@ def test_no_symbols_of_the_engine_run_in_a_circle(objects: list[Path]) -> None:
     sort_by_symbols(objects)
 
 
+@pytest.mark.slow
 def test_no_symbols_of_the_simulator_run_in_a_circle(tmp_path: Path) -> None:
     compile_all(tmp_path, sorted(SIMULATOR.glob("*/*.c")))
     sort_by_symbols(sorted(tmp_path.iterdir()))
