@@ -8,5 +8,5 @@ work, and a completion brings its end to the loop.
 `captures` notes what the driver does not keep of a capture. A call that would end a capture is
 refused before it touches the stream. `shared` gives the stream to other libraries, and from then on
 the library never destroys it. No finalizer here calls the driver. If a task leaves `run` early, the
-janitor keeps the objects until the GPU has passed their work.
+event behind the work keeps the objects until the GPU has passed.
 """

@@ -5,7 +5,7 @@
   ends it by giving the stream back.
 - `Busy`: something that a task has left on it goes on: the GPU, a thread, a function at its
   `yield`. What goes on ends it.
-- *closed*: the place is empty.
+- *closed*: the place is empty, as it also is during a change.
 
 The state is the one item of the place, a dict. Its key is `FREE`, or the number of a use, or below
 0 while the stream is busy. To change the state is to pop the item and then

@@ -40,7 +40,7 @@ _NO_ROWS = (Set, MappingView, str, bytes, bytearray, memoryview, tuple)
 
 
 class _Batch(Generic[Item]):
-    """The items that a task serves: none before it has a stream, and when they are answered."""
+    """A task, and the items that it serves. It has none before it has a stream."""
 
     def __init__(self) -> None:
         self.items: Items[Item] = {}
@@ -152,12 +152,13 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         self.sizes: Counter[int] = Counter()
         # Only the thread of the block's loop touches these. A thread that exports figures reads
         # lengths and copies.
-        # The next two know each item from its call until it is answered or its task has left, and
-        # `_look_after` has it served. First those that wait, by priority, the highest first.
+        # The next two know each item: it waits until a batch takes it, or its task leaves, and is
+        # in a batch until it is answered. An interrupt may leave it in both. First those that wait,
+        # by priority, the highest first.
         self._waiting: dict[int, Items[Item]] = {0: {}}
         self._batches: dict[_Batch[Item], None] = {}
-        # The one of them that has no stream yet, and takes what waits when it gets one. It is there
-        # as long as an item waits.
+        # The one of them that has no stream yet, and takes what waits when it gets one. If it is in
+        # `_batches` no more, its task is over, and the next item begins another.
         self._next: _Batch[Item] | None = None
         self._ends: dict[Any, None] = {}  # the futures for which ends of blocks wait
         # That of the loop of the block, within it. Weak, because the bridge ends with its loop.
@@ -351,15 +352,15 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             batch.items.clear()
             self._end_batch(batch)
 
-    async def _run(self, batch: Items[Item], stream: Any) -> list[Any]:
-        self.sizes[size := len(batch)] += 1
-        items = [item for item, _ in batch.values()]
+    async def _run(self, items_of: Items[Item], stream: Any) -> list[Any]:
+        self.sizes[size := len(items_of)] += 1
+        items = [item for item, _ in items_of.values()]
         if self._has_own is None:
             self._has_own = hasattr(stream, "own")  # asked once, because a refusal takes long
         run = stream.run_in_thread if self._in_thread else stream.run
         call = run(self._fn, stream.own, items) if self._has_own else run(self._fn, items)
         if hook:
-            hook.serves(batch)
+            hook.serves(items_of)
         return self._outcomes(await call, size)
 
     def _fail(self, batch: _Batch[Item], error: BaseException) -> None:

@@ -9,6 +9,14 @@
  * frame dies, because an interrupt has cut it short or the loop is gone, all of it goes to a new
  * Work, and that to the keeper.
  *
+ * States: new, begun, left (an event owns it), at a `yield` meanwhile (`in_halves`), over. A task
+ * that leaves takes it from begun to left. The keeper takes it from left to over, for one at a
+ * `yield` by way of the close, and back to left if the close has enqueued more.
+ *
+ * Threads: that of its loop, until an event owns it. Then that in which the ticket is drained: the
+ * loop's if `in_loop`, and otherwise, or if the loop is gone, the janitor's, which has the releaser
+ * close a function at its `yield`.
+ *
  * The collector must not take what it refers to for garbage and call finalizers, because the GPU
  * may use it. So the type has a tp_del, the finalizer that Python had before PEP 442. The collector
  * then leaves alone all that a Work refers to, and puts the Work into `gc.garbage`, where `runs.py`
@@ -28,7 +36,7 @@ typedef struct {
     PyObject *handle;  /* of the stream, which is pinned from begin to end */
     unsigned long thread;
     _Atomic bool pinned;
-    char left, in_halves, in_loop; /* see the members */
+    char left, in_halves, in_loop; /* see `work_members` */
     int tries;                     /* how often it was given to the keeper in vain */
     PyObject *at_end;              /* what is called at its end, if its task has left */
 } WorkObject;
