@@ -107,10 +107,9 @@ class Halves:
                 self.take()
                 yielded = run(generator.throw, error)
             now = _settings(self.operand)
-            if now == before and self.takes(yielded):
-                return
-            # torch may have been imported in this half.
-            differs = [n for n, a, b in zip(_NAMES, before, now, strict=False) if a != b]
+            differs: list[str] = []
+            if now != before:  # torch may have been imported in this half
+                differs = [n for n, a, b in zip(_NAMES, before, now, strict=False) if a != b]
             if self.takes(yielded) and not differs:
                 return
             self.take()
