@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import random
 from collections import Counter, defaultdict
@@ -174,7 +175,7 @@ async def choose_at_random(chance: random.Random, count: int, size: int) -> Coun
     ended: Counter[str] = Counter()
     taken: defaultdict[int, int] = defaultdict(lambda: -1)  # the latest number of each priority
     asked: dict[int, int] = {}  # when each was asked for, in order
-    numbers = iter(range(count))
+    numbers, calls = iter(range(count)), itertools.count()
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(Stream()) for _ in range(size)]
         pool = await stack.enter_async_context(StreamPool.borrow(streams))
@@ -190,7 +191,7 @@ async def choose_at_random(chance: random.Random, count: int, size: int) -> Coun
                 assert size > 1 or taken[priority] < asked[number]
                 taken[priority] = asked[number]
             spin(chance.choice(streams), chance.random() * 0.0003)
-            if chance.random() < 0.03:
+            if next(calls) % 10 == 9:
                 raise UnluckyError(items)
             return [("result", number) for number, _, _ in items]
 

@@ -355,6 +355,35 @@ async def test_arguments_live_until_the_gpu_has_passed_what_the_close_enqueues(
     await until(lambda: gc.collect() >= 0 and watched() is None)
 
 
+async def test_a_stream_may_be_closed_during_the_close_in_a_thread() -> None:
+    stream, argument, steps, closed = Stream(), Kept(), list[str](), threading.Event()
+    watched = weakref.ref(argument)
+    with Gate() as first, Gate() as second:
+
+        def launch(_: Kept) -> Halves:
+            first.hold(stream)
+            steps.append("begun")
+            try:
+                yield
+            finally:
+                second.hold(stream)
+                steps.append("closing")
+                assert closed.wait(5)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.run_in_thread, launch, argument)
+            del argument
+            await until(lambda: bool(steps))
+            group.cancel_scope.cancel()
+        first.open()
+        await until(lambda: len(steps) == 2)
+        stream.close()
+        closed.set()
+        await until(lambda: not is_held(stream))
+        assert watched() is not None
+    await until(lambda: gc.collect() >= 0 and watched() is None)
+
+
 @each_way
 @pytest.mark.parametrize("end", [KeyError, StreamClosedError, Mine, None])
 async def test_errors_of_the_close_are_reported(

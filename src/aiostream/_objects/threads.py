@@ -203,8 +203,9 @@ class _ThreadCall(Completion):
         operand.handle.pin(pins)
         try:
             close(self.halves, code, _wait_list(operand) if pins else None)
-            if pins and _native.stream_query(operand.handle) != 0:  # what the close has enqueued
-                enqueuing.keep_until_passed(operand, self.halves)
+            # What the close has enqueued. If the stream was closed meanwhile, the query is refused.
+            if pins and _native.stream_query(operand.handle) != 0:
+                enqueuing.keep_until_passed(operand, self.halves, pinned=True)
         finally:
             operand.handle.unpin(pins)
             closing.remove(self.halves.mark)

@@ -156,14 +156,14 @@ def refuse(
     raise AssertionError("a completion is refused with an error")
 
 
-def keep_until_passed(operand: Operand, keepalive: Any) -> None:
+def keep_until_passed(operand: Operand, keepalive: Any, pinned: bool = False) -> None:
     """Keeps objects alive until the GPU has passed the current end of a stream.
 
     No task waits for that. If the driver refuses, the objects live as long as the process, and are
-    counted as leaked.
+    counted as leaked. A stream that the caller has pinned may be closed.
     """
     # The event is on the janitor's queue, because this loop may end before the GPU has passed.
     kept = Completion(None, operand.name, keepalive)
     waits = wait_list_of(operand)
-    if not _native.watch(operand.handle, waits, process.ORPHANS, BY_WATCHER, kept):
+    if not _native.watch(operand.handle, waits, process.ORPHANS, BY_WATCHER, kept, pinned):
         _native.leak(keepalive)

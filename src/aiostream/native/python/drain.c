@@ -54,9 +54,10 @@ static int do_watch(struct handle *stream, void *wait) {
     return wait_record_future(wait, stream->value);
 }
 
-/* watch(handle, wait_list, queue, strategy, owner): records an event behind the work of a stream,
- * and the owner hears of its end. A Completion without a future only keeps its objects alive.
- * Whether that was possible. A Work has pinned the stream, which may be closed. */
+/* watch(handle, wait_list, queue, strategy, owner, pinned): records an event behind the work of a
+ * stream, and the owner hears of its end. A Completion without a future only keeps its objects
+ * alive. Whether that was possible. A stream that the owner or the caller has pinned may be closed.
+ */
 static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     struct handle *stream;
     const struct waits *waits;
@@ -65,9 +66,9 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *owner;
     struct wait *wait;
     struct call *call;
-    int status;
-    if (!PyArg_ParseTuple(args, "O&O&O&O&O", to_handle, &stream, to_waits, &waits, to_queue, &queue,
-                          to_strategy, &strategy, &owner))
+    int status, pinned = false;
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O|p", to_handle, &stream, to_waits, &waits, to_queue,
+                          &queue, to_strategy, &strategy, &owner, &pinned))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     call = call_begin(waits);
@@ -79,7 +80,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     set_owner(ticket, owner);
     if (Py_IS_TYPE(owner, completion_type)) completion_is_watched((CompletionObject *)owner, wait);
     Py_BEGIN_ALLOW_THREADS
-    status = operate(stream, is_work(owner) ? PINNED : 0, do_watch, wait);
+    status = operate(stream, pinned || is_work(owner) ? PINNED : 0, do_watch, wait);
     if (status != CUDA_SUCCESS) wait_unreserve(wait);
     call_end(call);
     Py_END_ALLOW_THREADS
