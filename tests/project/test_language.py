@@ -72,7 +72,8 @@ def _whole(words: str) -> re.Pattern[str]:
 
 _STOPPED = {_whole(words): instead for words, instead in STOP_LIST.items()}
 _FRAGMENTS = {_whole(words): instead for words, instead in FRAGMENTS.items()}
-_ANY_STOPPED = _whole("|".join([*STOP_LIST, *FRAGMENTS]))
+# Of text in lower case: without what precedes and follows a word, this takes a tenth of the time.
+_PERHAPS = re.compile("|".join([*STOP_LIST, *FRAGMENTS]).replace(" ", _GAP).lower())
 
 
 def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
@@ -182,7 +183,7 @@ def stopped(prose: Iterator[Prose], of: dict[re.Pattern[str], str] = _STOPPED) -
     found = [
         (each.line + each.text.count("\n", 0, match.start()), match[0], instead)
         for each in prose
-        if _ANY_STOPPED.search(each.text)
+        if _PERHAPS.search(each.text.lower())
         for words, instead in of.items()
         for match in words.finditer(each.text)
         if not re.search(
@@ -209,24 +210,23 @@ def find_faults(names: list[str], faults_of: Callable[[Path], list[str]]) -> lis
     return [f"{name}: {fault}" for name in names for fault in faults_of(ROOT / name)]
 
 
-def test_stop_list() -> None:
-    def faults_of(path: Path) -> list[str]:
-        return stopped(READERS[path.suffix](path.read_text()))
+def stopped_in(path: Path, of: dict[re.Pattern[str], str] = _STOPPED) -> list[str]:
+    source = path.read_text()
+    return stopped(READERS[path.suffix](source), of) if _PERHAPS.search(source.lower()) else []
 
+
+def test_stop_list() -> None:
     assert len(stopped(python_prose('f("it drops itself")  # It belongs\n# into it.'))) == 2
     for reader, text in ((native_prose, "/* it\n * drops\n * itself */"), (markdown_prose, "Told")):
         assert stopped(reader(text)), "the check finds nothing"
-    found = find_faults([*PYTHON, *NATIVE, *MARKDOWN, *TEXTS], faults_of)
+    found = find_faults([*PYTHON, *NATIVE, *MARKDOWN, *TEXTS], stopped_in)
     assert not found, "\n".join(found)
 
 
 def test_comments_have_no_fragments() -> None:
-    def faults_of(path: Path) -> list[str]:
-        return stopped(READERS[path.suffix](path.read_text()), _FRAGMENTS)
-
     text = "/* This\n * comes before, and so long */"
     assert len(stopped(native_prose(text), _FRAGMENTS)) == 2, "the check finds nothing"
-    found = find_faults(WITHOUT_FRAGMENTS, faults_of)
+    found = find_faults(WITHOUT_FRAGMENTS, lambda path: stopped_in(path, _FRAGMENTS))
     assert not found, "\n".join(found)
 
 
