@@ -282,9 +282,9 @@ def _collect() -> None:
 
 
 def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:
-    # If the block is in a coroutine, its loop has no turn now. So what only waits for that does not
-    # count: a future that is done for its task. Read last, because another loop may deliver one
-    # meanwhile. It then counts too much here, and the next count corrects it.
+    # If the block is in a coroutine, its loop does not run now. So a future that is done, and of
+    # which its task has yet to learn, does not count. Read last, because another loop may deliver
+    # one meanwhile. It then counts too much here, and the next count corrects it.
     now = statistics()
     settled = completion.settled_futures() - settled
     pending = now.futures.pending - before.futures.pending

@@ -275,7 +275,7 @@ def end(stream: Operand) -> Graph:
     try:
         ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
-        # Code 903 leaves the capture going, and what is noted of it with it.
+        # After code 903 the capture goes on, and what is noted of it stays.
         if not _still_captures(stream):
             _begun.pop(_origin_of(stream), None)
             _forget(capture, _End.FAILED)

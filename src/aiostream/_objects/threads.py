@@ -226,7 +226,7 @@ class _ThreadCall(Completion):
             self.limiter = None
 
     def _let_go(self) -> None:
-        # Neither is there if an interrupt came before the append, or when this is repeated.
+        # There is none after an interrupt before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
             self.operand.shared.held.remove(self.mark)
         self.operand.handle.unpin(self.pins)

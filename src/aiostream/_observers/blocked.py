@@ -1,6 +1,6 @@
 """The reader: a thread that finds the Python line of each driver call that blocks a loop.
 
-The forwarding library notes the calls (`src/aiostream/forward/notes.c`). While a call blocks, the
+The forwarding library notes the calls (`notes.c` of the package `nogpu`). While a call blocks, the
 frames of its thread stay as they are, so the reader learns from them which loop runs there, which
 task is at work, and which line of the program led to the call. It then reports the call to those
 who asked for it.

@@ -90,14 +90,15 @@ class PoolCore:
         self._taken = dict.fromkeys(self._contexts.values(), 0)  # by a later use, a larger number
         # The places that became free, the latest at the end. That one is next, because what it
         # needs still lies in the processor's caches, and because a library that keeps memory for
-        # each stream, such as torch, then keeps it for few. Who takes one out takes its state next.
+        # each stream, such as torch, then keeps it for few. What takes a place out of this list
+        # takes its state after that.
         self._recent = places[::-1]
         self._places = places
 
     # ------------------------------------------------------------------------------------ the state
 
     # A thread that exports figures may read these while the loop's thread changes the pool. Each
-    # number is true of one moment, but two of them may be of two moments.
+    # number was true at some moment, but two numbers need not be of the same one.
 
     @property
     def size(self) -> int:

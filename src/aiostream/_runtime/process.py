@@ -351,7 +351,7 @@ def save_at_sigterm(save: Callable[[], object]) -> None:
         if not _native.is_forked():
             save()
         signal.signal(number, before)
-        # A loop has heard of the signal by its descriptor, and would hear of another one.
+        # A loop reads each signal from a descriptor, has read this one, and would count a second.
         before(number, frame) if callable(before) else signal.raise_signal(number)
 
     # Only the main thread can, and a handler that is not Python's could not be put back.

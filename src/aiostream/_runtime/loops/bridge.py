@@ -44,7 +44,7 @@ class Bridge:
     # Has the loop call a function soon. Returns `False` if the loop is gone. In any thread, also in
     # a finalizer.
     call_soon: Callable[[Callable[[], None]], bool]
-    # Whether the loop will not do what it was asked for, because it is closed. In the janitor's.
+    # Whether the loop is closed, so that it will not do what it was asked for. The janitor asks.
     is_gone: Callable[[], bool]
 
     def __init__(self) -> None:

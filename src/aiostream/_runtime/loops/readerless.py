@@ -48,7 +48,7 @@ class _Readerless:
         If it could not be asked, it is asked again, because native code wakes an epoll once for
         each batch. Without that, what has arrived for it would wait until something else arrives.
         If it was asked and is closed before it drains, it forgets the request, and nothing else
-        would arrive. So this cares for it, until it has drained.
+        would arrive. So the janitor calls this again until the loop has drained.
         """
         bridge, asks = self._bridge(), arrived or self._failed
         try:

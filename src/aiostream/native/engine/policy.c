@@ -68,7 +68,7 @@ static const int64_t UNWANTED_MOST_NS = 45000000;
  * 0.2 ms of P16 [x, x]; and where an end is expected [4-16, x] */
 static const int64_t CROWD_STEP_NS = 200000, CROWD_WINDOW_NS = 60000;
 /* where none is expected, before it falls together with others: this for each wait of the loop,
- * because the more wait, the scarcer is its time [2-1, 0-0] */
+ * because with more waits the loop has less time for each [2-1, 0-0] */
 static const int64_t CROWD_PER_WAIT_NS = 12000;
 /* the shortest and the longest of these [14-19, x] [7-12, 8-1] */
 static const int64_t CROWD_SHORTEST_NS = 300000, CROWD_LONGEST_NS = 450000;
@@ -420,7 +420,7 @@ static struct question next_question(const struct prediction *prediction, int tr
     int64_t shortest = prediction->dense ? CROWD_WINDOW_NS : 4 * QUESTION_STEP_NS;
     int64_t longest = greatest(5 * shortest / 2, age / LATE_SHARE);
     int64_t interval = clamp(age / INTERVALS_PER_AGE, shortest, longest);
-    /* A wide window may be that of work which is now another: all lengths are looked for. */
+    /* The work of a wide window may have changed, so this looks for all lengths. */
     if (!window || (prediction->dense && !window->narrow)) return question_within(interval, now);
     int64_t width = window->last - window->first, first = window->first;
     int64_t step = clamp(width / INTERVALS_PER_AGE, QUESTION_STEP_NS, CROWD_STEP_NS);

@@ -218,8 +218,8 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.tasks = 0;
 }
 
-/* Of an empty stack the time is an old one. A point is marked before it is pushed, and if its task
- * has gone, it is pushed to the orphans. */
+/* If the stack is empty, `pushed` is of an earlier arrival. A point is marked before it is pushed,
+ * and if its task has gone, it is pushed to the orphans. */
 int64_t queue_unread_since(struct queue *queue) {
     return atomic_load(&queue->head) ? atomic_load(&queue->pushed) : 0;
 }

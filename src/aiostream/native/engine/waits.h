@@ -24,7 +24,7 @@ void waits_drop_work(void);
 struct wait_result {
     int refusal;
     uint64_t ticket; /* the ticket of the wait, which the watcher or a timer has */
-    /* the caller's: it calls wait_poll until wait_poll leaves the wait to the watcher or a timer */
+    /* the caller has the wait, and calls wait_poll until a timer or the watcher has it */
     struct wait *spinning;
 };
 

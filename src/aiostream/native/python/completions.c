@@ -76,8 +76,8 @@ static void leave_order(CompletionObject *self) {
     Py_DECREF(list);
 }
 
-/* A reference to one, or NULL. It is not dying: the point of its point refers to it until its
- * loop's thread, which is this one, has drained it. */
+/* A reference to one, or NULL. It is not dying: its point refers to it until its loop's thread,
+ * which is this one, has drained it. */
 static CompletionObject *earlier_of(const CompletionObject *self) {
     CompletionObject *each;
     Py_BEGIN_CRITICAL_SECTION(self->order);

@@ -100,7 +100,7 @@ static inline void set_owner(uint64_t ticket, PyObject *object) {
 }
 
 /* Puts another owner, or NULL, in the place of one. False: that is not the owner any more, and
- * another point may have the point. */
+ * the ticket may be another's. */
 static inline bool replace_owner(uint64_t ticket, PyObject *former, PyObject *owner) {
     lock_owner(ticket);
     bool is_owner = point_owner(ticket) == former;

@@ -3,7 +3,7 @@
  * `enqueue` runs in the thread of the loop. It reserves the wait, its event and the ticket first,
  * so that all that can be refused is refused before the user's function runs. It then calls the
  * function in the stream's context, counts the future as pending, and records the event behind the
- * work, or enqueues a host function. The completion belongs to the point of its point before that,
+ * work, or enqueues a host function. Before that the completion becomes the owner of its point,
  * because the point may fire at once.
  *
  * If the driver refuses after the function has run, the objects are leaked and counted, because
