@@ -4,9 +4,10 @@
     python docs/make_reference.py --check    # fails if the page is out of date
 
 It lists every public name, and then every function of the CUDA driver's chapter on streams and
-every method of the Rust crate's `Stream`, with their names here. What a name does, and which driver
-it needs, is read from the library. `tests/project/test_reference.py` fails if a name is missing,
-does not exist or has no docstring, or if no test uses a name that stands for such a function.
+every method of the Rust crate's `Stream`, with their names here if these differ. What a name does,
+and which driver it needs, is read from the library. `tests/project/test_reference.py` fails if a
+name is missing, does not exist or has no docstring, or if no test uses a name that stands for such
+a function. `site_hooks.py` takes the pages of the API reference from `api_pages`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import inspect
 import itertools
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from aiostream._base import driver
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference.md"
-OLDEST = 12000  # the oldest driver that the library runs on
 
 
 class Row(NamedTuple):
@@ -171,10 +171,10 @@ RUST = [
     row("Status", "CudaError"),
 ]
 
-# The headings of `reference.md`, and the names under each. A name that is missing here stands
-# under the last one.
+# The headings of `reference.md`, which are pages of the site's API reference too, and the names
+# under each.
 GROUPS = {
-    "Streams": "Stream StreamPool StreamFlags",
+    "Streams": "Stream StreamPool StreamFlags HostFunctionSync",
     "Waiting": "CompletionFuture WaitStrategy default_wait set_default_wait wait as_completed"
     " ready drain",
     "Events": "Event WaitEventFlags",
@@ -189,34 +189,38 @@ GROUPS = {
     "Memory operations": "WaitValue WriteValue MemoryBarrier FlushRemoteWrites WaitValueFlags"
     " WriteValueFlags MemoryBarrierType MemAttach",
     "Errors": "CudaError StreamCaptureError ContextFailedError OutOfMemoryError NotSupportedError"
-    " GraphUpdateError StreamClosedError StalledError PoolFullError NoDriverError",
-    "A lost context, and a hang": "health on_context_failed on_stalled exit_on_context_failed",
+    " GraphUpdateError StreamClosedError StalledError PoolFullError NoDriverError"
+    " health on_context_failed on_stalled exit_on_context_failed",
     "Statistics": "statistics Statistics PointCounts FutureCounts WaitCounts HandleCounts"
     " pending PendingWait",
-    "Other names": "HostFunctionSync",
 }
+
+# Their methods have a sentence each on that page. Other classes have the names of theirs.
+SENTENCES = {"Stream", "StreamPool", "Event"}
 
 _REFERENCE_HEAD = """# Names
 
-This page is for those who look a name up: every public name, by subject.
-Each has the first sentence of its docstring, and `help(aiostream.Stream.capture)` says the rest.
-At the end are the names of others, and what they are called here: \
-[functions of the driver](#functions-of-the-driver) and \
-[methods of the Rust crate](#methods-of-the-rust-stream).
-`python docs/make_reference.py` writes this page.
+For those who look a name up: every public name, by subject.
+`help(aiostream.Stream.capture)` says more of one, and so does the API reference of the site.
+At the end are the [functions of the driver](#functions-of-the-driver) and the \
+[methods of the Rust crate](#methods-of-the-rust-stream), with their names here.
 """
 
 _DRIVER_HEAD = """## Functions of the driver
 
-Every function of the manual's chapter "Stream Management", from CUDA 7 to 13.
-The library needs a driver of CUDA 12.0, and of the version in the last column where there is one.
+Every function of the manual's chapter "Stream Management" from CUDA 7 to 13 is here.
+Most have the name that you expect: `cuStreamGetPriority` is `Stream.priority`.
+The others are listed.
+The library needs a driver of CUDA 12.0, and here these functions need a newer one: {}.
 """
 
 _CRATE = "https://docs.rs/singe-cuda/latest/singe_cuda/stream/struct.Stream.html"
 _RUST_HEAD = f"""## Methods of the Rust Stream
 
-aiostream follows the names of [singe-cuda]({_CRATE}).
+aiostream follows the names of [singe-cuda]({_CRATE}), except for these.
 """
+
+_DOCSTRING_ONLY = "{members: false, show_root_heading: false, show_root_toc_entry: false}"
 
 _END = """Next: [which call](which-wait.md) to use, and the [errors](errors.md) that you may meet.
 """
@@ -247,27 +251,14 @@ def text_of_constant(name: str) -> str:
 
 
 def first_sentence(thing: Any) -> str:
-    """The first sentence of its docstring, fit for a table."""
+    """The first sentence of its docstring."""
     text = re.sub(r"\s+", " ", text_of(thing).split("\n\n")[0]).strip()
-    return re.split(r"(?<=[.!?]) (?=[A-Z`])", text)[0].replace("|", "\\|")
+    return re.split(r"(?<=[.!?]) (?=[A-Z`])", text)[0]
 
 
 def summary(name: str) -> str:
     """The first sentence of a name's docstring."""
     return first_sentence(find(name))
-
-
-def driver_functions(thing: Any) -> list[str]:
-    """The driver functions that a docstring names, in its order."""
-    return list(dict.fromkeys(re.findall(r"`(cu[A-Z]\w+)`", text_of(thing))))
-
-
-def needed_driver(each: Row) -> int:
-    """The oldest driver with which it works: of the function, or of those in our docstrings."""
-    if each.theirs in driver.MINIMUM:
-        return driver.MINIMUM[each.theirs]
-    mentioned = {call for name in each.ours for call in driver_functions(find(name))}
-    return max([OLDEST, *(driver.MINIMUM[call] for call in mentioned if call in driver.MINIMUM)])
 
 
 # ------------------------------------------------------------------------------------ all names
@@ -297,66 +288,79 @@ def members(public: type) -> Iterator[tuple[str, Any]]:
     yield from seen.items()
 
 
-def entry(name: str, thing: Any) -> list[str]:
+def groups() -> dict[str, list[str]]:
+    """The public names under each heading: those of the package, and then those of its modules."""
+    found = {title: names.split() for title, names in GROUPS.items()}
+    for module in submodules():
+        names = importlib.import_module(f"aiostream.{module}").__all__
+        own = [f"{module}.{name}" for name in names if name not in aiostream.__all__]
+        found[f"`aiostream.{module}`"] = own
+    return found
+
+
+def api_pages() -> dict[str, str]:
+    """The pages of the site's API reference, by their addresses."""
+    found = {}
+    for title, names in groups().items():
+        module = title.startswith("`")
+        page = title.strip("`").removeprefix("aiostream.").split()[0].lower()
+        parts = [f"# {title}", *(f"::: aiostream.{name}" for name in names)]
+        if module:  # its docstring only, because its names have their own lines
+            parts.insert(1, f"::: aiostream.{page}\n    options: {_DOCSTRING_ONLY}")
+        found[f"api/{page}.md"] = "\n\n".join(parts) + "\n"
+    return found
+
+
+def entry(name: str) -> list[str]:
     """The lines of the page for one public name."""
+    thing = find(name)
     about = text_of_constant(name) if isinstance(thing, tuple) else first_sentence(thing)
-    lines = [f"### `{name}`\n", about, ""]
-    if called := driver_functions(thing):
-        lines[1] += f" ({', '.join(called)})" if called[0] not in lines[1] else ""
     if isinstance(thing, type) and issubclass(thing, enum.Enum):
-        lines += ["Members: " + ", ".join(f"`{each}`" for each in thing.__members__) + ".", ""]
-    elif isinstance(thing, type) and (rows := list(members(thing))):
-        lines += ["| | what it does |", "|---|---|"]
-        lines += [f"| `{member}` | {first_sentence(value)} |" for member, value in rows]
-        lines.append("")
-    return lines
+        theirs = re.search(r" \(`CU\w+`", about)
+        return [f"- `{name}`{theirs[0] + ')' if theirs else ''}: {code(thing.__members__)}."]
+    rows = list(members(thing)) if isinstance(thing, type) else []
+    said = [key for key, value in rows if name in SENTENCES and not isinstance(value, property)]
+    rest = [key for key, _ in rows if key not in said]
+    also = f" {'Also' if said else 'Members'}: {code(rest)}." if rest else ""
+    lines = [f"- `{name}.{key}`: {first_sentence(value)}" for key, value in rows if key in said]
+    return [f"- `{name}`: {about}{also}", *lines]
 
 
 def reference_page() -> str:
     """`reference.md`."""
     parts = [_REFERENCE_HEAD]
-    grouped = {title: names.split() for title, names in GROUPS.items()}
-    placed = {name for names in grouped.values() for name in names}
-    grouped["Other names"] += sorted(set(aiostream.__all__) - placed)
-    for title, names in grouped.items():
-        parts.append(f"## {title}\n")
-        for name in names:
-            parts += entry(name, find(name))
-    for module in submodules():
-        whole = importlib.import_module(f"aiostream.{module}")
-        parts += [f"## `aiostream.{module}`\n", first_sentence(whole), ""]
-        for name in whole.__all__:
-            if name not in aiostream.__all__:
-                parts += entry(f"{module}.{name}", getattr(whole, name))
-    parts += [*driver_table(), *rust_table(), _END]
+    for title, names in groups().items():
+        about = first_sentence(find(title[11:-1])) + "\n" if title.startswith("`") else ""
+        parts += [f"## {title}\n", *([about] if about else [])]
+        parts += [*itertools.chain.from_iterable(map(entry, names)), ""]
+    parts += [*driver_list(), _RUST_HEAD, *other_names(RUST), _END]
     return "\n".join(parts).rstrip() + "\n"
 
 
 # ------------------------------------------------------------------------------- names of others
 
 
-def names_here(each: Row) -> str:
-    """The names here, as code."""
-    return ", ".join(f"`{name}`" for name in each.ours)
+def code(names: Iterable[str]) -> str:
+    """Names, as code."""
+    return ", ".join(f"`{name}`" for name in names)
 
 
-def driver_table() -> list[str]:
-    """The names here of the driver's functions."""
-    lines = [_DRIVER_HEAD, "| driver | here | needs |", "|---|---|---|"]
-    for each in DRIVER:
-        needed = needed_driver(each)
-        version = f"{needed // 1000}.{needed % 1000 // 10}" if needed > OLDEST else ""
-        lines.append(f"| {each.theirs} | {names_here(each)} | {version} |")
-    return [*lines, ""]
+def driver_list() -> list[str]:
+    """The names here of the driver's functions, and the versions that these need."""
+    needed = {row.theirs: driver.MINIMUM.get(row.theirs, 0) for row in DRIVER}
+    newer = [f"`{name}` {at // 1000}.{at % 1000 // 10}" for name, at in needed.items() if at]
+    return [_DRIVER_HEAD.format(", ".join(newer)), *other_names(DRIVER)]
 
 
-def rust_table() -> list[str]:
-    """The names here of the crate's methods: first those of the same name."""
-    same = [each.theirs for each in RUST if each.ours == [f"Stream.{each.theirs}"]]
-    lines = [_RUST_HEAD, f"These have the same name: {', '.join(f'`{name}`' for name in same)}.\n"]
-    lines += ["| singe-cuda | here |", "|---|---|"]
-    lines += [f"| {each.theirs} | {names_here(each)} |" for each in RUST if each.theirs not in same]
-    return [*lines, ""]
+def other_names(rows: list[Row]) -> list[str]:
+    """The names here of those of another library that are not the same."""
+    others = [row for row in rows if plain(row.theirs.split(",")[0]) != plain(row.ours[0])]
+    return [*(f"- `{each.theirs}`: {code(each.ours)}" for each in others), ""]
+
+
+def plain(name: str) -> str:
+    """A name's letters, without what its spelling in another library adds."""
+    return re.sub(r"^(cu)?(Stream)?|(32|64|_v\d)$|get_|Get|[\W_]", "", name).lower()
 
 
 def pages() -> dict[Path, str]:

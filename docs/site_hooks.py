@@ -7,7 +7,6 @@ files become pages of the site, or files next to its pages, and the links lead t
 from __future__ import annotations
 
 import ast
-import functools
 import os.path
 import posixpath
 import re
@@ -16,19 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import make_reference
 import site_drawings
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import aiostream
+
 ROOT = Path(__file__).parents[1]
 DOCS = "docs/"
-# Modules with a page in the API reference, in addition to the package itself.
-MODULES = [
-    path.stem
-    for path in sorted(ROOT.glob("docs/api/*.md"))
-    if path.read_text().startswith(f"# `aiostream.{path.stem}`\n")
-]
+MODULES = make_reference.submodules()  # public names here have their module in front
 # Pages from outside of `docs/`: the file in the repository, and the page of the site.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
@@ -64,14 +61,6 @@ _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _NAME = re.compile(
     r"<(a|h\d)\b.*?</\1>|<code>(aiostream\.)?(\w+)(\.\w+)?(?:\(\))?</code>", re.DOTALL
 )
-# A whole module in the API reference: its docstring only, because its names have their own lines.
-_MODULE = re.compile(rf"^::: aiostream\.(?:{'|'.join(MODULES)})$", re.MULTILINE)
-_ITSELF = "\n    options: {members: false, show_root_heading: false, show_root_toc_entry: false}"
-# A name under a heading of its use, on a page whose headings have names below them.
-_NAMED = re.compile(r"^::: [\w.]+$(?!\n    options)", re.MULTILINE)
-# A member that a page of the API reference shows by itself, under a heading of its use.
-_GROUPED = re.compile(r"^::: (aiostream\.[A-Z]\w+)\.\w+$", re.MULTILINE)
-_MEMBER = re.compile(r"(<tr>\s*<td>)(<code>(\w+)</code>)")
 # A picture, and the link round it if there is one.
 _IMAGE = re.compile(r'(?:<a [^>]*href="([^"]+)">)?(<img [^>]*src="([^"]+)"[^>]*>)(?:</a>)?')
 _CODE = re.compile(r"<code>[^<]*</code>")
@@ -91,7 +80,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages from outside of `docs/`, and the other files that pages link to."""
+    """Adds the API reference, pages from outside of `docs/`, and other files that pages link to."""
+    for uri, text in make_reference.api_pages().items():
+        files.append(File.generated(config, uri, content=text))
     for name, uri in PAGES.items():
         files.append(File.generated(config, uri, content=page_of(name)))
     for page in files.documentation_pages():
@@ -111,14 +102,6 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     page.meta["hide"] = WITHOUT.get(page.file.src_uri, [])
     if page.file.src_uri.startswith(AFTER_OTHERS):
         page.meta["search"] = {"boost": 0.2}
-    markdown = _MODULE.sub(r"\g<0>" + _ITSELF, markdown)
-    for name in set(_GROUPED.findall(markdown)):
-        markdown = markdown.replace(
-            f"::: {name}\n", f"::: {name}\n    options: {{members: false}}\n"
-        )
-    markdown = _GROUPED.sub(r"\g<0>\n    options: {heading_level: 4}", markdown)
-    if page.file.src_uri.startswith("api/") and "\n## " in markdown:
-        markdown = _NAMED.sub(r"\g<0>\n    options: {heading_level: 3}", markdown)
 
     def target(match: re.Match[str]) -> str:
         name = in_repository(page.file.src_uri, match[1])
@@ -132,24 +115,18 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Links the library's names to their place in the API reference, if they have one."""
-    if page.file.src_uri == "reference.md":
-        # Its tables stand under the name of a class, and begin with the names of methods.
-        parts = re.split(r"(<h3 [^>]*><code>[\w.]+</code>)", html)
-        for index in range(1, len(parts), 2):
-            path = "aiostream." + re.sub("<[^>]*>", "", parts[index])
-            linked = rf'\1<autoref optional identifier="{path}.\3">\2</autoref>'
-            parts[index + 1] = _MEMBER.sub(linked, parts[index + 1])
-        html = "".join(parts)
+    names = page.file.src_uri == "reference.md"
 
     def link(match: re.Match[str]) -> str:
         _, package, name, member = match.groups()
-        known = name in public and (name[0].isupper() or package)
+        # On the page of names, a line begins with a name, also with that of a function.
+        begins = names and match.string.endswith("<li>", 0, match.start())
+        known = name in aiostream.__all__ and (name[0].isupper() or package or begins)
         if not known and not (name in MODULES and member):
             return match[0]
         path = f"aiostream.{name}{member or ''}"
         return f'<autoref optional identifier="{path}">{match[0]}</autoref>'
 
-    public = public_names()
     html = _IMAGE.sub(picture, html)
     return _CELL.sub(cell, _NAME.sub(link, html))
 
@@ -182,16 +159,6 @@ def cell(match: re.Match[str]) -> str:
     if len(plain) <= 24 or " " not in plain:
         return f"<td>{text}</td>"
     return f'<td class="{"prose" if len(plain) > 60 else "words"}">{text}</td>'
-
-
-@functools.cache
-def public_names() -> set[str]:
-    """`__all__` of the package, which is not imported: the site needs no compiled part."""
-    lines = ast.parse((ROOT / "src/aiostream/__init__.py").read_text()).body
-    assigned = {
-        ast.unparse(line.targets[0]): line for line in lines if isinstance(line, ast.Assign)
-    }
-    return set(ast.literal_eval(assigned["__all__"].value))
 
 
 def page_of(name: str) -> str:
