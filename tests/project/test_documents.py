@@ -415,7 +415,8 @@ def test_the_readme_is_short_and_keeps_its_set_up_commands() -> None:
     """One installs and runs the demo. `.ci/run` does the other, in a fresh environment."""
     command = re.compile(r"^python3 -m venv .venv && .*$", re.MULTILINE)
     readme = (ROOT / "README.md").read_text()
-    assert readme.count("\n") <= 150
+    assert readme.count("\n") <= 130
+    assert len(readme.split()) <= 1000
     commands = command.findall(readme)
     script = ROOT / ".ci" / "run"
     if script.exists():  # it is not in the sdist
@@ -599,36 +600,82 @@ def check_types(checker: str, folder: Path, files: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
+def server_of_the_readme(name: str) -> str:
+    """The program that uses this class."""
+    for package in ("fastapi", "httpx"):
+        pytest.importorskip(package)
+    (program,) = [each for each in programs_of(ROOT / "README.md") if f"{name}(" in each.code]
+    lines = [line for line in program.code.splitlines() if line.strip()]
+    assert len([line for line in lines if not re.match("import |from ", line)]) <= 25
+    return program.code
+
+
+CLIENT = """
+    import httpx
+    from itertools import repeat
+
+    def client():
+        transport = httpx.ASGITransport(app=app)
+        return httpx.AsyncClient(transport=transport, base_url="http://here")
+    """
+
+
 def test_the_server_of_the_readme_answers(driver_kind: str, tmp_path: Path) -> None:
     """Each of many requests gets its own scores. The stand-in's model returns its input."""
-    for name in ("fastapi", "httpx"):
-        pytest.importorskip(name)
+    code = server_of_the_readme("Batches")
     if driver_kind == "gpu":
         pytest.importorskip("torch")
-    (program,) = [each for each in programs_of(ROOT / "README.md") if "FastAPI(" in each.code]
-    assert sum(bool(line.strip()) for line in program.code.splitlines()) <= 25 + 7  # and imports
     check = """
-        import httpx
-
         async def main():
-            transport = httpx.ASGITransport(app=app)
-            async with app.router.lifespan_context(app), httpx.AsyncClient(
-                transport=transport, base_url="http://here"
-            ) as client:
+            async with app.router.lifespan_context(app), client() as http:
                 rows = [[float(number)] * 512 for number in range(40)]
-                answers = await asyncio.gather(*(client.post("/score", json=row) for row in rows))
+                answers = await asyncio.gather(*(http.post("/score", json=row) for row in rows))
                 assert [answer.status_code for answer in answers] == [200] * 40
-                wrong = await client.post("/score", json=[0.0] * 511)
+                wrong = await http.post("/score", json=[0.0] * 511)
                 assert wrong.status_code == 422  # and it was in no batch with others
                 found = [answer.json() for answer in answers]
                 assert all(len(scores) == 8 for scores in found)
                 print(len({tuple(scores) for scores in found}), app.state.score.sizes.total())
 
+                async def refuses(row):
+                    raise error
+
+                app.state.score = refuses
+                for error, status in (aiostream.PoolFullError("full"), 503), (TimeoutError(), 504):
+                    assert (await http.post("/score", json=rows[0])).status_code == status
+
         asyncio.run(main())
         """
-    code = program.code + textwrap.dedent(check)
+    code += textwrap.dedent(CLIENT) + textwrap.dedent(check)
     if driver_kind != "gpu":
         code = f"import sys; sys.path[:0] = {[str(STAND_INS), str(ROOT)]}\n{code}"
     done = run_script(driver_kind, code, folder=tmp_path, warnings="ignore")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "40"
+
+
+def test_the_token_server_of_the_readme_answers(driver_kind: str, tmp_path: Path) -> None:
+    """It streams to many at once. While all slots are taken, it answers 504, and then 503."""
+    check = """
+        async def main():
+            async with app.router.lifespan_context(app), client() as http:
+                urls = [f"/generate?prompt={number}&count=3" for number in range(40)]
+                answers = await asyncio.gather(*map(http.get, urls))
+                for number, answer in enumerate(answers):
+                    events = [f"data: {number + more}" for more in range(3)]
+                    assert answer.text.split("\\n\\n") == [*events, ""], answer.text
+                assert (await http.get("/generate?prompt=1&count=0")).text == ""
+                async with contextlib.AsyncExitStack() as taken:
+                    for _ in range(16):
+                        await taken.enter_async_context(app.state.steps(repeat(0)))
+                    assert (await http.get(urls[0])).status_code == 504
+                    waiting = [app.state.steps(repeat(0)) for _ in range(64)]
+                    assert (await http.get(urls[0])).status_code == 503
+                    del waiting
+                assert (await http.get(urls[0])).text == answers[0].text
+
+        asyncio.run(main())
+        """
+    code = server_of_the_readme("Steps") + textwrap.dedent(CLIENT) + textwrap.dedent(check)
+    done = run_script(driver_kind, code, folder=tmp_path, warnings="ignore")
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 """One number for one claim: pages and pictures take their figures from a file of `release`.
 
 `benchmarks/quoted.toml` names the file, and says which figure each page quotes, from which row.
+`benchmarks/figures.toml` says for every other figure of every page where it is from.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import names, pages, pictures, release, torch_ways
+from benchmarks import figures, names, pages, pictures, release, torch_ways
 from commands import ROOT
 from installed import beside
 
 # Each figure of these pages with one of these units is a quoted one.
 PAGES = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/comparison.md"]
+# How many figures of figures.toml were measured and are in no file: it may only fall.
+WITHOUT_FILE = 0
 UNITS = r"[\d,.]+(?= µs| % of (?:a|one) core| ms of CPU)"
 
 
@@ -65,6 +69,72 @@ def test_tables_and_pictures_are_those_of_the_file() -> None:
         assert way[1] in pages.reasons(ROOT)[way[0]], f"reasons.toml says nothing of {way}"
     for picture in (ROOT / "benchmarks" / "results").glob(f"{pages.PICTURE}-*.svg"):
         assert pictures.source(found) in picture.read_text(), picture.name
+
+
+# ------------------------------------------------------------------------------ every other figure
+
+
+def test_every_page_is_read() -> None:
+    beside("benchmarks/figures.toml")
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("**/*.md")}
+    assert set(figures.page_files(ROOT)) == there | {"README.md"}
+    assert figures.sources(ROOT).keys() <= set(figures.page_files(ROOT))
+
+
+def test_every_figure_has_a_source() -> None:
+    quoted()
+    missing = {page: figures.missing(ROOT, page) for page in figures.page_files(ROOT)}
+    found = {page: each for page, each in missing.items() if each}
+    assert not found, "see benchmarks/figures.toml, and python -m benchmarks.figures --missing"
+
+
+def test_sources_have_the_figures_and_so_do_the_pages() -> None:
+    quoted()
+    without_file = 0
+    for page, sources in figures.sources(ROOT).items():
+        listed = [each for one in sources.values() for each in one]
+        gone = set(listed) - set(figures.figures((ROOT / page).read_text()))
+        assert not gone, f"{page} has no such figures, but benchmarks/figures.toml has"
+        assert len(listed) == len(set(listed)), page
+        for name in sources.keys() - {figures.SETTINGS, figures.MEASURED}:
+            path = ROOT / "benchmarks" / "results" / name
+            wrong = [each for each in sources[name] if not figures.is_in(each, path)]
+            assert not wrong, f"{page}: they are not in {name}"
+        without_file += len(sources.get(figures.MEASURED, []))
+    assert without_file <= WITHOUT_FILE, "put what a new figure was measured by into results/"
+
+
+def test_what_a_figure_is() -> None:
+    text = """
+        1 to 2.5 ms, 3, 4 and 5 µs, 6-8 %, 1,024 requests/s and 9 requests a second; 0.6 of a core.
+        ```
+        10 ms
+        ```
+        [11 ms](page.md#12-ms) <!-- 13 ms --> CUDA 14.0, 15 things, `16 MiB`.
+        | 17 ms | 18 (19 to 20) | `21` | p99 | 22.5x |
+        """
+    found = figures.figures(textwrap.dedent(text))
+    assert found[:8] == ["1 ms", "2.5 ms", "3 µs", "4 µs", "5 µs", "6 %", "8 %", "1,024 requests/s"]
+    assert found[8:] == [
+        "9 requests a second",
+        "0.6 of a core",
+        "11 ms",
+        "16 MiB",
+        "17 ms",
+        "18",
+        "19",
+        "20",
+    ]
+
+
+def test_a_file_has_a_figure_as_it_is_rounded(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("p99 1,234 of 5.50")
+    (tmp_path / "two.json").write_text('{"rows": [{"p50_us": 1234.56, "more": true}]}')
+    assert [figures.is_in(each, tmp_path / "one.txt") for each in ("1234 ms", "5.5 s", "234")] == [
+        *(True, False, False)
+    ]
+    wanted = {"1,235 µs": True, "1.23 ms": True, "1.2 s": False, "1": True, "1 µs": False}
+    assert {each: figures.is_in(each, tmp_path / "two.json") for each in wanted} == wanted
 
 
 # --------------------------------------------------------------------------- a file that is made up
@@ -116,7 +186,7 @@ def test_write_puts_all_rows_into_the_pages_and_their_sentences(site: Path) -> N
     text = (site / "docs" / "performance.md").read_text()
     assert "| `pool.run` | 11 (10 to 12) | 11 (10 to 12) | 11 (10 to 12) | 12 |" in text
     assert "resumes 21 µs after a kernel of 5 ms" in text
-    assert "resumes 21 µs after kernels of 5 ms" in (site / "README.md").read_text()
+    assert "aiostream 21 µs and 21.0 % of a core" in (site / "README.md").read_text()
     assert "One NVIDIA H7, driver 7" in text
     assert "commit 01234567" in text
     assert text.index("## Where others are better") < text.index("| **steady 5 ms** |")
