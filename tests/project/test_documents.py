@@ -214,7 +214,6 @@ def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> Non
         code = code.replace("spin(stream, 10)", "spin(stream, 1)")  # readers type more slowly
     # The long ones must not be over when the program looks, also on a busy machine.
     code = re.sub(r"spin\(stream, (0\.[2-9])\)", r"spin(stream, 3 * \1)", code)
-    code = code.replace("spin, stream, 0.1 * number", "spin, stream, 0.3 * number")  # one by one
     if program.how == "with torch":
         code = _WITH_TORCH.format(code)
     if program.how in ("typed", "with torch"):
