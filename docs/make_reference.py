@@ -195,13 +195,13 @@ GROUPS = {
     " pending PendingWait",
 }
 
-# Their methods have a sentence each on that page. Other classes have the names of theirs.
+# The page has a sentence for each method of these. Other classes have a list of names.
 SENTENCES = {"Stream", "StreamPool", "Event"}
 
 _REFERENCE_HEAD = """# Names
 
-For those who look a name up: every public name, by subject.
-`help(aiostream.Stream.capture)` says more of one, and so does the API reference of the site.
+This page is for those who look a name up: every public name, by subject.
+`help(aiostream.Stream.capture)` says more, and so does the API reference of the site.
 At the end are the [functions of the driver](#functions-of-the-driver) and the \
 [methods of the Rust crate](#methods-of-the-rust-stream), with their names here.
 """
