@@ -49,11 +49,13 @@ class Layout:
         page: Where the table stands.
         columns: Its figures.
         ours: The way that the others are compared with, where they may be better.
+        without: The ways and settings that the page leaves to the file.
     """
 
     page: str
     columns: tuple[Column, ...]
     ours: str | None = None
+    without: frozenset[str] = frozenset()
 
 
 _LATE = (
@@ -67,9 +69,13 @@ _REQUESTS = (
     *(Column("ping_p99_us", "`/ping` p99, ms", 1e-3), _CPU),
 )
 _MS = (_RATE, Column("p50_ms", "p50, ms", best=0), Column("p99_ms", "p99, ms"))
+_RARE = frozenset(
+    {"run", "enqueue_async", "run_in_thread", "aiostream hostfunc", "blocking", "to_thread 256"}
+    | {"steady 1 ms again", "falling from 9 to 1 ms"}
+)
 PERFORMANCE = "docs/performance.md"
 LAYOUTS = {
-    "waits": Layout(PERFORMANCE, _LATE, "pool run"),
+    "waits": Layout(PERFORMANCE, _LATE, "pool run", _RARE),
     "peers": Layout("docs/comparison.md", _LATE, "pool run"),
     "streams": Layout(
         PERFORMANCE,
@@ -81,8 +87,9 @@ LAYOUTS = {
     ),
     "server": Layout(
         PERFORMANCE,
-        (*_REQUESTS, Column("beyond_p99_us", "p99 without the kernel, ms", 1e-3, 0)),
+        _REQUESTS,
         "pool run",
+        _RARE - {"run_in_thread", "blocking"},
     ),
     "torch": Layout("docs/torch.md", _REQUESTS, "pool run"),
     "launches": Layout(
@@ -92,7 +99,6 @@ LAYOUTS = {
     ),
     "engines": Layout("docs/batches.md", (*_MS, _CPU), "aiostream graphs"),
     "costs": Layout(PERFORMANCE, (Column("cpu_us", "CPU, µs"),)),
-    "older": Layout(PERFORMANCE, (Column("value", "", best=0),)),
 }
 WORSE, WHERE, BARS = "worse", "where", "server-picture"  # blocks of other kinds
 HEADS = {
@@ -100,7 +106,6 @@ HEADS = {
     "Every round of these was better than any of aiostream's.\n",
     "peers": "Next to `pool.run`, on one stream:\n",
     "costs": "## What a call costs\n\nThe loop's thread, while there is nothing to wait for.\n",
-    "older": "## This version and an older one\n\nIn turn, on the same machine.\n",
 }
 TITLES = {
     "waits": "one stream",
@@ -178,11 +183,10 @@ def line(cells: Sequence[str]) -> str:
 def table(found: Row, part: str) -> str:
     """All rows of a part, a group for each setting."""
     layout, rows = LAYOUTS[part], rows_of(found, part)
-    settings = list(dict.fromkeys(setting(row) for row in found["rows"] if row["set"] == part))
+    known = list(dict.fromkeys(setting(row) for row in found["rows"] if row["set"] == part))
+    settings = [each for each in known if each not in layout.without]
     if not rows:
         return ""
-    if part == "older":
-        return "\n".join(_in_turn(rows, settings, found["older"]))
     lines = [HEADS[part]] if part in HEADS else []
     lines += [line(["", *(column.heading for column in layout.columns)])]
     lines.append(line(["---"] * (1 + len(layout.columns))))
@@ -190,22 +194,12 @@ def table(found: Row, part: str) -> str:
         if len(settings) > 1:
             lines.append(line([f"**{each}**", *[""] * len(layout.columns)]))
         for row in rows:
-            if setting(row) == each:
+            if setting(row) == each and row["peer"] not in layout.without:
                 lines.append(line([name(row["peer"]), *(cell(row, c) for c in layout.columns)]))
     missed = {_missed(found, each) for each in found["not_run"] if each["set"] == part}
     machine = [] if layout.page == PERFORMANCE else [where(found, part)]
-    return "\n".join([*lines, "", caption(rows), *machine, *sorted(missed)])
-
-
-def _in_turn(rows: list[Row], settings: list[str], older: str) -> Iterator[str]:
-    """Two versions, next to each other."""
-    (column,) = LAYOUTS["older"].columns
-    yield HEADS["older"]
-    yield line(["", older, "this version"])
-    yield line(["---"] * 3)
-    for each in settings:
-        known = {row["peer"]: cell(row, column) for row in rows if setting(row) == each}
-        yield line([each, known.get("older", "-"), known.get("new", "-")])
+    more = ["[The file](../benchmarks/results/README.md) has more ways."] if layout.without else []
+    return "\n".join([*lines, "", caption(rows), *more, *machine, *sorted(missed)])
 
 
 def _missed(found: Row, entry: Row) -> str:

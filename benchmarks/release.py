@@ -25,12 +25,11 @@ from pathlib import Path
 
 from benchmarks import engines, launches, pages, peers, results, stats
 from benchmarks.child import Child, reason
-from benchmarks.compare import Comparison
 from benchmarks.loops import LOOPS, missing
 from benchmarks.measure import Measure, Row
 from benchmarks.patterns import Patterns
 from benchmarks.pictures import UnavailableError
-from benchmarks.runner import Runner, unpacked
+from benchmarks.runner import Runner
 from benchmarks.server import BUSY, OPEN, Load, Server
 from benchmarks.torch_server import CAPTURED, EAGER, TorchServer
 from benchmarks.torch_ways import WAYS as TORCH_WAYS
@@ -196,25 +195,6 @@ def _costs(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
     yield Setting("costs", "costs", 5 if quick else 25, run)
 
 
-def _older(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
-    def run(release: Release) -> list[Row]:
-        if release.older is None:
-            raise RuntimeError("--older names no other version")
-        with unpacked(release.older) as folder:
-            comparison = Comparison(folder, ["patterns", "server"], loops[0], release.say)
-            comparison.run(min(release.until, time.monotonic() + 105), rounds=4)
-        for why in comparison.not_run:
-            release.leave_out("older", why)
-        return [
-            row("older", which, {"load": ", ".join(cell)}, [{"value": each} for each in values])
-            for cell, found in comparison.cells.items()
-            for which, values in found.items()
-            if values
-        ]
-
-    yield Setting("older", "older", 60, run)  # it takes the time that there is, up to 105 s
-
-
 PARTS: dict[str, Callable[[bool, tuple[str, ...]], Iterable[Setting]]] = {
     "waits": _waits,
     "peers": _peers,
@@ -224,7 +204,6 @@ PARTS: dict[str, Callable[[bool, tuple[str, ...]], Iterable[Setting]]] = {
     "launches": _launches,
     "engines": _engines,
     "costs": _costs,
-    "older": _older,
 }
 
 
@@ -239,7 +218,6 @@ class Release:
 
     Attributes:
         simulator: Whether it runs on the simulator.
-        older: The other version, or `None`.
         until: When nothing new begins, by the monotonic clock.
 
     Raises:
@@ -248,7 +226,6 @@ class Release:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.until = time.monotonic() + (options.limit or 86_400)
-        self.older: Path | None = options.older
         self._options, self._runners = options, dict[tuple[str, ...], Runner]()
         self.simulator = bool(os.environ.get("AIOSTREAM_SIMULATOR"))
         if self.simulator:  # the servers run with a stand-in for torch
@@ -263,8 +240,6 @@ class Release:
         self._commit: str = options.commit or _commit()
         # A part that is measured again may be of another commit, and says so.
         self._found["commit"] = earlier["commit"] if earlier and options.again else self._commit
-        named = options.called or (self.older and self.older.name)
-        self._found["older"] = named or (earlier or {}).get("older")
         self._found |= {key: (earlier or NEW)[key].copy() for key in NEW}
         if earlier:
             self._require_same(earlier)
@@ -303,8 +278,6 @@ class Release:
         settings = [each for part in options.parts for each in PARTS[part](options.quick, loops)]
         if not options.again:
             settings = [each for each in settings if each.title not in self._found["done"]]
-        if self.older is None:
-            settings = [each for each in settings if each.part != "older"]
         self.say(f"{self.path}: {len(settings)} settings are left")
         for setting in settings:
             if time.monotonic() + setting.seconds > self.until:
@@ -361,8 +334,6 @@ def main(arguments: list[str]) -> int:
     add("--for", dest="limit", type=float, metavar="SECONDS", help="end within so long")
     add("--again", action="store_true", help="measure what the file has already, too")
     add("--quick", action="store_true", help="as little as shows that it works")
-    add("--older", type=Path, help="another version: a wheel, or a folder that has it built")
-    add("--called", help="what the pages call it (default: the name of its file)")
     add("--commit", help="which commit this is (default: as git says)")
     add("--json", type=Path, metavar="FILE", help=f"default: {FOLDER.name}/<card>-<date>-release")
     add("--show", action="store_true", help="print the tables of the file, and measure nothing")
