@@ -24,6 +24,7 @@ from waiters import until
 
 PROGRAM = ROOT / "examples" / "continuous_batching.py"
 VOCABULARY = 1024
+LONG = 150  # tokens, of answers that a test is to catch while they run
 
 
 @pytest.fixture
@@ -153,21 +154,21 @@ async def test_a_failed_step_ends_its_requests_and_no_other(breakable: Any) -> N
     ):
 
         async def ask(prompt: int) -> None:
-            answer = await client.get("/generate", params={"prompt": prompt, "tokens": 5})
+            answer = await client.get("/generate", params={"prompt": prompt, "tokens": LONG})
             assert answer.status_code == 200
             answers[prompt] = answer.text
 
         async with anyio.create_task_group() as group:
             for prompt in range(4):  # two of them wait for a slot
                 group.start_soon(ask, prompt)
-            await until(lambda: app.state.steps.launched == 2)
+            await until(lambda: app.state.steps.running == 2)
             breakable.fail("cuLaunchKernel", 2)
         failed = [each for each in answers if "event: error" in answers[each]]
         assert len(failed) == 2
         for each in failed:
             tokens, _, error = answers[each].partition("event: error")
-            assert events_of(each, 5).startswith(tokens)
+            assert events_of(each, LONG).startswith(tokens)
             assert "CUDA_ERROR_OUT_OF_MEMORY" in error
-        assert all(answers[each] == events_of(each, 5) for each in answers.keys() - failed)
+        assert all(answers[each] == events_of(each, LONG) for each in answers.keys() - failed)
         await ask(9)
-    assert answers[9] == events_of(9, 5)
+    assert answers[9] == events_of(9, LONG)

@@ -6,6 +6,7 @@ import contextvars
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -64,6 +65,33 @@ async def test_the_next_step_is_launched_before_what_the_last_one_found_is_read(
             await anext(results)
     at = order.index
     assert at("first 1") < at("second 0") < at("first 2") < at("second 1") < at("first 3")
+
+
+@pytest.mark.parametrize("readers", [1, 16])
+async def test_readers_of_steps_that_the_gpu_has_done_at_once_can_be_cancelled(
+    readers: int,
+) -> None:
+    """anyio cancels no task whose future is done, and tries again in the next turn."""
+    late = Counter[int]()
+
+    def step(active: Active[int]) -> Generator[None, None, dict[int, int]]:
+        yield
+        return dict.fromkeys(active, 0)
+
+    async def read(reader: int) -> None:
+        async with steps(reader) as results:
+            async for _ in results:
+                late[reader] += group.cancel_scope.cancel_called
+
+    async with Stream() as stream, Steps(stream, step, slots=readers) as steps:
+        for _ in range(10):
+            async with anyio.create_task_group() as group:
+                for reader in range(readers):
+                    group.start_soon(read, reader)
+                await anyio.sleep(0.01)
+                group.cancel_scope.cancel()
+            assert max(late.values(), default=0) <= 20
+            late.clear()
 
 
 async def test_requests_of_one_turn_share_their_first_step() -> None:

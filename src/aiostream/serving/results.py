@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aiostream._base import checks
-from aiostream._runtime import completion
+from aiostream._runtime import completion, loops
 from aiostream._runtime.observing import hook
 from aiostream._waits import waiting
 
@@ -25,6 +25,9 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", covariant=True)
 _NOTHING: Any = object()
+# After this number of results the reader gives asyncio's loop a turn. If each step is done at once,
+# its future is done whenever anyio looks, and anyio cancels no such task.
+_TURN_EACH = 16
 _TOO_LATE = (
     "the block of this request has ended before its results: read them within it, which for a "
     "streamed answer is in the generator of the answer"
@@ -111,6 +114,7 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         self._entered = self._reading = False
         self._seen = self._last = False  # a step has had it; no later step may
         self._sits_out = False  # `ready` has said no
+        self._count = 0  # of results that were read
         self._flying = 0  # how many launched steps have it
         self._future: Any = None  # of the task that waits
         # When it was called, until the first result. And when the latest wait began.
@@ -164,7 +168,10 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
                 "steps(request) as results:`"
             )
         self._reading = True
+        self._count += 1
         try:
+            if self._count % _TURN_EACH == 0 and self._steps._here().checkpoint is None:
+                await loops.yield_turn()
             if self._unread or self._over:
                 self._steps._here()
                 await waiting.checkpoint()
