@@ -328,7 +328,8 @@ def said(claim: Row, found: Row, root: Path) -> dict[str, str]:
     rows = [row for row in found["rows"] if claim["where"].items() <= row.items()]
     if "pick" in claim:
         key = next(iter(claim["values"]))
-        rows = sorted((row for row in rows if "pattern" in row), key=lambda row: float(row[key]))
+        shown = [row for row in rows if "pattern" in row and setting(row) not in _RARE]
+        rows = sorted(shown, key=lambda row: float(row[key]))
         rows = rows[:1] if claim["pick"] == "min" else rows[-1:]
     if len(rows) != 1:
         raise ValueError(f"quoted.toml: {len(rows)} rows have {claim['where']}")
