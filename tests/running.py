@@ -60,8 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """What `-n auto` is: one more than there are cores, because many tests wait for a process."""
-    return len(os.sched_getaffinity(0)) + 1
+    """What `-n auto` is: two for each core, because many tests wait for a process or a timer."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 @pytest.hookimpl(optionalhook=True)
