@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,8 +104,7 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     checks.plain_function(hook, "on_wait", "have it call loop.create_task")
     hooks = [hook]
 
-    def observer(call: str, target: Any, _: Any) -> _Timed:
-        return _Timed(call, target, hooks)
+    observer = partial(_Timed, hooks)
 
     def end() -> None:
         hooks.clear()  # a wait that began before is not reported any more
@@ -115,11 +115,17 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
 
 
 class _Timed(Observation):
-    def __init__(self, call: str, target: Any, hooks: list[Hook]) -> None:
+    __slots__ = (
+        *("_began", "_call", "_gpu", "_hooks", "_items", "_launched", "_name"),
+        *("_queued", "_runs", "_waited"),
+    )
+
+    def __init__(self, hooks: list[Hook], call: str, target: Any, _: object) -> None:
         self._call, self._name = call, getattr(target, "_label", None)
         self._hooks: list[Hook] | None = hooks
         # Those of `Steps` have begun with the request, before their first await.
-        self._began = getattr(target, "_began", None) or time.perf_counter()
+        began = getattr(target, "_began", None) if call.startswith("Steps.") else None
+        self._began = began or time.perf_counter()
         self._runs = call.startswith("Stream.run")
         # What `StreamPool.acquire` has left there just now, if this is a run of the pool.
         number, queued = vars(target).get("_queued", (0, None)) if self._runs else (0, None)
@@ -262,10 +268,12 @@ class Collector:
 
     def _observe(self, wait: Wait) -> None:
         bucket = bisect.bisect_left(self._bounds, wait.seconds)
+        labels = wait.call, wait.outcome, wait.name or ""
         with self._lock:
-            empty = [0] * (len(self._bounds) + 1), [0.0]
-            labels = wait.call, wait.outcome, wait.name or ""
-            counts, seconds = self._histograms.setdefault(labels, empty)
+            if (found := self._histograms.get(labels)) is None:
+                empty = [0] * (len(self._bounds) + 1), [0.0]
+                found = self._histograms.setdefault(labels, empty)
+            counts, seconds = found
             counts[bucket] += 1
             seconds[0] += wait.seconds
 

@@ -327,7 +327,7 @@ class Recording:
         if self._path is not None:
             trace_files.require_writable(self._path)
         self._started_at = (_now(), time.time())
-        add_observer(self._observe)
+        add_observer(self._observe, of_futures=True)
         blocked.observers.append(self._blocked.append)
         return self
 

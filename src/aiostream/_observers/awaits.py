@@ -10,7 +10,6 @@ import inspect
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from itertools import starmap
@@ -70,20 +69,24 @@ class _Here(threading.local):
 
 
 _here = _Here()
-# While a future lives: the observations of its await, and whether a call has returned the future.
-# If not, it lies within a coroutine that is observed. Any thread, single dict operations.
-_of_future: weakref.WeakKeyDictionary[Any, tuple[Observations, bool]]
-_of_future = weakref.WeakKeyDictionary()
+# What a future has for `seen_by` that no observed call has made.
+_NOT_SEEN: tuple[Observations, bool] = (), False
 
 
-def add_observer(observer: Observer) -> None:
-    """Reports each await to an observer, from now on. Any thread."""
+def add_observer(observer: Observer, of_futures: bool = False) -> None:
+    """Reports each await to an observer, from now on. Any thread.
+
+    `noticed` of its observations is called if it is one `of_futures`.
+    """
+    if of_futures:
+        hook.of_futures[observer] = None
     hook[observer] = None
 
 
 def remove_observer(observer: Observer) -> None:
     """Reports to it no more. May be called again. Any thread."""
     hook.pop(observer, None)
+    hook.of_futures.pop(observer, None)
 
 
 # ------------------------------------------------------------------------ the hook
@@ -95,14 +98,14 @@ def _is_observed() -> bool:
 
 
 def _observed(call: str, method: Any, target: Any, /, *args: Any, **kwargs: Any) -> Any:
-    observe = _coroutine if inspect.iscoroutinefunction(method) else _future
+    observe = _coroutine if method.__code__.co_flags & inspect.CO_COROUTINE else _future
     return observe(call, method, target, args, kwargs)
 
 
 async def _coroutine(call: str, method: Any, target: Any, args: Any, kwargs: Any) -> Any:
     observations, args = _begin(call, target, args)
     steps = coroutine = method(target, *args, **kwargs)
-    if any(each.sees_steps for each in observations):
+    if [each for each in observations if each.sees_steps]:
         steps = _steps(coroutine, *_reports(observations))
         # `_steps` must not throw an error into trio's wait for a thread, which goes on, and at
         # whose end trio would wake a task that is over. Other calls run the user's function in
@@ -133,7 +136,9 @@ def _future(call: str, method: Any, target: Any, args: Any, kwargs: Any) -> Any:
     except BaseException as error:
         _each(observations, "refused", error)
         raise
-    _of_future[future] = observations, True
+    # By which observations its await is seen, and that a call has returned it. If not, it lies
+    # within a coroutine that is observed.
+    future.seen_by = observations, True
     _each(observations, "returned")
     if future.done():  # the loop has not to say so first
         _future_ended(observations, future)
@@ -152,8 +157,9 @@ def _future_ended(observations: Observations, future: Any) -> None:
 
 def _begin(call: str, target: Any, args: tuple[Any, ...]) -> tuple[Observations, tuple[Any, ...]]:
     observations = []
-    served, _here.served = _here.served, None
-    for observer in list(hook):
+    if (served := _here.served) is not None:
+        _here.served = None
+    for observer in [*hook]:
         try:
             observation = observer(call, target, args)
             args = observation.arguments(args)
@@ -179,17 +185,17 @@ def _made(future: Any) -> None:
     while frame is not None:  # the innermost await that is observed, if there is one
         code = frame.f_code
         if frame.f_globals is globals() and "observations" in code.co_varnames:
-            _of_future[future] = frame.f_locals["observations"], False
+            future.seen_by = frame.f_locals["observations"], False
             break
         frame = frame.f_back
 
 
 def _serves(futures: Iterable[Any]) -> None:
-    _here.served = [seen for each in futures for seen in _of_future.get(each, ((), False))[0]]
+    _here.served = [seen for each in futures for seen in getattr(each, "seen_by", _NOT_SEEN)[0]]
 
 
 def _awaited(future: Any, waits: Any) -> Any:
-    observations, was_returned = _of_future.get(future, ((), False))
+    observations, was_returned = getattr(future, "seen_by", _NOT_SEEN)
     return _await(future, waits, observations) if was_returned else waits
 
 
@@ -208,7 +214,7 @@ def _await(future: Any, waits: Any, observations: Observations) -> Generator[Any
 
 
 def _settled(future: Any, result: Any) -> None:
-    observations, was_returned = _of_future.get(future, ((), False))
+    observations, was_returned = getattr(future, "seen_by", _NOT_SEEN)
     if not isinstance(result, _native.Wait):  # else the task polls again
         _each(observations, "noticed")
     if was_returned and not hasattr(future, "add_done_callback"):

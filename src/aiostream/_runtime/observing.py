@@ -27,6 +27,8 @@ class Hook(dict[Any, None]):
     Threads: any, single dict operations.
     """
 
+    # Those of them that see what becomes of each future for which a task waits, which costs more.
+    of_futures: dict[Any, None]
     # Does `method(target, *args, **kwargs)`, which returns a coroutine or a future, and reports it
     # as `call`.
     observed: _Observed
@@ -43,3 +45,4 @@ class Hook(dict[Any, None]):
 
 
 hook = Hook()
+hook.of_futures = {}

@@ -269,7 +269,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         if (queue := self._waiting.get(priority)) is None:
             ranks = {**self._waiting, checks.integer("priority", priority): (queue := {})}
             self._waiting = dict(sorted(ranks.items(), reverse=True))
-        future = bridge.new_future()
+        # One by which the batch's observers find those of the item.
+        future = bridge.new_polled_future() if hook else bridge.new_future()
         try:
             queue[future] = item, time.perf_counter()
             # The frame of a task that waits must not hold the bridge, which would survive its loop.

@@ -172,7 +172,7 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         try:
             if self._count % _TURN_EACH == 0 and self._steps._here().checkpoint is None:
                 await loops.yield_turn()
-            if self._unread or self._over:
+            elif self._unread or self._over:
                 self._steps._here()
                 await waiting.checkpoint()
             while not self._unread:

@@ -205,7 +205,7 @@ class AsyncioBridge(Bridge):
     def new_future(self) -> Any:
         """Makes a future with `loop.create_future()`."""
         loop = self.loop()
-        return ObservedFuture(loop=loop) if hook else loop.create_future()
+        return ObservedFuture(loop=loop) if hook.of_futures else loop.create_future()
 
     def new_polled_future(self) -> asyncio.Future[Any]:
         """Makes an `AsyncioFuture`."""
@@ -272,7 +272,7 @@ class AsyncioFuture(asyncio.Future[Any]):
 class ObservedFuture(AsyncioFuture):
     """It reports what becomes of it. Without observers no such future is made."""
 
-    __slots__ = ()
+    __slots__ = ("seen_by",)  # the observers' own
 
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
