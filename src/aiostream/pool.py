@@ -274,8 +274,9 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             [0, 1, 4]
         """
         if hook:
-            return await self._on_next(Stream.run, fn, *args, **kwargs)
-        place = self._at_once(True) or await self._in_turn(True)
+            place = await hook.observed("StreamPool.acquire", PoolCore._next, self)
+        else:
+            place = self._at_once(True) or await self._in_turn(True)
         number, stream = place.number, place.stream
         if self._has_own:
             args = (place.own, *args)
