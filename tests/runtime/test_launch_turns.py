@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool
+from aiostream import PoolFullError, Stream, StreamClosedError, StreamPool, metrics
 from support import Gate
 from waiters import end_lost_task, until, use_once
 
@@ -186,9 +186,14 @@ async def test_stream_that_is_closed_while_the_call_waits() -> None:
     assert record.events == []
 
 
-async def test_tasks_of_a_pool_that_wait_for_their_turn_hold_no_stream(loop_kind: str) -> None:
+@pytest.mark.parametrize("observed", [False, True])
+async def test_tasks_of_a_pool_that_wait_for_their_turn_hold_no_stream(
+    loop_kind: str, observed: bool, request: pytest.FixtureRequest
+) -> None:
     """Others get one before they launch, and they launch in the order in which they came."""
     record = Record()
+    if observed:
+        request.addfinalizer(metrics.on_wait(lambda wait: None))
     async with StreamPool(4) as pool, anyio.create_task_group() as tasks:
         for number in range(12):
             tasks.start_soon(pool.run, record.launch, number, LONG)
