@@ -291,21 +291,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             self._put_back(place)
         return result
 
-    async def _on_next(self, run: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Takes a stream, and does what a method of `Stream` does there."""
-        place = await self._acquire()
-        number, stream = place.number, place.stream
-        try:
-            result = await run(stream, fn, *self._before(place, args), **kwargs)
-        except BaseException as error:
-            self._give(place, number, error)
-            raise
-        self._give(place, number)
-        return result
-
-    def _before(self, place: Place, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (place.own, *args) if self._has_own else args
-
     # A lambda has no inferred type here if the type of its first parameter is given.
     @overload
     async def run_in_thread(
@@ -328,7 +313,17 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             ...     await pool.run_in_thread(lambda batch: batch * 2, 21)
             42
         """
-        return await self._on_next(Stream.run_in_thread, fn, *args, limiter=limiter, **kwargs)
+        place = await self._acquire()
+        number, stream = place.number, place.stream
+        if self._has_own:
+            args = (place.own, *args)
+        try:
+            result = await stream.run_in_thread(fn, *args, limiter=limiter, **kwargs)
+        except BaseException as error:
+            self._give(place, number, error)
+            raise
+        self._give(place, number)
+        return result
 
     def acquire(self) -> _Acquired[Own]:
         """Waits until a stream is free, and gives it to you. Give it back with `release`.
