@@ -274,7 +274,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
             [0, 1, 4]
         """
         if hook:
-            place = await hook.observed("StreamPool.acquire", PoolCore._next, self)
+            place = await hook.observed("StreamPool.acquire", StreamPool._next, self)
         else:
             place = self._at_once(True) or await self._in_turn(True)
         number, stream = place.number, place.stream
@@ -290,6 +290,10 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         elif place.pop(number, self) is not self:  # the wait of `run` has seen the stream's end
             self._put_back(place)
         return result
+
+    async def _next(self) -> Place:
+        """Does what `run` does without observers."""
+        return self._at_once(True) or await self._in_turn(True)
 
     # A lambda has no inferred type here if the type of its first parameter is given.
     @overload

@@ -255,10 +255,6 @@ class PoolCore:
             self._enter()
         return self._at_once() or await self._in_turn()
 
-    async def _next(self) -> Place:
-        """Does what `run` does without observers."""
-        return self._at_once(True) or await self._in_turn(True)
-
     async def _in_turn(self, launches: bool = False, is_limited: bool = True) -> Place:
         """Waits until it is this task's turn.
 
