@@ -312,7 +312,7 @@ async def test_a_run_says_how_long_it_has_waited_for_the_gpu(
     (wait,) = [each for each in waits if each.call.startswith("Stream.run")]
     assert wait.queued_seconds is None
     assert wait.gpu_seconds is not None
-    assert 0.025 < wait.gpu_seconds < wait.seconds - 0.009
+    assert 0.015 < wait.gpu_seconds < wait.seconds - 0.009
 
 
 async def test_a_run_of_a_pool_says_how_long_it_was_queued(waits: list[Wait]) -> None:
@@ -325,8 +325,8 @@ async def test_a_run_of_a_pool_says_how_long_it_was_queued(waits: list[Wait]) ->
     for found in (runs, acquired):
         queued = sorted(seconds for seconds, _ in found if seconds is not None)
         assert len(queued) == 3
-        assert queued[0] < 0.05 < queued[1] < queued[2]
-    assert all(gpu is not None and gpu > 0.025 for _, gpu in runs)
+        assert min(queued[1] - queued[0], queued[2] - queued[1]) > 0.03  # a run takes 0.06
+    assert all(gpu is not None and gpu > 0.015 for _, gpu in runs)
 
 
 @pytest.mark.parametrize("fn", [Work.whole, Work.halves])
@@ -343,8 +343,11 @@ async def test_an_item_says_how_long_it_was_queued_and_on_the_gpu(
             group.start_soon(same, number)
     found = sorted(parts(waits, "Batches.__call__"), key=lambda each: each[0] or 0.0)
     assert {each.name for each in waits if each.call == "Batches.__call__"} == {"work"}
-    assert [queued is not None and queued > 0.04 for queued, _ in found] == [False] * 2 + [True] * 2
-    assert all(gpu is not None and gpu > 0.025 for _, gpu in found)
+    queued = [seconds for seconds, _ in found if seconds is not None]
+    assert len(queued) == 4
+    assert queued[1] - queued[0] < 0.03  # of one batch, which takes 0.04 or more
+    assert queued[2] - queued[1] > 0.01
+    assert all(gpu is not None and gpu > 0.015 for _, gpu in found)
 
 
 async def test_what_has_failed_or_never_began_has_no_parts(waits: list[Wait]) -> None:
