@@ -193,13 +193,7 @@ def set_callbacks(
     error: Callable[[int, str, str], BaseException], release: Callable[[list[Any]], object], /
 ) -> None: ...
 def watch(
-    stream: Handle,
-    wait_list: WaitList,
-    queue: int,
-    mode: int,
-    owner: object,
-    pinned: bool = False,
-    /,
+    stream: Handle, waits: WaitList, queue: int, mode: int, owner: object, pinned: bool = False, /
 ) -> bool: ...
 def pending_waits() -> tuple[int, float]: ...
 def predict(enabled: bool, /) -> None: ...

@@ -115,11 +115,6 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
 
 
 class _Timed(Observation):
-    __slots__ = (
-        *("_began", "_call", "_gpu", "_hooks", "_items", "_launched", "_name"),
-        *("_queued", "_runs", "_waited"),
-    )
-
     def __init__(self, hooks: list[Hook], call: str, target: Any, _: object) -> None:
         self._call, self._name = call, getattr(target, "_label", None)
         self._hooks: list[Hook] | None = hooks
