@@ -6,6 +6,7 @@ name, the object whose method it is and the arguments, and makes an `Observation
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import threading
@@ -137,8 +138,9 @@ def _future(call: str, method: Any, target: Any, args: Any, kwargs: Any) -> Any:
         _each(observations, "refused", error)
         raise
     # By which observations its await is seen, and that a call has returned it. If not, it lies
-    # within a coroutine that is observed.
-    future.seen_by = observations, True
+    # within a coroutine that is observed. A loop's own kind of future may take no attribute.
+    with contextlib.suppress(AttributeError):
+        future.seen_by = observations, True
     _each(observations, "returned")
     if future.done():  # the loop has not to say so first
         _future_ended(observations, future)
