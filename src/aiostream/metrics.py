@@ -51,8 +51,8 @@ class Wait:
         name: The name of the stream, pool or `Batches`, if you gave it one.
         queued_seconds: Of a `StreamPool.acquire`, and of the `Stream.run` of a `pool.run`: until
             the pool gave the stream. A `pool.run` may have waited for its turn to launch before
-            that, and both are in its `StreamPool.acquire`. Of an item of `Batches`: from the call until its batch began.
-            Otherwise `None`.
+            that, and both are in its `StreamPool.acquire`. Of an item of `Batches`: from the call
+            until its batch began. Otherwise `None`.
         gpu_seconds: Of a `Stream.run` or `run_in_thread`, and of an item of `Batches`, of its
             batch: from the end of the launch, when the function has returned or yielded, until the
             loop went on with it because the GPU had done that, and all that lay before it on the
