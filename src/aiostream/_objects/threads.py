@@ -325,7 +325,7 @@ class ThreadStream:
         checkpoint.
 
         Args:
-            fn: A plain function that enqueues work.
+            fn: A function that enqueues work, which may be one in two halves, as for `run`.
             *args: Arguments for `fn`.
             limiter: An `anyio.CapacityLimiter` or a trio one. If you give one, `fn` runs in one of
                 anyio's threads, and may use `anyio.from_thread`. The token stays taken until `fn`
@@ -337,8 +337,8 @@ class ThreadStream:
             What `fn` returned.
 
         Raises:
-            TypeError: `fn` is not callable, or is a coroutine or generator function. Or `limiter`
-                is not a limiter.
+            TypeError: `fn` is not callable, or is a coroutine or async generator function, or has
+                yielded something. Or `limiter` is not a limiter.
             RuntimeError: No loop runs here.
             StreamClosedError: You have closed the stream.
             StreamCaptureError: The stream is capturing, or `fn` has left it capturing.
