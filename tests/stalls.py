@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import aiostream
 from aiostream import StalledError, Stream
+from aiostream.testing import Faults
 from support import Gate
 
 
@@ -38,6 +39,15 @@ async def awaited_work(stream: Stream) -> AsyncIterator[None]:
         waiting = asyncio.ensure_future(stream.synchronize_async())
         yield
     await waiting
+
+
+def hang_next(faults: Faults, call: str) -> None:
+    """The next calls do not return: the watcher may make one too, to learn the health.
+
+    The last first, because one that comes in between counts for those that are arranged after it.
+    """
+    for nth in range(8, 0, -1):
+        faults.hang(call, nth=nth)
 
 
 def says_stalled() -> bool:

@@ -22,7 +22,7 @@ import internals
 from aiostream import StalledError, Stream, StreamPool, simulator
 from aiostream.testing import Faults
 from foreign import install_libraries
-from stalls import Listener, awaited_work, says_stalled
+from stalls import Listener, awaited_work, hang_next, says_stalled
 from support import (
     BACKENDS,
     EVENT_STRATEGIES,
@@ -527,8 +527,7 @@ async def test_call_of_the_only_request_does_not_return(
             if call != "cuStreamQuery":
                 return
             launch()
-        faults.hang(call)
-        faults.hang(call, nth=2)  # the watcher may have asked first, for the health
+        hang_next(faults, call)
         ends = threading.Thread(
             target=lambda: (settle(lambda: bool(listener.of(CALL))), simulator.clear_faults())
         )
@@ -555,7 +554,7 @@ async def test_call_behind_the_last_half_does_not_return(
     def halves() -> Generator[None, None, None]:
         stream.launch_host_func(str)
         yield
-        faults.hang("cuStreamQuery")
+        hang_next(faults, "cuStreamQuery")
         threads.append(threading.Thread(target=ends))
         threads[0].start()
 

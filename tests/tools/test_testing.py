@@ -202,11 +202,11 @@ def test_hang_and_endless_kernel_end_with_the_block(breakable: Any, stream: Stre
         faults.endless_kernel(stream)
         with pytest.raises(TimeoutError):
             stream.synchronize(timeout=0.01)
-        faults.hang("cuStreamQuery")
-        asking = threading.Thread(target=stream.query)
-        before = simulator.calls("cuStreamQuery")
+        faults.hang("cuStreamGetFlags")  # which the watcher never calls
+        asking = threading.Thread(target=lambda: stream.flags)
+        before = simulator.calls("cuStreamGetFlags")
         asking.start()
-        assert settle(lambda: simulator.calls("cuStreamQuery") > before)
+        assert settle(lambda: simulator.calls("cuStreamGetFlags") > before)
         assert asking.is_alive()
     asking.join()
     stream.synchronize()
