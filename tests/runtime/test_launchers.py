@@ -295,7 +295,7 @@ def test_calls_under_way_have_two_seconds_at_the_end(driver_kind: str, seconds: 
     began = time.monotonic()
     printed = succeed(driver_kind, EXIT.format(places=PLACES, seconds=seconds), forked=USUAL)
     assert printed == "ends\n" + "returned\n" * (PLACES if seconds < 1 else 0)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25  # far less, but for the start of a process
 
 
 def test_a_function_that_forks(driver_kind: str) -> None:
