@@ -42,6 +42,7 @@ struct wait_list;
 struct wait_list *wait_list_new(struct context *, struct shared_history *, struct wait_list *same);
 void wait_list_ref(struct wait_list *);
 void wait_list_unref(struct wait_list *);
+int wait_list_health(const struct wait_list *); /* of its context: see context_recent_health */
 /* What operators call its stream. The latest counts. Any thread. */
 void wait_list_label(struct wait_list *, const char *name);
 /* The same list as one owner of the stream uses it. A wait is stalled after that time without an
