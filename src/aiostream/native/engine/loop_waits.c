@@ -101,16 +101,11 @@ bool wait_drop_future(struct wait *wait, uint64_t ticket) {
 
 /* Whether the loop polls on. If not, the wait is over, or another holder's. */
 static bool poll_on(struct wait *wait) {
-    int status;
-    switch (wait_poll_once(wait, &status)) {
-    case POLL_OVER:
-        wait_fire(wait, status);
-        return false;
-    case POLL_EXPIRED:
-        return !wait_leave_as_planned(wait, wait->polled);
-    default:
-        return true;
-    }
+    int status = wait_poll_once(wait);
+    if (status == CUDA_NOT_READY)
+        return wait_polls_on(wait) || !wait_leave_as_planned(wait, wait->polled);
+    wait_fire(wait, status);
+    return false;
 }
 
 void waits_poll_futures(struct queue *queue) {
@@ -144,10 +139,10 @@ void wait_hand_back(struct wait *wait, int64_t length) {
 
 /* One native poll in a wide window. */
 static void poll_by_loop(struct wait *wait) {
-    int status;
-    wait->first_poll_due =
-        true; /* the time since the last look says nothing of the loop's lateness */
-    if (wait_poll_once(wait, &status) == POLL_OVER) wait_fire(wait, status);
+    /* the time since the last look says nothing of the loop's lateness */
+    wait->first_poll_due = true;
+    int status = wait_poll_once(wait);
+    if (status != CUDA_NOT_READY) wait_fire(wait, status);
     else if (!wait_leave_as_planned(wait, wait->polled)) wait_hand_back(wait, wait->woken_for);
 }
 

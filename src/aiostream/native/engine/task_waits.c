@@ -199,44 +199,45 @@ void wait_begin_event(const struct waits *of, struct handle *event, struct queue
 
 /* --- polling --- */
 
-enum poll_outcome wait_poll_once(struct wait *wait, int *status) {
+int wait_poll_once(struct wait *wait) {
     int64_t before = now_ns();
-    *status = wait_query(wait);
+    int status = wait_query(wait);
     int64_t now = now_ns();
-    bool first = wait->first_poll_due;
-    wait->first_poll_due = false;
-    if (!first) queue_note_lateness(wait->queue, now - wait->polled);
+    if (!wait->first_poll_due) queue_note_lateness(wait->queue, now - wait->polled);
     wait->polled = now;
-    if (*status != CUDA_NOT_READY) {
-        if (*status == CUDA_SUCCESS) wait_learn(wait, now, true);
+    if (status == CUDA_NOT_READY) {
+        atomic_store(&wait->pending_at, before);
+        if (wait->first_poll_due) wait->first_poll = now;
+        wait->first_poll_due = false;
+    } else {
+        if (status == CUDA_SUCCESS) wait_learn(wait, now, true);
         wait_note_end(wait, now);
         atomic_fetch_add(&counters[WAITS_SPUN], 1);
-        return POLL_OVER;
     }
-    atomic_store(&wait->pending_at, before);
-    if (first) wait->first_poll = now;
-    if (now < wait->poll_until) return POLL_PENDING;
+    return status;
+}
+
+bool wait_polls_on(struct wait *wait) {
+    int64_t now = wait->polled;
+    if (now < wait->poll_until) return true;
     struct load load = wait_load(wait);
     if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls,
                        &load))
-        return POLL_PENDING;
+        return true;
     wait->woken_for = 0; /* the end for which the task was woken did not come */
-    return POLL_EXPIRED;
+    return false;
 }
 
 void wait_poll(struct wait *wait, struct wait_result *result) {
-    int status;
+    int status = wait_poll_once(wait);
     *result = (struct wait_result){0};
-    switch (wait_poll_once(wait, &status)) {
-    case POLL_OVER:
+    if (status != CUDA_NOT_READY) {
         result->refusal = status;
         wait_end(wait);
-        break;
-    case POLL_EXPIRED:
-        go_on(wait, result, wait->polled);
-        break;
-    default:
+    } else if (wait_polls_on(wait)) {
         result->spinning = wait;
+    } else {
+        go_on(wait, result, wait->polled);
     }
 }
 
@@ -245,7 +246,8 @@ bool wait_block(struct wait *wait, int64_t until, int *status) {
     prctl(PR_SET_TIMERSLACK, 1UL); /* ns, as in the watcher */
     for (;;) {
         wait->first_poll_due = true; /* there is no loop whose lateness a poll would show */
-        if (wait_poll_once(wait, status) == POLL_OVER) break;
+        *status = wait_poll_once(wait);
+        if (*status != CUDA_NOT_READY) break;
         int64_t now = atomic_load(&wait->polled), start = atomic_load(&wait->start);
         if (now >= until) break;
         struct load load = {.lists = 1, .waits = 1, .alone = true, .task_allowed = true};

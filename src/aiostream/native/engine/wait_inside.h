@@ -172,10 +172,10 @@ struct load wait_load(const struct wait *);
 /* Decides what a task or a loop does next with a wait that was pending at `now`. The ticket with
  * which it has left the wait to a timer or the watcher; 0: it polls on. */
 uint64_t wait_leave_as_planned(struct wait *, int64_t now);
-enum poll_outcome { POLL_PENDING, POLL_EXPIRED, POLL_OVER };
-/* Polls a wait that its task or loop holds. Pending; pending, and the time for polling is over; or
- * over, with *status. */
-enum poll_outcome wait_poll_once(struct wait *, int *status);
+/* Polls a wait that its task or loop holds. */
+int wait_poll_once(struct wait *);
+/* Whether who has polled it, and found it pending, polls it again in the next turn. */
+bool wait_polls_on(struct wait *);
 /* Its holder needs it no more. Its list, and a user's event, hear that. */
 void wait_release(struct wait *);
 void wait_end(struct wait *);              /* the same, and it is no longer pending */
