@@ -277,10 +277,7 @@ static void turn(struct loop *loop) {
     note("loop %d turns", (int)(loop - loops));
     if (loop->is_woken || loop->timer_at <= clock_ns) {
         loop->is_woken = false;
-        if (waits_are_due(loop->queue)) {
-            waits_run_due(loop->queue);
-            waits_poll_futures(loop->queue);
-        }
+        waits_run_due(loop->queue);
         queue_drain(loop->queue, emit, NULL);
     }
     for (int i = 0; i < WAITS; i++) {
@@ -348,7 +345,6 @@ static void cancel(struct task *task, bool forget) {
     note("%s %d is %s", task->future ? "future" : "wait", number_of(task),
          forget ? "forgotten" : "cancelled");
     task->wanted = forget;
-    if (task->future && !forget) wait_drop_future(task->wait, task->ticket);
     if (task->state == POLLS) {
         wait_drop(task->wait);
         task->state = FREE;

@@ -357,8 +357,7 @@ static void leave(struct task *task) {
         task->cancelled = true; /* it stays registered until its ticket is delivered */
     } else if (task->state == WATCHED) {
         tickets[task->ticket & 0xffffff].task = NULL;
-        if (task->future && wait_drop_future(task->wait, task->ticket))
-            relaxed_add(&futures_dropped, 1);
+        if (task->future) relaxed_add(&futures_dropped, 1);
         wait_orphan(task->ticket);
         *task = (struct task){0};
     }
@@ -375,7 +374,6 @@ static void require_not_forgotten(struct task *task) {
 static void run_due(struct queue *queue) {
     int mode = relaxed_enter();
     waits_run_due(queue);
-    waits_poll_futures(queue);
     relaxed_leave(mode);
 }
 

@@ -6,10 +6,9 @@
  * behind its work (wait_record_future). From then on a timer of the loop or the watcher has the
  * wait, as any wait. For enqueue_in_thread a worker records it, and the watcher alone has it.
  *
- * When the end is near, the wait is handed back to the loop itself, which polls it natively, once
- * in each of its turns: the drain of its queue does that, and asks for another turn while any such
- * wait is left. No task is resumed before the end. A cancelled future leaves the loop's list, and
- * the watcher takes its wait (wait_drop_future).
+ * When the end is near, the loop itself polls the wait natively, once in each of its turns: the
+ * drain of its queue does that, and sets the timer for the next turn. No task is resumed before the
+ * end. If a future is cancelled, the watcher takes its wait out of the timer (wait_orphan).
  *
  * The drain calls waits_run_due for the waits whose timer is due. If the loop is closed,
  * waits_leave_loop gives all that it has to the watcher. If it does not come for its timer,
@@ -17,9 +16,15 @@
  */
 #include "wait_inside.h"
 
-/* The loop drains again in its next turn, because its timer is due at once. A KeyboardInterrupt
- * cannot take that away, as it could take a callback. */
-static void drain_again(struct queue *queue) { timer_wake_by(&queue->timer, now_ns()); }
+#include <limits.h>
+
+/* Of a future. The loop drains again in its next turn, because its timer is due at once. A
+ * KeyboardInterrupt cannot take that away, as it could take a callback. */
+static void poll_next_turn(struct wait *wait, int64_t now) {
+    wait->by_loop = false;
+    if (!timer_add(&wait->queue->timer, &wait->timer_entry, now, INT_MAX))
+        wait_leave_to_watcher(wait); /* the loop is closed */
+}
 
 int wait_reserve(const struct waits *waits, struct queue *queue, const struct strategy *strategy,
                  struct wait **reserved) {
@@ -28,6 +33,7 @@ int wait_reserve(const struct waits *waits, struct queue *queue, const struct st
     struct wait *wait = *reserved;
     wait->ticket = point_reserve(queue, wait->context, KIND_POLLED);
     atomic_store_explicit(&wait->future, true, memory_order_relaxed);
+    wait->first_poll_due = true;
     if (wait->ticket) return CUDA_SUCCESS;
     wait_unreserve(wait);
     return RESULT_NO_MEMORY;
@@ -59,91 +65,29 @@ int wait_record_future(struct wait *wait, void *stream) {
     int status = wait_record(wait, stream);
     if (status != CUDA_SUCCESS) return status;
     point_arm_polled(wait->ticket);
-    if (!wait_leave_as_planned(wait, now)) wait_hand_back(wait, 0);
+    if (!wait_leave_as_planned(wait, now)) poll_next_turn(wait, now);
     return CUDA_SUCCESS;
-}
-
-/* --- the loop's list --- */
-
-static void put(struct polled_waits *polled, struct wait *wait) {
-    pthread_mutex_lock(&polled->lock);
-    wait->next_polled = polled->first;
-    polled->first = wait;
-    pthread_mutex_unlock(&polled->lock);
-}
-
-/* All of them, linked by `next_polled`. The loop no longer has them, before anything else is done
- * with one, because its next holder may recycle it. */
-static struct wait *take_all(struct polled_waits *polled) {
-    pthread_mutex_lock(&polled->lock);
-    struct wait *first = polled->first;
-    polled->first = NULL;
-    pthread_mutex_unlock(&polled->lock);
-    return first;
-}
-
-/* --- leaving the loop --- */
-
-bool wait_drop_future(struct wait *wait, uint64_t ticket) {
-    struct polled_waits *polled = &wait->queue->polled;
-    pthread_mutex_lock(&polled->lock);
-    _Atomic(struct wait *) *link = &polled->first;
-    while (*link && *link != wait) link = &(*link)->next_polled;
-    /* It may be over and another wait of its queue by now, but never with the same ticket. */
-    bool drops = *link && atomic_load(&wait->ticket) == ticket;
-    if (drops) *link = wait->next_polled;
-    pthread_mutex_unlock(&polled->lock);
-    if (drops) wait_leave_to_watcher(wait);
-    return drops;
 }
 
 /* --- polling by the loop --- */
 
-/* Whether the loop polls on. If not, the wait is over, or another holder's. */
-static bool poll_on(struct wait *wait) {
-    int status = wait_poll_once(wait);
-    if (status == CUDA_NOT_READY)
-        return wait_polls_on(wait) || !wait_leave_as_planned(wait, wait->polled);
-    wait_fire(wait, status);
-    return false;
-}
-
-void waits_poll_futures(struct queue *queue) {
-    struct polled_waits *polled = &queue->polled;
-    if (!polled->first) return;
-    queue->wakeup_suppressed = true; /* the drain that follows takes what is fired here */
-    for (struct wait *wait = take_all(polled), *next; wait; wait = next) {
-        next = wait->next_polled; /* read before the wait may be another's */
-        if (poll_on(wait)) put(polled, wait);
-    }
-    if (polled->first) drain_again(queue);
-}
-
-/* --- the loop's timer --- */
-
-void wait_hand_back(struct wait *wait, int64_t length) {
+void wait_hand_back(struct wait *wait) {
     uint64_t ticket = wait->ticket;
     wait->first_poll_due = true;
-    wait->first_poll = 0;
-    wait->polls = 0;
-    wait->woken_for = length;
-    if (wait->future) {
-        put(&wait->queue->polled, wait);
-        drain_again(wait->queue);
-        return;
-    }
     wait->handed_back = ticket;
     wait->ticket = 0;
     point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
 }
 
-/* One native poll in a wide window. */
-static void poll_by_loop(struct wait *wait) {
-    /* the time since the last look says nothing of the loop's lateness */
-    wait->first_poll_due = true;
+/* One native poll: of a future whose end is near, in each turn, or of any wait whose time has
+ * come. */
+static void poll_by_loop(struct wait *wait, int64_t now) {
     int status = wait_poll_once(wait);
     if (status != CUDA_NOT_READY) wait_fire(wait, status);
-    else if (!wait_leave_as_planned(wait, wait->polled)) wait_hand_back(wait, wait->woken_for);
+    else if (!wait->by_loop && wait_polls_on(wait)) poll_next_turn(wait, now);
+    else if (wait_leave_as_planned(wait, wait->polled)) return;
+    else if (wait->future) poll_next_turn(wait, now);
+    else wait_hand_back(wait);
 }
 
 void waits_run_due(struct queue *queue) {
@@ -159,16 +103,12 @@ void waits_run_due(struct queue *queue) {
         int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
         polls += wait->by_loop;
-        if (wait->by_loop) poll_by_loop(wait);
-        else wait_hand_back(wait, wait->woken_for);
+        if (wait->by_loop || wait->future) poll_by_loop(wait, now);
+        else wait_hand_back(wait);
     }
     if (!polls) return;
     atomic_fetch_add(&counters[EVENT_POLLS], polls);
     atomic_fetch_add(&counters[EVENT_PASSES], 1);
-}
-
-bool waits_are_due(struct queue *queue) {
-    return queue->polled.first || timer_is_due(&queue->timer, now_ns());
 }
 
 /* --- the task has gone, or the loop is closed or does not come --- */
@@ -190,19 +130,15 @@ void wait_orphan(uint64_t ticket) {
     if (wait) leave_timer(wait);
 }
 
-static void leave_all(struct queue *queue, struct timer_entry *left) {
+static void leave_all(struct timer_entry *left) {
     while (left) {
         struct wait *wait = (struct wait *)left;
         left = left->next;
         leave_timer(wait);
     }
-    for (struct wait *wait = take_all(&queue->polled), *next; wait; wait = next) {
-        next = wait->next_polled;
-        wait_leave_to_watcher(wait);
-    }
 }
 
-void waits_leave_loop(struct queue *queue) { leave_all(queue, timer_close(&queue->timer)); }
+void waits_leave_loop(struct queue *queue) { leave_all(timer_close(&queue->timer)); }
 
 /* a loop that is later is blocked, or does not run, and perhaps never again */
 static const int64_t LATE_NS = 100000000;
@@ -212,7 +148,7 @@ void waits_leave_late(int64_t now) {
     for (int i = 1; (queue = queue_at(i)); i++) {
         if (atomic_load(&queue->loop.leaving) || !timer_is_due(&queue->timer, now - LATE_NS))
             continue;
-        leave_all(queue, timer_take_due(&queue->timer, now - LATE_NS, 0));
+        leave_all(timer_take_due(&queue->timer, now - LATE_NS, 0));
         timer_wake_by(&queue->timer, now); /* the loop may have other reasons to drain */
     }
 }

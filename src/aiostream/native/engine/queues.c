@@ -13,8 +13,8 @@
  * is to get them.
  *
  * The queue also carries what else one loop has: its timer, its budget for waits that are ready,
- * how late it comes (its lateness), the waits of futures that it polls, and spare points and waits,
- * so that no two loops share a lock on the way of a wait.
+ * how late it comes (its lateness), and spare points and waits, so that no two loops share a lock
+ * on the way of a wait.
  */
 #include "queues.h"
 
@@ -74,7 +74,6 @@ static struct queue *queue_allocate(void) { /* table_lock held */
         return NULL;
     }
     pthread_mutex_init(&queue->spares.lock, NULL);
-    pthread_mutex_init(&queue->polled.lock, NULL);
     pthread_mutex_init(&queue->timer.lock, NULL);
     queue->index = queue_count;
     queues[queue_count++] = queue;
@@ -93,7 +92,6 @@ struct queue *queue_open(void) {
     if (!queue) return NULL;
     descriptor_read(queue->eventfd);
     memset(&queue->turn, 0, sizeof queue->turn);
-    queue->polled.first = NULL;
     queue->lateness = 0; /* the former owner's lateness says nothing of this one */
     /* an interrupt may have kept the former owner from the drain that ends this */
     queue->wakeup_suppressed = false;

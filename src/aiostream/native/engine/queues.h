@@ -33,13 +33,6 @@ struct spares {
     struct wait *waits[SPARE_WAITS]; /* by the context's number, modulo */
 };
 
-/* The loop's thread uses them, and the watcher takes them if the loop does not come. See
- * loop_waits.c. */
-struct polled_waits {
-    pthread_mutex_t lock; /* guards the list; its beginning is also read without */
-    _Atomic(struct wait *) first;
-};
-
 /* `refs` counts the owner and every point that has not fired. At zero no thread can push any more,
  * and the queue may be recycled. */
 struct queue {
@@ -64,7 +57,6 @@ struct queue {
         int tasks, last_tasks; /* tasks with ready waits in this turn, and in the one before */
         int64_t latest;        /* when the latest wait was ready */
     } turn;
-    struct polled_waits polled;
     struct loop_state loop;
     struct spares spares; /* any thread */
     /* Its waits that are not over, any thread. Those of cancelled futures count until the GPU has

@@ -51,6 +51,10 @@ static void leave_to(struct wait *wait, enum holder holder, int64_t due) {
 /* Leaves the wait as planned. False: the plan was a timer, and the timer takes no more. */
 static bool leave(struct wait *wait, const struct plan *plan, const struct load *load) {
     int64_t start = atomic_load(&wait->start);
+    /* the time from here to the next poll says nothing of the loop's lateness */
+    wait->first_poll_due = true;
+    wait->first_poll = 0;
+    wait->polls = 0;
     if (plan->stage == STAGE_WATCHER) {
         atomic_fetch_add(&counters[WAITS_WATCHED], 1);
         leave_to(wait, HELD_BY_WATCHER, start + plan->at);

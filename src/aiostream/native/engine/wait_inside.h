@@ -84,9 +84,10 @@ struct wait_list {
  *   WATCHER        --handed back-> TASK              (by the watcher)
  *   OVER_LISTED    --unlisted----> the spares        (by the watcher)
  *
- * A timer may have a wait (TIMER, or TASK between leave and due). Then the wait belongs to the
- * thread that removes its entry from the timer, which has a lock of its own. That is the loop's
- * thread when the entry is due, or the watcher when it has seen the end and the holder is TIMER. */
+ * A timer may have a wait (TIMER, or TASK between leave and due, and while the loop polls it). Then
+ * the wait belongs to the thread that removes its entry from the timer, which has a lock of its
+ * own. That is the loop's thread when the entry is due, or the watcher when it has seen the end and
+ * the holder is TIMER. */
 enum holder { HELD_BY_TASK, HELD_BY_TASK_LISTED, HELD_BY_TIMER, HELD_BY_WATCHER, OVER_LISTED };
 
 struct wait {
@@ -111,8 +112,6 @@ struct wait {
     /* written once more for a future, when its work was enqueued; relaxed, as it orders nothing */
     _Atomic int64_t began;
     const struct strategy *strategy;
-    /* used by the loop's thread (the watcher may still list it, by `next`) */
-    _Atomic(struct wait *) next_polled;
     _Atomic bool future; /* its ticket is for all its life, and its loop polls it natively */
     /* Written last by wait_start, and cleared under the lock of the queue's spares. While it is
      * there, a thread that has that lock may read the fields above. */
@@ -184,8 +183,7 @@ void wait_fire(struct wait *, int status); /* the same, and fires its ticket */
 int wait_ask(struct wait_list *, void *stream);
 /* records its event at what the stream has reached; 0, or why not */
 int wait_record(struct wait *, void *stream);
-/* Its task polls it from now on, and gets it as STATUS_HANDED_BACK, or the loop if it is a
- * future's. It is woken for an end at that length, or 0. */
-void wait_hand_back(struct wait *, int64_t length);
+/* Its task polls it from now on, and gets it as STATUS_HANDED_BACK. */
+void wait_hand_back(struct wait *);
 
 #endif

@@ -72,12 +72,6 @@ void wait_fire_unrecorded(struct wait *, int status);
 int wait_record_future(struct wait *, void *stream);
 /* Whether the stream has done everything already, so that there is nothing to record. */
 bool wait_is_over_at_once(struct wait *, void *stream);
-/* In the loop's thread: the watcher gets a wait that the loop polls. False: the loop does not poll
- * it. It may be in use again already, and the ticket shows that. */
-bool wait_drop_future(struct wait *, uint64_t ticket);
-/* In the loop's thread, under RELAXED, before each drain: polls the futures whose end is near. If
- * some are left, the loop's timer is due at once. */
-void waits_poll_futures(struct queue *);
 void wait_poll(struct wait *, struct wait_result *);
 /* Blocks the thread until the wait is over (true, with its status), or until that time. It polls as
  * the policy says, and sleeps in between. Call it without the GIL, under RELAXED. Such a wait
@@ -88,12 +82,12 @@ void wait_drop(struct wait *); /* its task no longer waits */
  * without memory. Then the caller leaves it to the watcher. Not for a user's event. */
 uint64_t wait_reserve_end(struct wait *, bool in_loop);
 void wait_leave_to_watcher(struct wait *);
-/* The same for one that a timer or the watcher has. The watcher has it then, and its end goes to
- * the janitor, because its loop may not run for long. Any thread. */
+/* The same for one that a timer, the loop or the watcher has. The watcher has it then, and its end
+ * goes to the janitor, because its loop may not run for long. Any thread. */
 void wait_orphan(uint64_t ticket);
-/* polls those whose timer is due; by the loop's thread, under RELAXED, before each drain */
+/* Polls those whose timer is due, and hands them back; by the loop's thread, under RELAXED, before
+ * each drain. If it is to poll futures in its next turn, the timer is due at once. */
 void waits_run_due(struct queue *);
-bool waits_are_due(struct queue *); /* whether there may be any, or futures to poll */
 /* before the queue is closed: the watcher takes those that the loop's timer has */
 void waits_leave_loop(struct queue *);
 /* The watcher takes what the loops should have polled long ago. By the watcher. */

@@ -222,9 +222,10 @@ static int64_t schedule(struct wait_list *list, int64_t polled_at) {
         }
         take_first_off(list);
         wait->poll_until = plan.until == NEVER ? NEVER : start + plan.until;
+        wait->woken_for = plan.length;
         atomic_fetch_add(&counters[WAITS_HANDED_BACK], 1);
         atomic_store(&wait->holder, HELD_BY_TASK);
-        wait_hand_back(wait, plan.length);
+        wait_hand_back(wait);
     }
     return NEVER;
 }

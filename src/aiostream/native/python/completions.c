@@ -239,7 +239,6 @@ void completion_give_up(CompletionObject *self) {
      * on, and must not settle what other tasks of this loop await. */
     leave_order(self);
     if (!self->recorded || is_child()) return;
-    if (self->wait) wait_drop_future(self->wait, self->ticket);
     wait_orphan(self->ticket);
 }
 

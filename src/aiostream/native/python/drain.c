@@ -318,11 +318,10 @@ static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "O&p", to_queue, &draining.queue, &orphaned)) return NULL;
     if (is_child()) Py_RETURN_NONE;
     draining.orphaned = orphaned;
-    if (waits_are_due(draining.queue)) {
+    if (timer_is_due(&draining.queue->timer, now_ns())) {
         Py_BEGIN_ALLOW_THREADS
         int mode = relaxed_enter();
         waits_run_due(draining.queue);
-        waits_poll_futures(draining.queue);
         relaxed_leave(mode);
         Py_END_ALLOW_THREADS
     }

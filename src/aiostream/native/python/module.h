@@ -18,8 +18,8 @@
  *   threads and the watcher never had the GIL.
  * - Types, names and the driver's table are written before another thread knows the module, or
  *   under the lock of `_runtime/process.py`.
- * - A Wait belongs to its task, a Work to the frame that has made it, and the turns and polled
- * waits of a queue to its loop. So one thread alone uses each. */
+ * - A Wait belongs to its task, a Work to the frame that has made it, and the turns of a queue to
+ * its loop. So one thread alone uses each. */
 #ifndef Py_BEGIN_CRITICAL_SECTION
 #define Py_BEGIN_CRITICAL_SECTION(object)                                                          \
     {                                                                                              \
