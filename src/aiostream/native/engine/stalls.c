@@ -68,7 +68,7 @@ static int64_t later(int64_t one, int64_t other) { return one > other ? one : ot
 
 /* The watcher polls it, or the thread that it blocks, so its loop need not run. */
 static bool has_no_loop(const struct wait *wait) {
-    return wait->forecast &&
+    return wait->in_use &&
            (atomic_load(&wait->holder) == HELD_BY_WATCHER || wait->queue->index == 0);
 }
 
@@ -81,7 +81,7 @@ static int64_t progress_of(const struct wait *wait) {
     if (!list || !atomic_load(&wait->limit) || atomic_load(&wait->queue->closed) ||
         wait->loop != wait->queue->identity)
         return 0;
-    if (!wait->forecast) since = point_unread_since(atomic_load(&wait->ticket));
+    if (!wait->in_use) since = point_unread_since(atomic_load(&wait->ticket));
     else if (atomic_load(&wait->holder) == OVER_LISTED) since = 0;
     /* a future whose work is not enqueued yet: that takes as long as its function */
     else if (wait->future && atomic_load(&wait->polled) < began) since = now_ns();
@@ -97,7 +97,7 @@ static void count_beat(struct wait *wait, int64_t progress) {
     if (progress == wait->progress) wait->unseen += BEAT_NS;
     else wait->progress = progress, wait->seen = wait->unseen = 0;
     if (!wait->users_event) pending_at = later(pending_at, atomic_load(&wait->list->pending_at));
-    if (has_no_loop(wait) || (wait->forecast && pending_at >= last_beat))
+    if (has_no_loop(wait) || (wait->in_use && pending_at >= last_beat))
         wait->seen += wait->unseen, wait->unseen = 0;
 }
 

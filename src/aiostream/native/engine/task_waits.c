@@ -65,8 +65,7 @@ static bool leave(struct wait *wait, const struct plan *plan, const struct load 
     wait->by_loop = plan->by_loop;
     int64_t now = now_ns(), at = start + plan->at, guard = NEVER;
     if (at < now) at = now; /* waits_leave_late must not take it from this thread */
-    if (!plan->common)
-        guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
+    if (!plan->common) guard = policy_guard(&wait->prediction, now - start, plan->at, load);
     else if (!plan->exact) at = policy_common_poll(now, at);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
     if (!timer_add(&wait->queue->timer, &wait->timer_entry, at, atomic_load(&max_timer_waits)))
@@ -83,7 +82,7 @@ uint64_t wait_leave_as_planned(struct wait *wait, int64_t now) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
     atomic_store(&wait->polled, now);
-    struct plan plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
+    struct plan plan = wait->strategy->plan(&wait->prediction, now - start, &load);
     /* The ticket must be there before the next holder may fire it. Without memory for one the task
      * goes on polling, which needs none. */
     if (plan.stage != STAGE_TASK && !wait->ticket)
@@ -98,7 +97,7 @@ uint64_t wait_leave_as_planned(struct wait *wait, int64_t now) {
     atomic_store(&loop->leaving, true);
     if (!leave(wait, &plan, &load)) {
         load.timers_allowed = false;
-        plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
+        plan = wait->strategy->plan(&wait->prediction, now - start, &load);
         leave(wait, &plan, &load);
     }
     atomic_store(&loop->leaving, false);
@@ -225,8 +224,7 @@ bool wait_polls_on(struct wait *wait) {
     int64_t now = wait->polled;
     if (now < wait->poll_until) return true;
     struct load load = wait_load(wait);
-    if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls,
-                       &load))
+    if (policy_poll_on(&wait->prediction, now - atomic_load(&wait->start), ++wait->polls, &load))
         return true;
     wait->woken_for = 0; /* the end for which the task was woken did not come */
     return false;
@@ -255,7 +253,7 @@ bool wait_block(struct wait *wait, int64_t until, int *status) {
         int64_t now = atomic_load(&wait->polled), start = atomic_load(&wait->start);
         if (now >= until) break;
         struct load load = {.lists = 1, .waits = 1, .alone = true, .task_allowed = true};
-        struct plan plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
+        struct plan plan = wait->strategy->plan(&wait->prediction, now - start, &load);
         int64_t at = plan.stage == STAGE_TASK ? now : start + plan.at;
         if (at > until) at = until;
         struct timespec time = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};

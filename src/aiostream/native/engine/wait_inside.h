@@ -22,18 +22,10 @@
 
 #include "waits.h"
 
-/* A prediction. It is as large as a wait, so the waits that begin between two lessons of a history
- * share one. */
-struct forecast {
-    _Atomic int64_t refs;
-    struct prediction prediction; /* constant */
-};
-
 struct shared_history {
     _Atomic int64_t refs;
     pthread_mutex_t lock; /* guards the rest; never held across a driver call */
     struct history history;
-    struct forecast *forecast; /* NULL: the history has learnt since the last one */
 };
 
 struct wait_list {
@@ -112,10 +104,11 @@ struct wait {
     /* written once more for a future, when its work was enqueued; relaxed, as it orders nothing */
     _Atomic int64_t began;
     const struct strategy *strategy;
+    struct prediction prediction; /* as its history was when it began */
     _Atomic bool future; /* its ticket is for all its life, and its loop polls it natively */
-    /* Written last by wait_start, and cleared under the lock of the queue's spares. While it is
-     * there, a thread that has that lock may read the fields above. */
-    _Atomic(struct forecast *) forecast;
+    /* Set last by wait_start, and cleared under the lock of the queue's spares. While it is set, a
+     * thread that has that lock may read the fields above. */
+    _Atomic bool in_use;
     /* What its last beat saw, and since when: the beats up to the last at which its work was seen
      * pending, and those after it. Under waits_lock. */
     int64_t progress, seen, unseen;

@@ -3,7 +3,7 @@
  * wait_start takes a wait out of the spares of its loop, or makes one with its event, and gives it
  * to the task. When its event is complete, wait_recycle puts it back, in the thread that has seen
  * that. Each end that was polled goes into the history of its wait list (wait_learn), in the thread
- * that has seen it: the loop's or the watcher's. The next wait gets its forecast from there.
+ * that has seen it: the loop's or the watcher's. The next wait gets its prediction from there.
  *
  * All waits stand in one list from their making on, and none is freed. So any thread may list what
  * waits (waits_next) and what is stalled (stalls.c), under the lock of the list and of the spares,
@@ -35,33 +35,12 @@ void wait_not_pending(const struct wait *wait) { atomic_fetch_sub(&wait->queue->
 
 /* --- histories --- */
 
-/* never freed, because of this one reference */
-static struct forecast none = {.refs = 1, .prediction = {.short_likely = true}};
-
-static struct forecast *forecast_ref(struct forecast *forecast) {
-    atomic_fetch_add(&forecast->refs, 1);
-    return forecast;
-}
-
-static void forecast_unref(struct forecast *forecast) {
-    if (forecast && atomic_fetch_sub(&forecast->refs, 1) == 1) free(forecast);
-}
-
-/* Called under the history's lock. */
-static void forget_forecast(struct shared_history *shared) {
-    forecast_unref(shared->forecast);
-    shared->forecast = NULL;
-}
-
-/* A reference to what is predicted now. Without memory for one, nothing is predicted. */
-static struct forecast *forecast_of(struct shared_history *shared) {
+static struct prediction predicted(struct shared_history *shared) {
+    if (!atomic_load(&predicting)) return (struct prediction){.short_likely = true};
     pthread_mutex_lock(&shared->lock);
-    if (!shared->forecast && (shared->forecast = malloc(sizeof *shared->forecast)))
-        *shared->forecast =
-            (struct forecast){.refs = 1, .prediction = history_predict(&shared->history)};
-    struct forecast *forecast = forecast_ref(shared->forecast ? shared->forecast : &none);
+    struct prediction prediction = history_predict(&shared->history);
     pthread_mutex_unlock(&shared->lock);
-    return forecast;
+    return prediction;
 }
 
 struct shared_history *shared_history_new(void) {
@@ -75,7 +54,6 @@ struct shared_history *shared_history_new(void) {
 
 void shared_history_unref(struct shared_history *shared) {
     if (atomic_fetch_sub(&shared->refs, 1) != 1) return;
-    forecast_unref(shared->forecast);
     pthread_mutex_destroy(&shared->lock);
     free(shared);
     atomic_fetch_sub(&counters[HISTORIES], 1);
@@ -90,7 +68,6 @@ void wait_learn(struct wait *wait, int64_t seen, bool lead) {
     if (lead && wait->woken_for)
         history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0,
                            seen - wait->first_poll);
-    forget_forecast(shared);
     pthread_mutex_unlock(&shared->lock);
 }
 
@@ -191,7 +168,7 @@ static int take(struct queue *queue, struct context *context, struct wait **take
 static void put(struct wait *wait) {
     struct spares *spares = &wait->queue->spares;
     pthread_mutex_lock(&spares->lock);
-    wait->forecast = NULL;
+    wait->in_use = false;
     struct wait **place = spares_for(spares, wait->context);
     wait->next = *place;
     *place = wait;
@@ -230,17 +207,16 @@ int wait_start(const struct waits *waits, struct queue *queue, const struct stra
     atomic_store_explicit(&wait->began, now, memory_order_relaxed);
     wait->start = now;
     wait->start_slack = 0;
-    wait->forecast = atomic_load(&predicting) ? forecast_of(list->history) : forecast_ref(&none);
+    wait->prediction = predicted(list->history);
+    wait->in_use = true;
     if (limit) wait_has_limit();
     return CUDA_SUCCESS;
 }
 
 void wait_recycle(struct wait *wait) {
     struct handle *users_event = wait->users_event;
-    struct forecast *forecast = wait->forecast;
     put(wait); /* from now on it may be another wait's */
     if (users_event) event_wait_let_go(users_event);
-    forecast_unref(forecast);
 }
 
 /* --- what waits --- */
@@ -256,13 +232,13 @@ void wait_list_label(struct wait_list *list, const char *name) {
 static bool is_pending(const struct wait *wait) {
     int holder = atomic_load(&wait->holder);
     /* the watcher has those that were dropped, without a ticket */
-    return wait->forecast && holder != OVER_LISTED &&
+    return wait->in_use && holder != OVER_LISTED &&
            (holder != HELD_BY_WATCHER || atomic_load(&wait->ticket));
 }
 
 /* Under waits_lock and the lock of its spares. */
 static void describe(const struct wait *wait, struct waiting *waiting) {
-    const struct prediction *prediction = &wait->forecast->prediction;
+    const struct prediction *prediction = &wait->prediction;
     int count = prediction->count;
     uint64_t ticket = atomic_load(&wait->ticket);
     *waiting = (struct waiting){

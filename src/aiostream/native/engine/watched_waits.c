@@ -195,8 +195,8 @@ static int64_t schedule(struct wait_list *list, int64_t polled_at) {
         if (!latest_wanted(list)) return start + policy_unwanted(age);
         list->latest = start + policy_latest_pass(age, load.lateness);
         if (holder == HELD_BY_TIMER) {
-            int64_t guard = policy_guard(&wait->forecast->prediction, age,
-                                         wait->timer_entry.time - start, &load);
+            int64_t guard =
+                policy_guard(&wait->prediction, age, wait->timer_entry.time - start, &load);
             if (guard != NEVER) return bound_by_latest(list, start + guard);
             /* The timer comes before the next guard poll, so the watcher need not list it. */
             take_first_off(list);
@@ -206,7 +206,7 @@ static int64_t schedule(struct wait_list *list, int64_t polled_at) {
         /* A dropped wait has no task to hand it back to, and a future never had one. */
         load.task_allowed = wait->ticket && !wait->future;
         load.waits = 1; /* only the loop's thread uses its timer */
-        struct plan plan = wait->strategy->plan(&wait->forecast->prediction, age, &load);
+        struct plan plan = wait->strategy->plan(&wait->prediction, age, &load);
         if (plan.stage == STAGE_WATCHER) {
             list->exact = plan.exact;
             return bound_by_latest(list, start + plan.at);
@@ -214,7 +214,7 @@ static int64_t schedule(struct wait_list *list, int64_t polled_at) {
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard polls before, and awake when the task is to be woken. */
             int64_t wake = plan.at - waker_oversleep(plan.at - age),
-                    guard = policy_guard(&wait->forecast->prediction, age, wake, &load);
+                    guard = policy_guard(&wait->prediction, age, wake, &load);
             if (wake > age) {
                 list->exact = wake < guard;
                 return bound_by_latest(list, start + (guard < wake ? guard : wake));
