@@ -106,11 +106,11 @@ MISTAKES = {
         *("two firings, the loop closes", "a data race"),
     ),
     "a point keeps its generation": (
-        *("points", "(atomic_load(&slot->word) >> 8) + 1", "atomic_load(&slot->word) >> 8"),
+        *("points", "(atomic_load(&point->word) >> 8) + 1", "atomic_load(&point->word) >> 8"),
         *("one ticket", "after its end"),
     ),
     "the consumer owes nothing": (
-        *("points", "FIRED | DISARMED, 0, FIRED | OWED", "FIRED | DISARMED, 0, FIRED"),
+        *("points", "word & QUEUED ? OWED : QUEUED", "word & QUEUED ? 0 : QUEUED"),
         *("fired and failed", "did not come back"),
     ),
     "a handle is given away in use": (

@@ -53,7 +53,6 @@ enum {
     ORPHANED = RESERVED /* of a point that is armed: what comes is the janitor's */
 };
 enum { POINT_BITS = 24, CHUNK_POINTS = 64, MAX_CHUNKS = (1 << POINT_BITS) / CHUNK_POINTS };
-_Static_assert(FIRST_TICKET == 1 << POINT_BITS, "generations begin with 1");
 
 struct point {
     /* It is the first field, because a queue knows a point by it. Its link belongs to the thread
@@ -128,15 +127,16 @@ static void grow(struct spares *spares) {
     pthread_mutex_unlock(&table_lock);
 }
 
-/* Queues are never freed, so the point's reference to its own may be gone. */
-static void point_give_back(struct point *point) {
+/* Gives back its reference to its queue too, unless that has gone. Queues are never freed. */
+static void point_give_back(struct point *point, bool refers) {
+    struct queue *queue = point->queue;
     /* as many as a ticket can name */
     uint64_t next_generation = generation_of(((atomic_load(&point->word) >> 8) + 1) << POINT_BITS);
     atomic_store(&point->word, next_generation << 8);
-    struct spares *spares = &point->queue->spares;
-    pthread_mutex_lock(&spares->lock);
-    put(spares, point);
-    pthread_mutex_unlock(&spares->lock);
+    pthread_mutex_lock(&queue->spares.lock);
+    put(&queue->spares, point);
+    pthread_mutex_unlock(&queue->spares.lock);
+    if (refers) queue_unref(queue);
 }
 
 static struct point *take(struct queue *queue) {
@@ -228,25 +228,22 @@ static bool in_stream(const struct point *point) {
 
 /* Changes the flags of the point of `ticket`: it clears `clear` and sets `set`. It fails and
  * returns false if the point has another generation, if any flag of `unless` is set, or if a flag
- * of `when` is not. *before gets the flags as they were, unless it is NULL. */
+ * of `when` is not. */
 static bool transition(struct point *point, uint64_t ticket, int when, int unless, int clear,
-                       int set, int *before) {
+                       int set) {
     uint64_t word = atomic_load(&point->word);
     do {
         int flags = word & 0xff;
         if (word >> 8 != generation_of(ticket) || (flags & when) != when || (flags & unless))
             return false;
-        if (before) *before = flags;
     } while (!atomic_compare_exchange_weak(&point->word, &word, (word & ~(uint64_t)clear) | set));
     return true;
 }
 
 void point_unreserve(uint64_t ticket) {
     struct point *point = point_at(ticket);
-    if (!point || !transition(point, ticket, RESERVED, ARMED, RESERVED, 0, NULL)) return;
-    struct queue *queue = point->queue;
-    point_give_back(point);
-    queue_unref(queue);
+    if (point && transition(point, ticket, RESERVED, ARMED, RESERVED, 0))
+        point_give_back(point, true);
 }
 
 /* --- firing --- */
@@ -256,52 +253,41 @@ struct queue *point_orphan(uint64_t ticket) {
     struct queue *queue =
         point ? point->queue : NULL; /* of this ticket if the transition succeeds */
     bool orphaned =
-        queue && transition(point, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED, NULL);
+        queue && transition(point, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED);
     return orphaned ? queue : NULL;
-}
-
-bool point_awaits_firing(uint64_t ticket) {
-    return (flags_of(ticket) & (ARMED | FIRED | QUARANTINED | DISARMED)) == ARMED;
 }
 
 /* The driver was given the ticket, and the consumer has not seen its end yet. */
 bool point_is_live(uint64_t ticket) { return (flags_of(ticket) & (ARMED | DISARMED)) == ARMED; }
 
-/* false: the ticket has fired before, or is not live */
-static bool fire(uint64_t ticket, int64_t status) {
-    struct point *point = point_at(ticket);
-    int before;
-    /* The watcher and the consumer may move the point between the two attempts. Then this thread
-     * makes both again. */
-    while (point_awaits_firing(ticket)) {
-        if (transition(point, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED,
-                       &before)) {
-            /* The watcher has failed the waiter, and the consumer has not taken it yet. The
-             * consumer will see both and release the point. */
-            atomic_fetch_add(&counters[POINTS_FIRED], 1);
-            atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-            return true;
-        }
-        if (transition(point, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0,
-                       FIRED | QUEUED, &before)) {
-            /* No other thread touches the point until it is pushed. */
-            struct queue *queue = point->queue;
-            atomic_store(&point->fire_status, status);
-            atomic_fetch_add(&counters[POINTS_FIRED], 1);
-            if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-            else if (!in_graph(point)) context_drop_pending(point->context);
-            queue_push(before & ORPHANED ? queue_orphans() : queue, &point->entry);
-            queue_unref(queue);
-            return true;
-        }
-    }
-    return false;
+static bool awaits_firing(uint64_t word, uint64_t ticket) {
+    return word >> 8 == generation_of(ticket) &&
+           (word & (ARMED | FIRED | QUARANTINED | DISARMED)) == ARMED;
 }
 
 /* The GPU has come to the point. The last act is to count itself out of the queue, which may be
  * recycled from then on. */
 void point_fire(uint64_t ticket, int64_t status) {
-    if (!fire(ticket, status)) atomic_fetch_add(&counters[POINTS_STALE], 1);
+    struct point *point = point_at(ticket);
+    uint64_t word = atomic_load(&point->word);
+    do
+        if (!awaits_firing(word, ticket)) {
+            atomic_fetch_add(&counters[POINTS_STALE], 1);
+            return;
+        }
+    while (!atomic_compare_exchange_weak(&point->word, &word,
+                                         word | FIRED | (word & QUEUED ? OWED : QUEUED)));
+    atomic_fetch_add(&counters[POINTS_FIRED], 1);
+    if (word & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
+    else if (!in_graph(point)) context_drop_pending(point->context);
+    /* The watcher has failed the waiter, and the consumer has not taken it yet. The consumer will
+     * see both and release the point. */
+    if (word & QUEUED) return;
+    /* No other thread touches the point until it is pushed. */
+    struct queue *queue = point->queue;
+    atomic_store(&point->fire_status, status);
+    queue_push(word & ORPHANED ? queue_orphans() : queue, &point->entry);
+    queue_unref(queue);
 }
 
 static uint64_t ticket_of(void *data) { return (uint64_t)(uintptr_t)data; }
@@ -310,7 +296,9 @@ static uint64_t ticket_of(void *data) { return (uint64_t)(uintptr_t)data; }
 static void call_user(uint64_t ticket, int status) {
     struct point *point = point_at(ticket);
     int kind = point->kind; /* of this ticket, if it awaits its firing after that */
-    if (kind == KIND_HOST_FUNCTION || kind == KIND_CALLBACK || !point_awaits_firing(ticket)) return;
+    if (kind == KIND_HOST_FUNCTION || kind == KIND_CALLBACK ||
+        !awaits_firing(atomic_load(&point->word), ticket))
+        return;
     if (kind == KIND_FOREIGN) point->foreign(point->foreign_data);
     else dispatch_to_python(ticket, status);
 }
@@ -355,35 +343,28 @@ static int enqueue(struct point *point, uint64_t ticket, void *stream) {
  * meantime. Then the consumer either still has it on its stack and releases it, or has seen it
  * already, and it is released here. */
 static void disarm(struct point *point, uint64_t ticket) {
-    int before;
-    struct queue *queue = point->queue;
-    struct context *context = point->context;
-    bool queued;
-    for (;;) { /* as in fire(), the point may be moved between the two attempts */
-        queued =
-            transition(point, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
-        if (queued || transition(point, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) break;
-        if (!point_awaits_firing(ticket)) return; /* it has fired after all */
-    }
+    uint64_t word = atomic_load(&point->word);
+    do
+        if (!awaits_firing(word, ticket)) return; /* it has fired after all */
+    while (!atomic_compare_exchange_weak(
+        &point->word, &word, word & QUEUED ? word | DISARMED | OWED : word & ~(uint64_t)ARMED));
     atomic_fetch_sub(&counters[POINTS_ARMED], 1);
-    if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-    else context_drop_pending(context);
-    if (queued) return;
-    point_give_back(point);
-    queue_unref(queue);
+    if (word & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
+    else context_drop_pending(point->context);
+    if (!(word & QUEUED)) point_give_back(point, true);
 }
 
 static void arm(struct point *point, uint64_t ticket) {
     atomic_fetch_add(&counters[POINTS_ARMED], 1);
     if (!in_graph(point)) context_add_pending(point->context);
-    transition(point, ticket, RESERVED, ARMED, RESERVED, ARMED, NULL);
+    transition(point, ticket, RESERVED, ARMED, RESERVED, ARMED);
 }
 
 void point_arm_polled(uint64_t ticket) { arm(point_at(ticket), ticket); }
 
 /* From now on a firing does nothing, and what the ticket keeps alive is leaked. */
 static int quarantine(struct point *point, uint64_t ticket) {
-    if (!transition(point, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, NULL))
+    if (!transition(point, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED))
         return CUDA_SUCCESS; /* it has fired already, so it was no node */
     atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
     atomic_fetch_add(&counters[POINTS_LEAKED], 1);
@@ -480,34 +461,21 @@ uint64_t point_reserve_armed(struct queue *queue, struct context *context, enum 
 
 /* --- the consumer --- */
 
-static void consumer_release(struct point *point) {
-    struct queue *queue = point->queue;
-    bool owed = atomic_load(&point->word) & OWED;
-    point_give_back(point);
-    if (owed) queue_unref(queue);
-}
-
 /* What the consumer does with one point that it has taken off a stack. False: emit refused, and the
  * point belongs back on a stack. */
 static bool consume(struct point *point, emit_function emit, void *argument) {
     uint64_t word = atomic_load(&point->word);
     uint64_t ticket = (word >> 8) << POINT_BITS | point->index;
-    int before = word & 0xff;
-    if (before & FIRED) {
-        int64_t status = before & FAILED ? point->fail_status : point->fire_status;
-        if (!emit(argument, ticket, status, true)) return false;
-        consumer_release(point);
-        return true;
+    if (!(word & (FIRED | DISARMED))) {
+        /* The watcher has failed it. If it fires or is disarmed before the transition, that shows
+         * it. */
+        if (!emit(argument, ticket, point->fail_status, false)) return false;
+        if (transition(point, ticket, QUEUED, FIRED | DISARMED, QUEUED, 0)) return true;
     }
-    /* The watcher has failed it. If it fires or is disarmed before this transition, the transition
-     * shows that. */
-    if (!(before & DISARMED) && !emit(argument, ticket, point->fail_status, false)) return false;
-    if (!transition(point, ticket, QUEUED, FIRED | DISARMED, QUEUED, 0, &before)) {
-        if (!(atomic_load(&point->word) & DISARMED) &&
-            !emit(argument, ticket, point->fail_status, true))
-            return false;
-        consumer_release(point);
-    }
+    word = atomic_load(&point->word);
+    int64_t status = word & FAILED ? point->fail_status : point->fire_status;
+    if (!(word & DISARMED) && !emit(argument, ticket, status, true)) return false;
+    point_give_back(point, word & OWED);
     return true;
 }
 
@@ -542,7 +510,6 @@ int points_visit_arrived(struct queue *queue, int (*visit)(void *owner, void *ar
  * and a host function might. */
 void points_fail(struct context *context, int status) {
     for (struct point *point = point_number(0); point; point = point_number(point->index + 1)) {
-        int before;
         uint64_t word = atomic_load(&point->word);
         if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || point->context != context)
             continue;
@@ -551,8 +518,7 @@ void points_fail(struct context *context, int status) {
          * driver has no ticket, so the watcher fires it with the status. */
         if (!in_stream(point)) continue;
         atomic_store(&point->fail_status, status);
-        if (!transition(point, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED,
-                        &before))
+        if (!transition(point, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED))
             continue;
         atomic_fetch_add(&counters[POINTS_LEAKED], 1);
         context_drop_pending(context);
@@ -562,7 +528,8 @@ void points_fail(struct context *context, int status) {
          * that loop. */
         struct queue *queue = point->queue;
         queue_ref(queue);
-        queue_push(before & ORPHANED ? queue_orphans() : queue, &point->entry);
+        bool orphaned = atomic_load(&point->word) & ORPHANED; /* since it has failed, for good */
+        queue_push(orphaned ? queue_orphans() : queue, &point->entry);
         queue_unref(queue);
     }
 }

@@ -20,10 +20,6 @@ enum point_kind {
     KIND_GRAPH_FOREIGN = 7,
 };
 
-enum {
-    FIRST_TICKET = 1 << 24
-}; /* no ticket is smaller, so a number below it is an error or a refusal */
-
 /* Takes everything that has arrived, and calls emit(argument, ticket, status, complete) for each,
  * oldest first. complete is false if the waiter failed but the driver may still come to the point,
  * so what is kept alive for it must stay. An emit that returns false stops the drain. What is left
@@ -55,7 +51,6 @@ int point_arm(uint64_t ticket, void *stream);
 /* What comes for the ticket goes to the orphans' queue. The queue that it would have gone to, or
  * NULL: it has come already. */
 struct queue *point_orphan(uint64_t ticket);
-bool point_awaits_firing(uint64_t ticket);
 /* the driver may still come to the point, or its consumer has not seen its end */
 bool point_is_live(uint64_t ticket);
 /* All that are armed now; of these, the host functions that live in graphs, and those that the
