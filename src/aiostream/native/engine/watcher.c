@@ -38,12 +38,6 @@ static pid_t process; /* the process in which it runs; under watcher_lock */
 
 static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); }
 
-/* While the watcher is parked, a thread may also begin to listen for failures. */
-static bool sleeps_for_good;
-static bool must_leave_park(void) {
-    return must_wake() || (sleeps_for_good && failures_expected());
-}
-
 static void read_health(bool all) {
     struct context *context;
     for (int i = 0; (context = context_at(i)); i++) {
@@ -81,10 +75,12 @@ static void *watch(void *unused) {
         } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
             waker_sleep_until(now + HEALTH_PERIOD_NS, must_wake);
         } else {
-            sleeps_for_good = !failures_expected();
+            /* Who arms a point, or begins to listen for failures, reads `parked` afterwards, and
+             * this thread reads both after it has written that. So one of the two sees the other.
+             */
             waker_set_parked(true);
             if (contexts_pending() == 0)
-                waker_sleep_until(sleeps_for_good ? NEVER : next_idle_health, must_leave_park);
+                waker_sleep_until(failures_expected() ? next_idle_health : NEVER, must_wake);
             waker_set_parked(false);
             /* only its time was up */
             idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
