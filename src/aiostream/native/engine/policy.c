@@ -350,8 +350,8 @@ static bool is_loop_window(const struct prediction *prediction, const struct win
 }
 
 /* When the watcher polls next, before or in the window, or where no end is expected. */
-static inline int64_t watch_at(const struct prediction *prediction, const struct window *window,
-                               int64_t age, const struct load *load) {
+static inline struct plan watch(const struct prediction *prediction, const struct window *window,
+                                int64_t age, const struct load *load) {
     /* Before a window no end is expected, so only the guard polls are due. */
     int64_t at = window ? window->first : NEVER;
     if (window && age >= at) at = age + step_of(window);
@@ -360,7 +360,9 @@ static inline int64_t watch_at(const struct prediction *prediction, const struct
     at = least(at, rough_poll(prediction, age));
     at = least(at, policy_latest_poll(age, load->lists));
     /* P16 holds for loops that are not busy */
-    return greatest(at, age + load->lateness / LATENESS_SHARE);
+    at = greatest(at, age + load->lateness / LATENESS_SHARE);
+    bool exact = window && window->narrow && !prediction->irregular && at >= window->first;
+    return (struct plan){.stage = STAGE_WATCHER, .at = at, .exact = exact};
 }
 
 /* --- a crowd --- */
@@ -463,23 +465,14 @@ struct question history_asked(struct history *history, int64_t start, int64_t fa
 
 /* --- the strategies --- */
 
-static inline struct plan watch(const struct prediction *prediction, const struct window *window,
-                                int64_t age, const struct load *load) {
-    struct plan plan = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
-    plan.exact = window && window->narrow && !prediction->irregular && plan.at >= window->first;
-    return plan;
-}
-
 static struct plan plan_auto(const struct prediction *prediction, int64_t age,
                              const struct load *load) {
     const struct window *window = next_window(prediction, age);
     struct plan watcher = watch(prediction, window, age, load);
     if (!load->task_allowed) return watcher;
-    bool begins = age < SPIN_NS, opens_soon = window && window->first < START_SPIN_NS;
-    if (begins && (prediction->early || (prediction->short_likely && (!window || opens_soon))))
-        return (struct plan){.stage = STAGE_TASK,
-                             .at = age,
-                             .until = opens_soon && window->narrow ? window->closes : SPIN_NS};
+    bool begins = age < SPIN_NS, opens_soon = !window || window->first < START_SPIN_NS;
+    if (begins && (prediction->early || (prediction->short_likely && opens_soon)))
+        return (struct plan){.stage = STAGE_TASK, .at = age, .until = SPIN_NS};
     if (load->waits > FEW_WAITS && load->alone && age < CROWD_AGE_NS)
         return load->timers_allowed ? crowd_plan(prediction, window, age, load->waits) : watcher;
     if (is_loop_window(prediction, window, load)) {
