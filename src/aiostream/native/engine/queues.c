@@ -98,7 +98,7 @@ struct queue *queue_open(void) {
     queue->loop.idle = false;
     queue->refs = 1;
     queue->closed = false;
-    timer_open(&queue->timer);
+    queue->timer.closed = false; /* no other thread has it yet */
     return queue;
 }
 
@@ -119,8 +119,7 @@ static const int64_t LATENESS_MOST_NS = 5000000;
 /* a lateness noted long ago says nothing of now, because a busy loop notes it in each turn */
 static const int64_t LATENESS_LIFE_NS = 20000000;
 
-int64_t queue_lateness(const struct queue *constant) {
-    struct queue *queue = (struct queue *)constant;
+int64_t queue_lateness(const struct queue *queue) {
     return now_ns() - atomic_load(&queue->lateness_noted) < LATENESS_LIFE_NS
                ? atomic_load(&queue->lateness)
                : 0;

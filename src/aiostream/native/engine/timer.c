@@ -20,12 +20,6 @@ static void set_by(struct timer *timer, int64_t time) { /* lock held */
     if (!set_for || time < set_for) set(timer, time);
 }
 
-void timer_open(struct timer *timer) {
-    pthread_mutex_lock(&timer->lock);
-    timer->closed = false;
-    pthread_mutex_unlock(&timer->lock);
-}
-
 static void insert(struct timer *timer, struct timer_entry *entry) {
     struct timer_entry **link = &timer->first;
     if (timer->last && timer->last->time <= entry->time) link = &timer->last->next;
@@ -50,9 +44,6 @@ bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int
 }
 
 void timer_wake_by(struct timer *timer, int64_t time) {
-    /* Each future that the loop polls comes here, and after the first one the timer is set. */
-    int64_t set_for = atomic_load(&timer->set_for);
-    if (set_for && set_for <= time) return;
     pthread_mutex_lock(&timer->lock);
     if (!timer->closed) set_by(timer, time);
     pthread_mutex_unlock(&timer->lock);
@@ -73,7 +64,7 @@ struct timer_entry *timer_remove(struct timer *timer, bool (*is_it)(struct timer
 }
 
 bool timer_is_due(const struct timer *timer, int64_t now) {
-    int64_t set_for = atomic_load(&((struct timer *)timer)->set_for);
+    int64_t set_for = atomic_load(&timer->set_for);
     return set_for && set_for <= now + DUE_SOON_NS;
 }
 

@@ -24,7 +24,6 @@ struct timer {
     _Atomic int64_t set_for;
 };
 
-void timer_open(struct timer *);
 bool timer_is_due(const struct timer *, int64_t now); /* it may be */
 /* false: it has `most` entries, or is closed */
 bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most);
