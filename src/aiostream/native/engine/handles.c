@@ -131,7 +131,7 @@ void handle_unref(struct handle *handle) {
 }
 
 bool handle_is_open(const struct handle *handle) {
-    if (atomic_load(&((struct handle *)handle)->word) & NOT_OPEN) return false;
+    if (atomic_load(&handle->word) & NOT_OPEN) return false;
     return !handle->parent || handle_is_open(handle->parent);
 }
 
@@ -188,7 +188,6 @@ static int destroy(struct handle *handle, bool shared) {
 
 /* --- refusals --- */
 
-enum { HANDLE_KINDS = HANDLE_GRAPH_EXEC + 1 };
 /* the latest refusal of each kind that handle_take_refusal has yet to give; any thread */
 static _Atomic int refusals[HANDLE_KINDS];
 
@@ -216,12 +215,10 @@ static int destroy_if_last(struct handle *handle) {
     return is_last ? destroy(handle, shared) : CUDA_SUCCESS;
 }
 
-bool handle_is_used(const struct handle *handle) {
-    return atomic_load(&((struct handle *)handle)->word) & USES;
-}
+bool handle_is_used(const struct handle *handle) { return atomic_load(&handle->word) & USES; }
 
 bool handle_is_shared(const struct handle *handle) {
-    return (atomic_load(&((struct handle *)handle)->word) & (SHARED | RELEASED)) == SHARED;
+    return (atomic_load(&handle->word) & (SHARED | RELEASED)) == SHARED;
 }
 
 /* Sets flags and adds uses. False: the handle has a flag of `unless`. */
@@ -238,15 +235,13 @@ bool handle_share(struct handle *handle) {
     return !handle->parent || handle_share(handle->parent);
 }
 
-static bool pin_one(struct handle *handle) { return change(handle, NOT_OPEN, 0, 1); }
-
 static void unpin_one(struct handle *handle) {
     uint64_t word = atomic_fetch_sub(&handle->word, 1) - 1;
     if ((word & USES) == 0 && word & CLOSING) note_refusal(handle, destroy_if_last(handle));
 }
 
 bool handle_pin(struct handle *handle) {
-    if (!pin_one(handle)) return false;
+    if (!change(handle, NOT_OPEN, 0, 1)) return false;
     if (!handle->parent || handle_pin(handle->parent)) return true;
     unpin_one(handle);
     return false;

@@ -6,7 +6,7 @@
 
 #include "base.h"
 
-enum handle_kind { HANDLE_STREAM = 0, HANDLE_EVENT = 1, HANDLE_GRAPH = 2, HANDLE_GRAPH_EXEC = 3 };
+enum handle_kind { HANDLE_STREAM, HANDLE_EVENT, HANDLE_GRAPH, HANDLE_GRAPH_EXEC, HANDLE_KINDS };
 
 struct handle {
     _Atomic uint64_t word; /* the number of uses, and the states of handles.c; any thread */

@@ -250,11 +250,10 @@ void point_unreserve(uint64_t ticket) {
 
 struct queue *point_orphan(uint64_t ticket) {
     struct point *point = point_at(ticket);
-    struct queue *queue =
-        point ? point->queue : NULL; /* of this ticket if the transition succeeds */
-    bool orphaned =
-        queue && transition(point, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED);
-    return orphaned ? queue : NULL;
+    if (!point) return NULL;
+    struct queue *queue = point->queue; /* of this ticket if the transition succeeds */
+    bool orphans = transition(point, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED);
+    return orphans ? queue : NULL;
 }
 
 /* The driver was given the ticket, and the consumer has not seen its end yet. */

@@ -154,7 +154,7 @@ void wait_release(struct wait *wait) {
 }
 
 void wait_end(struct wait *wait) {
-    wait_not_pending(wait);
+    atomic_fetch_sub(&wait->queue->waits, 1);
     wait_release(wait);
 }
 
@@ -273,7 +273,7 @@ void wait_leave_to_watcher(struct wait *wait) {
  * polled any more. */
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
-    wait_not_pending(wait);
+    atomic_fetch_sub(&wait->queue->waits, 1);
     if (wait->users_event) wait_release(wait);
     else wait_leave_to_watcher(wait);
 }

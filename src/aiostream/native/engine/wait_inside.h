@@ -148,7 +148,6 @@ int wait_query(const struct wait *);     /* polls its event */
 extern _Atomic bool some_revisit;        /* the `revisit` of some list is set */
 /* wait lists that the watcher has; it writes this, any thread reads it */
 extern _Atomic int active_count;
-void wait_not_pending(const struct wait *); /* its end goes to its task, or the task has gone */
 
 /* A wait on a list, from the spares or new. The task holds it. Nothing is recorded yet. */
 int wait_start(const struct waits *, struct queue *, const struct strategy *,

@@ -31,8 +31,6 @@ _Atomic int active_count;
 
 void waits_predict(bool enabled) { atomic_store(&predicting, enabled); }
 
-void wait_not_pending(const struct wait *wait) { atomic_fetch_sub(&wait->queue->waits, 1); }
-
 /* --- histories --- */
 
 static struct prediction predicted(struct shared_history *shared) {
