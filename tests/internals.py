@@ -309,7 +309,7 @@ HISTORIES = _native.COUNTERS.index("HISTORIES")
 
 def pending_waits() -> int:
     """Returns how many waits have a task."""
-    return _native.pending_waits()[0]
+    return len(_native.waiting())
 
 
 def native_counters() -> list[int]:
