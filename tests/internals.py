@@ -477,8 +477,8 @@ def intercept_drain(
     """Calls `act(orphaned, drain)` in place of each drain; `drain()` carries it out."""
     original = _native.drain
 
-    def drain(queue: int, orphaned: bool) -> None:
-        act(orphaned, lambda: original(queue, orphaned))
+    def drain(queue: int) -> None:
+        act(queue == process.ORPHANS, lambda: original(queue))
 
     patch.setattr(_native, "drain", drain)
 

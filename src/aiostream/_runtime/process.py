@@ -165,10 +165,9 @@ def _clean() -> None:
 def _serve_orphans(_: bool) -> bool:
     # The tasks come after the drain, which reads the descriptor. It would otherwise take away the
     # wake-up of a task that was appended meanwhile.
-    _native.drain(ORPHANS, True)
+    _native.drain(ORPHANS)
     driver.report_failures()
-    _native.drop_abandoned()
-    while (refusal := _native.refusal_take()) is not None:
+    while (refusal := _native.drop_abandoned()) is not None:
         error = driver.error(*refusal)
         log("a handle leaked, because the driver did not destroy it: %s", error)
         where = "the last user of a closed handle, which the driver did not destroy"

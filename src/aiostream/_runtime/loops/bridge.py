@@ -74,7 +74,7 @@ class Bridge:
         try:
             # Cleared before the queue is read, because what arrives later brings its own request.
             self.asked, self.at_once = False, True
-            _native.drain(self.queue, False)
+            _native.drain(self.queue)
             if self.launches.count or self.launches.wait:
                 self.launches.drained()
             if self.questions is not None:

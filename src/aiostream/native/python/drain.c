@@ -310,14 +310,13 @@ static bool arrive(void *argument, uint64_t ticket, int64_t status, bool passed)
     return !failed;
 }
 
-/* drain(queue, orphaned): settles all that has arrived. In a forked child it does nothing: the
- * descriptor is the parent's, and to read it would take a wake-up away from it. */
-static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
+/* drain(queue): settles all that has arrived. In a forked child it does nothing: the descriptor is
+ * the parent's, and to read it would take a wake-up away from it. */
+static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *number) {
     struct draining draining = {0};
-    int orphaned;
-    if (!PyArg_ParseTuple(args, "O&p", to_queue, &draining.queue, &orphaned)) return NULL;
+    if (!to_queue(number, &draining.queue)) return NULL;
     if (is_child()) Py_RETURN_NONE;
-    draining.orphaned = orphaned;
+    draining.orphaned = draining.queue == queue_at(0);
     if (timer_is_due(&draining.queue->timer, now_ns())) {
         Py_BEGIN_ALLOW_THREADS
         int mode = relaxed_enter();
@@ -326,7 +325,7 @@ static PyObject *native_drain(PyObject *Py_UNUSED(module), PyObject *args) {
         Py_END_ALLOW_THREADS
     }
     bool failed = !queue_drain(draining.queue, arrive, &draining);
-    if (orphaned) queues_trim(); /* those of closed loops, whose last points have come */
+    if (draining.orphaned) queues_trim(); /* those of closed loops, whose last points have come */
     if (failed) Py_XDECREF(draining.raised);
     else raise_again(draining.raised);
     if (failed || draining.raised) return NULL;
@@ -343,7 +342,7 @@ void run_host_function(uint64_t ticket, int status) {
 
 PyMethodDef drain_functions[] = {
     /* Settles all that has arrived. */
-    METHOD(native, drain, VARARGS),
+    METHOD(native, drain, O),
     /* Enqueues a user's host function; 0, a driver code, or a negative refusal. */
     METHOD(native, arm, VARARGS),
     /* Has the watcher report the end of a stream's work to an owner. False: not possible. */

@@ -17,9 +17,13 @@ static PyObject *taken(int (*take)(const char **call)) {
     return Py_BuildValue("is", code, call);
 }
 
-/* refusal_take(): (code, call) of a destruction that the driver has refused and for which no caller
- * got the error, or None. */
-static PyObject *native_refusal_take(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+/* drop_abandoned(): destroys what no object has got, because an error came. (code, call) of a
+ * destruction that the driver has refused and for which no caller got the error, or None. */
+static PyObject *native_drop_abandoned(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    if (is_child()) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    handles_drop_abandoned();
+    Py_END_ALLOW_THREADS
     return taken(handle_take_refusal);
 }
 
@@ -111,8 +115,8 @@ PyMethodDef failure_functions[] = {
     METHOD(native, failure_take, NOARGS),
     /* For tests: no fatal code counts as met. */
     METHOD(native, failures_forget, NOARGS),
-    /* (code, call) of a destruction that the driver refused, or None. */
-    METHOD(native, refusal_take, NOARGS),
+    /* The janitor's: (code, call) of a destruction that the driver refused, or None. */
+    METHOD(native, drop_abandoned, NOARGS),
     /* Adds to those that want to know of failures while nothing is pending. */
     METHOD(native, failures_expect, O),
     /* The process ends at the first fatal code, or now if there was one. */

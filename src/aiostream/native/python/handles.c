@@ -23,14 +23,6 @@ typedef struct {
 
 static PyTypeObject *handle_type;
 
-static PyObject *native_drop_abandoned(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-    if (is_child()) Py_RETURN_NONE;
-    Py_BEGIN_ALLOW_THREADS
-    handles_drop_abandoned();
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     int kind, owned, made_here = false;
     unsigned long long value, context;
@@ -301,8 +293,6 @@ static PyObject *native_limited_query(PyObject *Py_UNUSED(self), PyObject *args)
 }
 
 PyMethodDef handle_functions[] = {
-    /* Destroys what no object has got, because an error came. The janitor's. */
-    METHOD(native, drop_abandoned, NOARGS),
     /* cuStreamQuery, unless the stream captures. */
     METHOD(native, stream_query, O),
     /* The same, within the limit for stalls of a wait list. */
