@@ -26,8 +26,8 @@ RESULT_AFTERWARDS: int
 COUNTERS: tuple[str, ...]
 # The names of the strategies in native/engine/policy.c, each at its number.
 WAIT_STRATEGIES: tuple[str, ...]
-# The rows of driver_calls.h: name, name for cuGetProcAddress, version, may be missing.
-DRIVER_CALLS: tuple[tuple[str, str, int, bool], ...]
+# The rows of driver_calls.h: name and version.
+DRIVER_CALLS: tuple[tuple[str, int], ...]
 
 # The attributes of Handle, Work, Completion, WaitList and Wait are read-only.
 class Handle:

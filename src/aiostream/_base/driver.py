@@ -34,6 +34,7 @@ MINIMUM = {
     "cuLaunchHostFunc_v2": 13020,
     "cuStreamBeginRecaptureToGraph": 13030,
 }
+_OLDEST = 12000  # the CUDA version of the oldest driver that the library accepts
 _CONTEXT_IS_DESTROYED = 709
 _NOT_INITIALIZED, _NO_DEVICE, _INVALID_DEVICE, _NOT_SUPPORTED, NOT_READY = 3, 100, 101, 801, 600
 _ASKED = "AIOSTREAM_SIMULATOR=1"
@@ -347,15 +348,16 @@ def native_addresses() -> dict[str, int]:
 
     0 stands for what only newer drivers have.
     """
-    addresses = {}
-    for name, sought, version, newer in _native.DRIVER_CALLS:
+    addresses, latest = {}, max(_OLDEST, driver_version())
+    for name, version in _native.DRIVER_CALLS:
         address = 0
-        if not newer or driver_version() >= version:
+        if version <= latest:
             # 1 is CU_GET_PROC_ADDRESS_LEGACY_STREAM. Without it, the meaning of stream 0 would
             # depend on how the bindings were configured.
-            address, _ = call("cuGetProcAddress", sought.encode(), version, 1)
-        if not address and not newer:
+            plain = name.removesuffix("_v2").encode()
+            address, _ = call("cuGetProcAddress", plain, version, 1)
+        if not address and version <= _OLDEST:
             needed = "aiostream needs a driver of CUDA 12 or newer"
-            raise error(_NOT_SUPPORTED, sought, hint=needed)
+            raise error(_NOT_SUPPORTED, name, hint=needed)
         addresses[name] = int(address)
     return addresses

@@ -27,7 +27,6 @@ typedef void (*stream_callback)(void *stream, int status, void *data);
 
 struct driver_calls {
 #define CALL(field, name, version, parameters) int(*field) parameters;
-#define NEWER(field, name, version, plain, parameters) int(*field) parameters;
 #include "driver_calls.h"
 };
 extern struct driver_calls driver;

@@ -1,12 +1,12 @@
 /* The driver functions that native code calls, one row each:
  *
- *   CALL(field, name, version, parameters)          every driver that the library accepts has it
- *   NEWER(field, name, version, plain, parameters)  NULL if the driver is older than `version`
+ *   CALL(field, name, version, parameters)
  *
  * `driver.field` is the address. `name` is the function's name in error messages. cuGetProcAddress
- * finds it by that name (NEWER: by `plain`) and by the CUDA version that has these parameters.
+ * finds it by that name without its `_v2`, and by the CUDA version that has these parameters. If
+ * that is newer than 12.0, the address is NULL with an older driver.
  *
- * Define CALL and NEWER before each include. To add a call, add a row. */
+ * Define CALL before each include. To add a call, add a row. */
 /* clang-format off */
 CALL(launch_host_func, cuLaunchHostFunc, 10000, (void *stream, host_function, void *data))
 CALL(stream_add_callback, cuStreamAddCallback, 5000,
@@ -39,8 +39,7 @@ CALL(graph_upload, cuGraphUpload, 11010, (void *executable, void *stream))
 CALL(graph_update, cuGraphExecUpdate, 12000, (void *executable, void *graph, void *result))
 CALL(graph_destroy, cuGraphDestroy, 10000, (void *graph))
 CALL(graph_exec_destroy, cuGraphExecDestroy, 10000, (void *executable))
-NEWER(launch_host_func_v2, cuLaunchHostFunc_v2, 13020, cuLaunchHostFunc,
-      (void *stream, host_function, void *data, unsigned mode))
+CALL(launch_host_func_v2, cuLaunchHostFunc_v2, 13020,
+     (void *stream, host_function, void *data, unsigned mode))
 /* clang-format on */
 #undef CALL
-#undef NEWER

@@ -63,22 +63,18 @@ static PyObject *native_end_callbacks(PyObject *Py_UNUSED(self), PyObject *Py_UN
 
 /* The rows of driver_calls.h. */
 static const struct {
-    const char *name, *sought; /* the name in error messages, and the one for cuGetProcAddress */
+    const char *name;
     int version;
-    bool newer; /* newer than drivers that the library accepts, so it may be missing */
     size_t offset;
 } driver_rows[] = {
 #define CALL(field, name, version, parameters)                                                     \
-    {#name, #name, version, false, offsetof(struct driver_calls, field)},
-#define NEWER(field, name, version, plain, parameters)                                             \
-    {#name, #plain, version, true, offsetof(struct driver_calls, field)},
+    {#name, version, offsetof(struct driver_calls, field)},
 #include "../engine/driver_calls.h"
 };
 enum { DRIVER_ROWS = sizeof driver_rows / sizeof *driver_rows };
 
 static PyObject *driver_row(int i) {
-    return Py_BuildValue("ssiN", driver_rows[i].name, driver_rows[i].sought, driver_rows[i].version,
-                         PyBool_FromLong(driver_rows[i].newer));
+    return Py_BuildValue("si", driver_rows[i].name, driver_rows[i].version);
 }
 
 static PyObject *native_bind(PyObject *Py_UNUSED(self), PyObject *addresses) {
