@@ -70,13 +70,11 @@ class Launches:
 
     def __init__(self) -> None:
         self.queue = 0  # the number of the bridge's, which sets it
-        # Whether a task that wants to launch has to wait.
-        self.wait = False
+        # How many drains it takes until the next turn. While there are any, a task that wants to
+        # launch has to wait, and the bridge's descriptor is readable, so a drain will come.
+        self.wait = 0
         # The stream of a task that has waited for its turn first, and launches in this step.
         self.turn_of: object = None
-        # How many drains it takes until the next turn. If there are any, the bridge's descriptor is
-        # readable, so a drain will come.
-        self._drains = 0
         self._spent = self.count = 0  # of this turn
         # Whether another launch like the last one does not fit into the turn.
         self.is_over = False
@@ -95,7 +93,7 @@ class Launches:
         self._spent += nanoseconds
         if self._spent + nanoseconds > _TURN:
             self.is_over = True
-            if not self._drains:
+            if not self.wait:
                 self._end_turn()
         if limit < math.inf:
             before, self._used = self._used, thread_time_ns()
@@ -106,22 +104,21 @@ class Launches:
     def _end_turn(self) -> None:
         # The drain is asked for first, because after an interrupt tasks would wait for it in vain.
         _native.queue_wake(self.queue)
-        self._drains = 2 if self._fitting <= _FEW else 1
-        self.wait = True
+        self.wait = 2 if self._fitting <= _FEW else 1
 
     def drained(self) -> None:
         """A drain of the bridge: begins a turn, and wakes the tasks whose turn it is."""
         if limit < math.inf:
             self._used = thread_time_ns()
-        if self._drains > 1:
+        if self.wait > 1:
             _native.queue_wake(self.queue)
-            self._drains -= 1
+            self.wait -= 1
             return
         if self.count:
             self._fitting = max(1, _TURN * self.count // max(1, self._spent))
             self._spent = self.count = 0
             self.is_over = False
-        if not self._drains:
+        if not self.wait:
             return
         is_full = len(self.waiting) >= self._fitting
         if is_full:
@@ -131,4 +128,4 @@ class Launches:
             if not future.done():  # else its task has yet to run
                 completion.set_result(future, None)
         if not is_full:
-            self.wait, self._drains = False, 0
+            self.wait = 0

@@ -158,7 +158,7 @@ def synchronize(awaited: Any, limit: float | None) -> None:
 async def launch_turn(launches: Launches, waits_for: Callable[[Any], object] | None = None) -> None:
     """Waits until this loop has time for another launch: see `_runtime/launches.py`.
 
-    Call it if `launches.wait` is true, and ask afterwards what may have changed meanwhile.
+    Call it if `launches.wait` is not 0, and ask afterwards what may have changed meanwhile.
 
     Cancellation: raises at once.
 
