@@ -19,11 +19,11 @@ struct enqueuing {
     struct context *context;
     const struct strategy *strategy;
     enum point_kind kind;
-    bool asks;    /* whether the context is healthy, and whether the stream captures */
-    bool enters;  /* the context of the stream, in which there is a call to make */
-    bool drives;  /* the caller runs a generator that the call returns */
-    bool at_once; /* the work may be done when it is enqueued; then, that it is */
-    int refusal;  /* of the point behind the work */
+    PyObject *call; /* made in the context of the stream before; NULL: there is none */
+    bool asks;      /* whether the context is healthy, and whether the stream captures */
+    bool drives;    /* the caller runs a generator that the call returns */
+    bool at_once;   /* the work may be done when it is enqueued; then, that it is */
+    int refusal;    /* of the point behind the work */
 };
 
 /* Without the GIL, under RELAXED, with the stream pinned. */
@@ -55,7 +55,7 @@ static int reserve(struct enqueuing *with, struct handle *stream) {
                            : context_recent_health(with->context);
     if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
     else status = operate(stream, PINNED, do_reserve, with);
-    if (status == CUDA_SUCCESS && with->enters) status = context_push(stream->context);
+    if (status == CUDA_SUCCESS && with->call) status = context_push(stream->context);
     Py_END_ALLOW_THREADS
     return status;
 }
@@ -78,7 +78,7 @@ static void record(struct enqueuing *with, struct handle *stream) {
     set_owner(self->ticket, (PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
     struct call *call = with->waits && !with->under_way ? call_begin(with->waits) : NULL;
-    if (with->enters) context_pop();
+    if (with->call) context_pop();
     status = operate(stream, how, do_record, with);
     call_end(call);
     Py_END_ALLOW_THREADS
@@ -90,8 +90,9 @@ static void record(struct enqueuing *with, struct handle *stream) {
 /* Calls `call`, if there is one, and enqueues the point behind what it has enqueued. The context
  * was pushed if there is a call. -1: `call` has raised. The point is enqueued then too, if objects
  * are to be kept alive until the GPU has passed what it has enqueued. */
-static int carry_out(struct enqueuing *with, struct handle *stream, PyObject *call) {
+static int carry_out(struct enqueuing *with, struct handle *stream) {
     CompletionObject *self = with->completion;
+    PyObject *call = with->call;
     PyObject *result =
         call ? plain_result(PyObject_CallNoArgs(call), with->drives) : Py_NewRef(Py_None);
     if (is_child()) { /* `call` has forked, and the driver is the parent's */
@@ -203,14 +204,12 @@ static PyObject *native_leak(PyObject *Py_UNUSED(module), PyObject *keepalive) {
     Py_RETURN_NONE;
 }
 
-/* Enqueues what `call` does, or nothing if it is NULL, and the completion behind it, on a stream.
- * 0, RESULT_AT_ONCE, or a refusal: see module.h. NULL: `call` has raised. */
-static PyObject *enqueue(struct enqueuing *with, struct handle *stream, PyObject *call,
-                         PyObject *order) {
+/* Enqueues what the call does, if there is one, and the completion behind it, on a stream.
+ * 0, RESULT_AT_ONCE, or a refusal: see module.h. NULL: the call has raised. */
+static PyObject *enqueue(struct enqueuing *with, struct handle *stream, PyObject *order) {
     CompletionObject *self = with->completion;
-    with->enters = call != NULL;
     /* The record would harm a capture only on the legacy stream. */
-    with->asks = call || (uintptr_t)stream->value <= 1;
+    with->asks = with->call || (uintptr_t)stream->value <= 1;
     /* Until the point is behind the work, because `call` or another thread may close the stream,
      * and the work would then have no completion. */
     if (!handle_pin(stream)) return PyLong_FromLong(RESULT_CLOSED);
@@ -220,7 +219,7 @@ static PyObject *enqueue(struct enqueuing *with, struct handle *stream, PyObject
         answer = PyLong_FromLong(refusal);
         goto unpin;
     }
-    int raised = carry_out(with, stream, call);
+    int raised = carry_out(with, stream);
     if (with->refusal) { /* the driver would refuse again */
         if (self->state == PENDING) completion_end(self, CANCELLED);
         if (with->refusal != RESULT_QUARANTINED) completion_leak(self);
@@ -250,7 +249,7 @@ PyObject *WaitList_enqueue(PyObject *object, PyObject *const *args, Py_ssize_t c
     if (count != 8) return PyErr_Format(PyExc_TypeError, "eight arguments are needed");
     struct handle *stream;
     struct queue *queue;
-    struct enqueuing with = {.at_once = args[7] == Py_True};
+    struct enqueuing with = {.call = args[4], .at_once = args[7] == Py_True};
     if (!to_waits(object, &with.waits) || !to_handle(args[0], &stream) ||
         !to_queue(args[1], &queue) || !to_strategy(args[2], &with.strategy))
         return NULL;
@@ -259,7 +258,7 @@ PyObject *WaitList_enqueue(PyObject *object, PyObject *const *args, Py_ssize_t c
     with.completion = (CompletionObject *)made;
     completion_fill(with.completion, future, args[6], args[5]);
     completion_expect(with.completion, queue);
-    PyObject *answer = enqueue(&with, stream, args[4], wait_list_order(object));
+    PyObject *answer = enqueue(&with, stream, wait_list_order(object));
     if (with.completion->order && PyObject_SetAttr(future, names.point, made) < 0) Py_CLEAR(answer);
     Py_DECREF(made);
     return answer;
@@ -272,16 +271,17 @@ PyObject *Completion_enqueue(PyObject *object, PyObject *args) {
     struct handle *stream;
     struct queue *queue;
     struct enqueuing with = {.completion = self};
-    PyObject *call, *order;
+    PyObject *order;
     int kind;
     if (!PyArg_ParseTuple(args, "O&O&O&iOO!", to_handle, &stream, to_context, &with.context,
-                          to_queue, &queue, &kind, &call, order_type, &order))
+                          to_queue, &queue, &kind, &with.call, order_type, &order))
         return NULL;
     if (self->ticket) return PyErr_Format(PyExc_ValueError, "it was enqueued or expected before");
     with.kind = (enum point_kind)kind;
     self->call = kind == KIND_CALLBACK ? "cuStreamAddCallback" : "cuLaunchHostFunc";
     completion_expect(self, queue);
-    return enqueue(&with, stream, call == Py_None ? NULL : call, order);
+    if (with.call == Py_None) with.call = NULL;
+    return enqueue(&with, stream, order);
 }
 
 /* The steps of an enqueue that another thread carries out. */
@@ -305,10 +305,9 @@ PyObject *Completion_expect(PyObject *object, PyObject *args) {
 PyObject *Completion_run(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct handle *stream;
-    struct enqueuing with = {.completion = self, .asks = true, .enters = true, .drives = true};
-    PyObject *call;
+    struct enqueuing with = {.completion = self, .asks = true, .drives = true};
     if (!PyArg_ParseTuple(args, "O&O&O&O", to_waits, &with.waits, to_strategy, &with.strategy,
-                          to_handle, &stream, &call))
+                          to_handle, &stream, &with.call))
         return NULL;
     if (!self->ticket || self->wait)
         return PyErr_Format(PyExc_ValueError, "it was not expected, or was run before");
@@ -317,7 +316,7 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     call_end(with.under_way), with.under_way = NULL; /* the function of a thread may take long */
     if (self->ticket != expected) point_unreserve(expected);
     if (refusal) return PyLong_FromLong(refusal);
-    if (carry_out(&with, stream, call) < 0) return NULL;
+    if (carry_out(&with, stream) < 0) return NULL;
     return PyLong_FromLong(with.refusal ? RESULT_AFTERWARDS + with.refusal : CUDA_SUCCESS);
 }
 
