@@ -1,10 +1,10 @@
 /* The Python face of stalls.c: what a thread of Python's takes and answers. */
-#include "../engine/stalls.h"
+#include "module.h"
 
 #include <errno.h>
 
 #include "../engine/failures.h"
-#include "module.h"
+#include "../engine/stalls.h"
 
 /* (text, name, seconds), or None. */
 static PyObject *as_tuple(bool found, const struct stall *stall) {
