@@ -156,7 +156,6 @@ class _ThreadCall(Completion):
         After an interrupt it is called again.
         """
         if self.taken.setdefault("by", "task") == "task":
-            self.unreserve()
             self._let_go()
             super().cancel()
             self.give_back()

@@ -244,14 +244,6 @@ void completion_give_up(CompletionObject *self) {
 
 /* --- the type --- */
 
-void completion_unreserve(CompletionObject *self) {
-    uint64_t ticket = self->ticket;
-    self->ticket = 0;
-    if (!ticket || self->recorded || is_child()) return;
-    if (self->wait) wait_unreserve(self->wait);
-    else point_unreserve(ticket);
-}
-
 static int Completion_clear(PyObject *object) {
     CompletionObject *self = (CompletionObject *)object;
     Py_CLEAR(self->future);
@@ -272,7 +264,10 @@ static int Completion_traverse(PyObject *object, visitproc visit, void *arg) {
 static void Completion_dealloc(PyObject *object) {
     CompletionObject *self = (CompletionObject *)object;
     PyObject_GC_UnTrack(object);
-    completion_unreserve(self);
+    if (self->ticket && !self->recorded && !is_child()) { /* it was reserved and not used */
+        if (self->wait) wait_unreserve(self->wait);
+        else point_unreserve(self->ticket);
+    }
     leave_order(self);
     Completion_clear(object);
     Py_CLEAR(self->name);
@@ -344,12 +339,6 @@ static PyObject *Completion_take(PyObject *object, PyObject *Py_UNUSED(unused)) 
     return list;
 }
 
-/* unreserve(): gives the reservation back, if nothing was recorded. */
-static PyObject *Completion_unreserve(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    completion_unreserve((CompletionObject *)object);
-    Py_RETURN_NONE;
-}
-
 static PyObject *get_object(PyObject *self, void *offset) {
     PyObject *object = get(self, (PyObject **)((char *)self + (uintptr_t)offset));
     return object ? object : Py_NewRef(Py_None);
@@ -377,8 +366,6 @@ static PyMethodDef completion_methods[] = {
     METHOD(Completion, run, VARARGS),
     /* Ends it with a status in place of recording. */
     METHOD(Completion, fire, VARARGS),
-    /* Gives back what was reserved and not used. */
-    METHOD(Completion, unreserve, NOARGS),
     /* The GPU has passed the point: settles the future with a code, releases everything. */
     METHOD(Completion, complete, VARARGS),
     /* Settles the future with an error, and leaks what is kept alive. */

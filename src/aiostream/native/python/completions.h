@@ -68,7 +68,6 @@ void completion_leak(CompletionObject *);
 /* No task waits any more. The watcher and the janitor see to the end of its event, because its loop
  * may not run for long. In the loop's thread. */
 void completion_give_up(CompletionObject *);
-void completion_unreserve(CompletionObject *);
 /* Makes the context of a pinned stream current for a call of Python: 0, or why not. If it asks,
  * also because a wait behind the call would be refused. *call is for call_leave. Without the GIL,
  * because a driver may hold a lock while a host function runs. If that is a Python function, it
