@@ -39,13 +39,9 @@ def _leave(work: _native.Work, here: bool = False) -> None:
     # Another thread has another per-thread stream, so from there nothing proves the end.
     elsewhere = handle.value == PER_THREAD and work.thread != threading.get_ident()
     queue = loops.current_bridge().queue if here and work.in_loop else process.ORPHANS
-    work.is_left = not elsewhere and _native.watch(
-        handle, wait_list_of(operand), queue, strategies.BY_WATCHER, work
-    )
-    if not work.is_left:
+    waits, mode = wait_list_of(operand), strategies.BY_WATCHER
+    if elsewhere or not _native.watch(handle, waits, queue, mode, work):
         _end(work, enqueuing.UNKNOWN_ERROR, not here)
-    elif not work.in_halves:
-        work.let_go()
 
 
 # The defaults bind what is called, because at the interpreter's end the module's names may be gone.

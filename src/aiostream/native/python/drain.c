@@ -85,6 +85,7 @@ static PyObject *native_watch(PyObject *Py_UNUSED(module), PyObject *args) {
     call_end(call);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) replace_owner(ticket, owner, NULL);
+    else if (is_work(owner)) work_leaves(owner, false);
     return PyBool_FromLong(status == CUDA_SUCCESS);
 }
 

@@ -204,11 +204,6 @@ bool work_takes(PyObject *object, struct wait *wait, bool here) {
     return true;
 }
 
-static PyObject *Work_let_go(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    let_go((WorkObject *)object);
-    Py_RETURN_NONE;
-}
-
 static PyObject *Work_is_over(PyObject *object, void *Py_UNUSED(unused)) {
     return PyBool_FromLong(!is_used((WorkObject *)object));
 }
@@ -220,8 +215,6 @@ static PyMethodDef work_methods[] = {
     METHOD(Work, end, NOARGS),
     /* The same: what it has kept. */
     METHOD(Work, take, NOARGS),
-    /* Lets go of the stream, and not of the objects. */
-    METHOD(Work, let_go, NOARGS),
     /* The GPU has passed the event that owns it. */
     METHOD(Work, complete, VARARGS),
     {NULL, NULL, 0, NULL},
