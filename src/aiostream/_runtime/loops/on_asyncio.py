@@ -218,11 +218,10 @@ class AsyncioBridge(Bridge):
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """Calls `loop.call_later`. Returns `False` if the loop is gone or closed."""
-        loop = self.loop()
-        if loop is None or loop.is_closed():
+        if self.is_gone():
             return False
         # It runs in an empty context, because the timer would keep what the task's variables hold.
-        loop.call_later(seconds, function, context=contextvars.Context())
+        self.loop().call_later(seconds, function, context=contextvars.Context())
         return True
 
     def is_gone(self) -> bool:

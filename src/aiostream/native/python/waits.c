@@ -364,8 +364,7 @@ static PyObject *WaitList_block(PyObject *object, PyObject *args) {
         .beginning = {.waits = &((WaitListObject *)object)->waits, .queue = queue_orphans()}};
     double seconds;
     if (!PyArg_ParseTuple(args, "O&O&dp", to_handle, &with.handle, to_strategy,
-                          &with.beginning.strategy, &seconds, &with.is_main) ||
-        refuse_in_child())
+                          &with.beginning.strategy, &seconds, &with.is_main))
         return NULL;
     with.until = seconds < 1e9 ? now_ns() + (int64_t)(seconds * 1e9) : NEVER;
     int over;
