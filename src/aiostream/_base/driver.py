@@ -224,28 +224,6 @@ def report_failures() -> None:
         error(*met)
 
 
-def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple[Any, ...]]:
-    """Calls the driver through the bindings. Returns its code and the outputs.
-
-    Raises:
-        NotSupportedError: The bindings or the driver do not have the function.
-    """
-    function = getattr(bindings(), name, None)
-    if function is None:
-        raise not_there(name, stream, "the installed cuda-bindings do not have it")
-    try:
-        code, *outputs = function(*args)
-    except RuntimeError as problem:
-        # It is not known by its type, because old bindings have none of its own for a missing
-        # function.
-        if "not found" not in str(problem):
-            raise
-        raise too_old(name, stream) from problem
-    if code:
-        _native.failure_note(code, name)
-    return int(code), tuple(outputs)
-
-
 def call(name: str, *args: Any, stream: str | None = None) -> Any:
     """Calls the driver through the bindings, and raises its error.
 
@@ -261,10 +239,21 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
         CudaError: The driver refused.
         NotSupportedError: The bindings or the driver do not have the function.
     """
-    code, outputs = answer(name, *args, stream=stream)
-    if code != 0:
-        raise error(code, name, stream)
-    return unpacked(outputs)
+    function = getattr(bindings(), name, None)
+    if function is None:
+        raise not_there(name, stream, "the installed cuda-bindings do not have it")
+    try:
+        code, *outputs = function(*args)
+    except RuntimeError as problem:
+        # It is not known by its type, because old bindings have none of its own for a missing
+        # function.
+        if "not found" not in str(problem):
+            raise
+        raise too_old(name, stream) from problem
+    if int(code) != 0:
+        _native.failure_note(code, name)
+        raise error(int(code), name, stream)
+    return unpacked(tuple(outputs))
 
 
 def unpacked(outputs: tuple[Any, ...]) -> Any:
@@ -277,7 +266,8 @@ def owned_handle(kind: int, value: int, context: int, destroy: str) -> _native.H
     try:
         return _native.Handle(kind, value, context, True, True)
     except MemoryError:
-        answer(destroy, value)  # nothing else answers for it
+        with contextlib.suppress(errors.CudaError):
+            call(destroy, value)  # nothing else answers for it
         raise
 
 
