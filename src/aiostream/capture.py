@@ -10,7 +10,7 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.operand import Operand, call_on
+from aiostream._handles.operand import WithOperand, call_on
 from aiostream._objects import captures
 from aiostream._objects.nodes import (
     GraphDependency,
@@ -175,10 +175,8 @@ class CaptureScope:
 # ---------------------------------------------------------------------------- the methods of Stream
 
 
-class CaptureMethods:
+class CaptureMethods(WithOperand):
     """The captures of a `Stream`, which inherits them from here."""
-
-    _operand: Operand  # set by `Stream`
 
     def capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> CaptureScope:
         """Captures the work of a `with` block into a graph.

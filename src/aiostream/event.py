@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from aiostream import _native, errors
 from aiostream._base import checks, development, driver, hints
 from aiostream._handles import interop
-from aiostream._handles.operand import Operand, current_or_default_context, pinned, stream_operand
+from aiostream._handles.operand import Operand, WithOperand, current_or_default_context, pinned
 from aiostream._handles.owned import WithBlock
 from aiostream._runtime import process
 from aiostream._waits import strategies, waiting
-from aiostream.device import Context, Device, DeviceLike
+from aiostream.device import Context, DeviceLike
 from aiostream.futures import CompletionFuture
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4
 _INVALID_HANDLE = 400
 
 
-class Event(WithBlock, waiting.AwaitedBlock):
+class Event(WithOperand, WithBlock, waiting.AwaitedBlock):
     """A CUDA event: a point of a stream that you can wait for.
 
     `record(stream)` sets the point. `await event` waits for it without blocking the loop. An event
@@ -83,28 +83,22 @@ class Event(WithBlock, waiting.AwaitedBlock):
             )
         process.start()
         self._note_place()
-        self._context = current_or_default_context(device)
+        context = current_or_default_context(device)
         self._flags = (
             _BLOCKING_SYNC * blocking_sync
             | _DISABLE_TIMING * (not timing)
             | _INTERPROCESS * interprocess
         )
-        waits = _native.WaitList(self._context._ensure_monitored(), _native.History())
-        self._timing = timing
+        waits = _native.WaitList(context._ensure_monitored(), _native.History())
         self._mode = strategies.MODES[strategies.default_wait()]
         # Those that other code or the node of a graph has stay valid until the event is closed.
         self._given: set[_native.Handle] = set()  # any thread, single operations
-        with self._context._pushed():
+        with context._pushed():
             value = int(driver.call("cuEventCreate", self._flags))
-            kind, context = _native.HANDLE_EVENT, self._context.handle
-            handle = driver.owned_handle(kind, value, context, self._destructor)
-        self._name = _name_of(value, self._context)
-        self._operand = Operand(handle, self._context, self._name, waits, is_event=True)
-
-    # It is in one place, because `record` replaces it in one step.
-    @property
-    def _handle(self) -> _native.Handle:  # type: ignore[override]
-        return self._operand.handle
+            kind = _native.HANDLE_EVENT
+            handle = driver.owned_handle(kind, value, context.handle, self._destructor)
+        name = _name_of(value, context)
+        self._operand = Operand(handle, context, name, waits, is_event=True)
 
     @property
     def handle(self) -> int:
@@ -119,19 +113,9 @@ class Event(WithBlock, waiting.AwaitedBlock):
             StreamClosedError: It is closed already.
         """
         self._require_open()
-        handle = self._handle
+        handle = self._operand.handle
         self._given.add(handle)
         return handle.value
-
-    @property
-    def context(self) -> Context:
-        """The context in which it lives."""
-        return self._context
-
-    @property
-    def device(self) -> Device:
-        """The device on which it lives."""
-        return self._context.device
 
     def record(self, stream: Any) -> None:
         """Records the stream's present end (`cuEventRecord`). A second record replaces the first.
@@ -159,7 +143,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         operand, before = interop.operand_of(stream), self._handle
         code = _native.event_record(self._operand, operand.handle, self._flags)
         if self._handle is not before:
-            self._name = self._operand.name = _name_of(self._handle.value, self._context)
+            self._operand.name = _name_of(self._handle.value, self.context)
         if code == _native.RESULT_AWAITED:
             raise RuntimeError(
                 f"{self._name} is awaited, and an interprocess event cannot get a new handle for "
@@ -167,9 +151,9 @@ class Event(WithBlock, waiting.AwaitedBlock):
             )
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
             raise errors.closed(self._name)
-        if code == _INVALID_HANDLE and operand.context != self._context:
+        if code == _INVALID_HANDLE and operand.context != self.context:
             hint = (
-                f"The event lives on {self._context._place()}: an event is recorded on streams of "
+                f"The event lives on {self.context._place()}: an event is recorded on streams of "
                 "its own context, and streams of every context may wait for it"
             )
             raise driver.error(code, "cuEventRecord", operand.name, hint)
@@ -266,7 +250,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
             True
         """
         checks.instance(Event, end, "the other event must be an aiostream.Event, not")
-        if not (self._timing and end._timing):
+        if (self._flags | end._flags) & _DISABLE_TIMING:
             raise ValueError("there is no time: make both events with Event(timing=True)")
         cuda, name = driver.bindings(), "cuEventElapsedTime"
         # Pinned, because another thread may close one of the two, and the driver would then read
@@ -292,7 +276,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         return self._followed_by(stream).checked_completion_future()
 
     def _followed_by(self, stream: Stream) -> Stream:
-        if stream_operand(stream) is None:
+        if interop.stream_operand(stream) is None:
             raise TypeError(
                 f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes "
                 "one of another library's"
@@ -330,7 +314,8 @@ class Event(WithBlock, waiting.AwaitedBlock):
         await self._close_when_done()
 
     def _traits(self) -> list[str]:
-        return ["timing", *super()._traits()] if self._timing else super()._traits()
+        traits = super()._traits()
+        return traits if self._flags & _DISABLE_TIMING else ["timing", *traits]
 
 
 def _name_of(handle: int, context: Context) -> str:

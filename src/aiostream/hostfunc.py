@@ -20,7 +20,7 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.operand import Operand
+from aiostream._handles.operand import Operand, WithOperand
 from aiostream._runtime import process
 from aiostream.enums import HostFunctionSync
 
@@ -113,10 +113,8 @@ def _address_of(data: Any) -> int:
 # ---------------------------------------------------------------------------- the methods of Stream
 
 
-class HostFunctionMethods:
+class HostFunctionMethods(WithOperand):
     """The host functions and callbacks of a `Stream`, which inherits them from here."""
-
-    _operand: Operand  # set by `Stream`
 
     def launch_host_func(
         self,

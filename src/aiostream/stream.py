@@ -22,7 +22,7 @@ from aiostream._runtime import process
 from aiostream._runtime.observing import hook
 from aiostream._waits import enqueuing, strategies, waiting
 from aiostream.capture import CaptureMethods
-from aiostream.device import Context, Device, DeviceLike
+from aiostream.device import Context, DeviceLike
 from aiostream.enums import WaitEventFlags, WaitLike, WaitStrategy
 from aiostream.errors import StreamCaptureError
 from aiostream.event import Event
@@ -146,21 +146,19 @@ class Stream(
         source: Any = None,
         wait: WaitStrategy | None = None,
     ) -> None:
-        # The handle is stored last, because this object's finalizer then destroys the stream. After
-        # an earlier error a stream of `from_raw` stays its caller's (`Handle_dealloc`).
+        # The operand is stored last, because this object's finalizer then destroys the stream.
+        # After an earlier error a stream of `from_raw` stays its caller's (`Handle_dealloc`).
         # This is here and not in the first wait, because it may take as long as making a stream.
         context._ensure_monitored()
         self._note_place()
-        self._context = context
         self._owned = owned
         self._constants = {}
         self._source = source
-        self._name = operand.name_of(handle.value, context, self._label)
         self._mode = strategies.MODES[wait or strategies.default_wait()]
-        self._operand = Operand(handle, context, self._name)
+        own = Operand(handle, context, operand.name_of(handle.value, context, self._label))
         if source is not None:
-            interop.note_source(self._operand, source)
-        self._handle = handle
+            interop.note_source(own, source)
+        self._operand = own
 
     @classmethod
     def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> Self:
@@ -218,8 +216,8 @@ class Stream(
             borrowed._mode = strategies.MODES[strategies.strategy(wait)]
         if name is not None:
             borrowed._label = checks.label(name)
-            called = operand.name_of(borrowed._handle.value, borrowed._context, name)
-            borrowed._name = borrowed._operand.name = called
+            own = borrowed._operand
+            own.name = operand.name_of(own.handle.value, own.context, name)
         if limit:
             borrowed._operand.limit_waits(limit)
         return borrowed
@@ -257,7 +255,7 @@ class Stream(
             rule = "the context is an aiostream.Context (Context.from_handle makes one), not"
             checks.instance(Context, context, rule)
         stream = cls._from_handle(value, context or context_of(value), owned=True)
-        if value in stream._context._given_away:
+        if value in stream.context._given_away:
             stream._handle.share()
         return stream
 
@@ -285,7 +283,7 @@ class Stream(
         borrowed, own = kind.__new__(kind), self._operand
         borrowed._label = self._label
         # If another thread closes the owner now, the new handle, its child, refuses each use.
-        borrowed._init_fields(self._new_borrowed(), self._context, owned=False)
+        borrowed._init_fields(self._new_borrowed(), own.context, owned=False)
         borrowed._constants, borrowed._mode = self._constants, self._mode
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
@@ -293,25 +291,9 @@ class Stream(
         return borrowed
 
     def _new_borrowed(self) -> _native.Handle:
-        return self._handle.borrow()
+        return self._operand.handle.borrow()
 
     # ----------------------------------------------------------------------------------- properties
-
-    # Constant from the end of `__init__` on, so any thread may read them, also while another one
-    # closes the stream.
-
-    @property
-    def context(self) -> Context:
-        """The context in which it lives (`cuStreamGetCtx`)."""
-        return self._context
-
-    @property
-    def device(self) -> Device:
-        """The device on which it lives.
-
-        It is read from the context, because `cuStreamGetDevice` would end a capture.
-        """
-        return self._context.device
 
     @property
     def name(self) -> str | None:
@@ -328,19 +310,19 @@ class Stream(
             return NotImplemented
         if self is other:
             return True
-        mine, its = self._handle, other._handle
+        mine, its = self._operand.handle, other._operand.handle
         # Another thread may close one of them meanwhile. Then the answer is of the moment before.
         # Only open ones, because the driver gives the handle of a destroyed stream to the next one.
         return (
             mine.value == its.value
             and mine.is_open
             and its.is_open
-            and self._context == other._context
+            and self.context == other.context
         )
 
     def __hash__(self) -> int:
         # The same after a close, because a dict with the stream as a key must still find it.
-        return hash((self._handle.value, self._context))
+        return hash((self._operand.handle.value, self.context))
 
     # -------------------------------------------------------------------------------------- closing
 
@@ -499,7 +481,8 @@ class Stream(
         """
         # Pinned for the one native call. If another thread closes the stream, it either comes first
         # and this call is refused, or it leaves the destruction to the end of this call.
-        return driver.is_done(_native.stream_query(self._handle), "cuStreamQuery", self._name)
+        own = self._operand
+        return driver.is_done(_native.stream_query(own.handle), "cuStreamQuery", own.name)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks the thread until all work is done, as `cuStreamSynchronize` does.

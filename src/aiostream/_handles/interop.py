@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from aiostream._base import checks
-from aiostream._handles.operand import Operand, context_of, name_of, new_handle, stream_operand
+from aiostream._handles.operand import Operand, context_of, name_of, new_handle
 from aiostream._runtime import process
 
 # The kinds of objects with a `handle` or a `ptr`. The driver does not check the kind of a handle.
@@ -161,6 +161,12 @@ def _graph_number(graph: Any, kind: str, executable: bool) -> int:
         f"{kind} is needed (of aiostream, cuda.core, torch or cupy, or a handle), not "
         f"{type(graph).__name__}"
     )
+
+
+def stream_operand(stream: object) -> Operand | None:
+    """Returns the operand of a `Stream` of this library, which stands above this module."""
+    operand = getattr(stream, "_operand", None)
+    return operand if isinstance(operand, Operand) and not operand.is_event else None
 
 
 def operand_of(stream: Any) -> Operand:

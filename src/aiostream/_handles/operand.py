@@ -12,6 +12,7 @@ from typing import Any
 
 from aiostream import _native, errors
 from aiostream._base import driver
+from aiostream._handles.owned import Owned
 from aiostream._runtime import stalls
 from aiostream.device import Context, Device, DeviceLike
 
@@ -77,10 +78,31 @@ class Operand:
             self.limit_waits()
 
 
-def stream_operand(stream: object) -> Operand | None:
-    """Returns the operand of a `Stream` of this library, which stands above this module."""
-    operand = getattr(stream, "_operand", None)
-    return operand if isinstance(operand, Operand) and not operand.is_event else None
+class WithOperand(Owned):
+    """A stream or an event, of which the operand says all that the library needs.
+
+    A constructor stores `_operand` last, because `_handle` is there from then on.
+    """
+
+    _operand: Operand
+    _mode: int  # the number of its wait strategy
+    _handle = property(lambda self: self._operand.handle)
+    _name = property(lambda self: self._operand.name)
+
+    # Constant, so any thread may read them, also while another one closes the object.
+
+    @property
+    def context(self) -> Context:
+        """The context in which it lives."""
+        return self._operand.context
+
+    @property
+    def device(self) -> Device:
+        """The device on which it lives.
+
+        It is read from the context, because `cuStreamGetDevice` would end a capture.
+        """
+        return self._operand.context.device
 
 
 def context_of(handle: int) -> Context:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from aiostream import _native, errors
 from aiostream._base import checks, driver
 from aiostream._handles import interop
-from aiostream._handles.operand import PER_THREAD, Operand, call_on, pinned
+from aiostream._handles.operand import PER_THREAD, WithOperand, call_on, pinned
 from aiostream.enums import (
     AccessProperty,
     MemSyncDomain,
@@ -137,10 +137,9 @@ _FORMS = {
 }
 
 
-class AttributeMethods:
+class AttributeMethods(WithOperand):
     """What the driver knows of a `Stream`, which inherits this from here."""
 
-    _operand: Operand  # set by `Stream`
     # What the driver has answered that never changes, by its function. Any thread may read and
     # write it, by single dict operations.
     _constants: dict[str, int]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiostream._base import checks, driver
-from aiostream._handles.operand import Operand, call_on, refuse_capture
+from aiostream._handles.operand import Operand, WithOperand, call_on, refuse_capture
 from aiostream.enums import (
     DevResourceType,
     MemAttach,
@@ -117,10 +117,8 @@ def _as_driver_operation(operation: Any) -> Any:
     return raw
 
 
-class MemoryMethods:
+class MemoryMethods(WithOperand):
     """What a `Stream` does with memory. It inherits this from here."""
-
-    _operand: Operand  # set by `Stream`
 
     def attach_mem_async(
         self, pointer: Any, length: int = 0, flags: MemAttach = MemAttach.SINGLE

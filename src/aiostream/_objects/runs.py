@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from aiostream import _native
 from aiostream._base import checks, driver
-from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, wait_list_of
+from aiostream._handles.operand import PER_THREAD, Operand, WithOperand, in_libraries, wait_list_of
 from aiostream._objects import halves
 from aiostream._runtime import loops, process
 from aiostream._runtime.observing import hook
@@ -104,12 +104,10 @@ def _find_garbage() -> None:
 process.before_first_use.append(_find_garbage)
 
 
-class RunMethods:
+class RunMethods(WithOperand):
     """The part of `Stream` that makes something and waits for it in one."""
 
-    _operand: Operand  # these three are of `Stream`
-    _mode: int
-    synchronize: Callable[[float | None], None]
+    synchronize: Callable[[float | None], None]  # these two are of `Stream`
     _place: Callable[[], Any]
 
     def __await__(self) -> Generator[Any, Any, None]:

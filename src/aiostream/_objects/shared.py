@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from aiostream import errors
 from aiostream._base import checks
 from aiostream._handles import interop
-from aiostream._handles.operand import Operand, current_in_libraries, pinned
+from aiostream._handles.operand import WithOperand, current_in_libraries, pinned
 from aiostream._handles.owned import Transferable
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ else:
     StreamOwn, Own, Made = TypeVar("StreamOwn"), TypeVar("Own"), TypeVar("Made")
 
 
-class SharingMethods(Transferable, Generic[StreamOwn]):
+class SharingMethods(WithOperand, Transferable, Generic[StreamOwn]):
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
-    _operand: Operand  # set by `Stream`
     # Returns its place in a pool: see `_pools/pool_places.py`. A place keeps its stream, so the
     # stream refers to it weakly. Without one it is a dead reference, which answers `None` for less
     # than a function.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 
 from aiostream import _native, errors
 from aiostream._base import checks, driver
-from aiostream._handles.operand import PER_THREAD, Operand, in_libraries, new_wait_list
+from aiostream._handles.operand import PER_THREAD, Operand, WithOperand, in_libraries, new_wait_list
 from aiostream._objects.halves import Halves, close
 from aiostream._runtime import launchers, loops, process
 from aiostream._runtime.completion import Completion, expected
@@ -269,10 +269,9 @@ def _wait_list(operand: Operand) -> _native.WaitList:
     return shared.thread_waits
 
 
-class ThreadStream:
+class ThreadStream(WithOperand):
     """The part of `Stream` that uses worker threads."""
 
-    _operand: Operand  # set by `Stream`
     _place: Callable[[], Any]
 
     @overload

@@ -221,17 +221,17 @@ class PoolCore:
         if len(self._contexts) > 1:
             # The device with the least in use is next, and equal ones take turns.
             taken = self._taken
-            used = Counter(each.stream._context for each in self._places if FREE not in each)
+            used = Counter(each.stream.context for each in self._places if FREE not in each)
             order = {each: (-used[each], -taken[each]) for each in self._contexts.values()}
             with contextlib.suppress(ValueError):  # there is none
-                best = max(self._recent[::-1], key=lambda place: order[place.stream._context])
+                best = max(self._recent[::-1], key=lambda place: order[place.stream.context])
                 self._recent.remove(best)
                 self._recent.append(best)
         try:
             while True:
                 place = self._recent.pop()
                 if place.pop(FREE, self) is None:
-                    self._taken[place.stream._context] = self._next_ticket()
+                    self._taken[place.stream.context] = self._next_ticket()
                     place.lend(bridge.current_task())
                     return place
         except IndexError:

@@ -29,13 +29,11 @@ class Loan(Stream):
     _operand: Any = property(
         lambda self: self._at.stream._operand if self._is_lent else self._at.ended
     )
-    _handle: Any = property(lambda self: self._operand.handle)
     _is_lent: Any = property(lambda self: self._number in self._at)
 
     def __init__(self, place: Place, pool: Any = None) -> None:
         stream = place.stream
-        self._name, self._mode, self._constants = stream._name, stream._mode, stream._constants
-        self._label, self._context = stream._label, stream._context
+        self._label, self._mode, self._constants = stream._label, stream._mode, stream._constants
         # Last, because from now on the finalizer gives it back. Its place keeps the stream.
         self._place = weakref.ref(place)
         self._at, self._number, self._pool = place, place.number, pool

@@ -45,7 +45,7 @@ class Place(dict[int, Any]):
         closed.close()
         self.stream = stream
         # The operand of its loans that have ended.
-        self.ended = Operand(closed, stream._context, f"the loan of {stream._name}")
+        self.ended = Operand(closed, stream.context, f"the loan of {stream._name}")
         self.number = self.block = 0  # of the latest state, and of the latest that was a block
         # What a task has left on the stream, if that reports its end: see `Busy`.
         self.left: Any = None
