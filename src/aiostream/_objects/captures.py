@@ -1,10 +1,10 @@
 """The captures that go on: what the library notes of each, and how they end.
 
-The driver keeps the state of a capture. This module notes two things of each, because the driver
-does not keep them. One is the `Graph` object that a capture into an existing graph returns at its
-end. The other is the handles that `capture_info` gave out of a graph that belongs to the driver
-until the end. They are closed then, so that a stale `Graph` refuses instead of reading freed
-memory.
+The driver keeps the state of a capture. This module notes three things of each, because the driver
+does not keep them. One is the stream on which this library began it. One is the `Graph` object that
+a capture into an existing graph returns at its end. The last is the handles that `capture_info`
+gave out of a graph that belongs to the driver until the end. They are closed then, so that a stale
+`Graph` refuses instead of reading freed memory.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Noted:
     """What is noted of one capture until its end."""
 
     # Constant once this is in `_in_progress`. To `given` any thread may append.
-    identity: int | None  # the driver's number of the capture
+    identity: int | None  # the driver's number of the capture; None if it has given none
     origin: _Origin | None  # the stream on which it began, if this library began it
-    graph: Graph | None  # into which it goes, pinned; None if it makes a new one
+    graph: Graph | None = None  # into which it goes, pinned; None if it makes a new one
     recapture: Any = None  # None, or what the driver may call during the capture
     pins: list[bool] = field(default_factory=list)  # of the graph
     given: list[_native.Handle] = field(default_factory=list)  # of a graph of the driver's own
@@ -74,12 +74,9 @@ def _exists(graph: Graph) -> bool:
     return False
 
 
-# Any thread may change these two, without a lock: each change and each copy is one operation of the
-# list or dict. A thread that iterates iterates over a copy.
+# Any thread may change it, without a lock: each change and each copy is one operation of the list.
+# A thread that iterates iterates over a copy.
 _in_progress: list[_Noted] = []
-# The id of the latest capture that this library began on a stream, by that stream. It finds the
-# capture again when the driver gives no id, because the capture was invalidated.
-_begun: dict[_Origin, int] = {}
 
 
 def _origin_of(stream: Operand) -> _Origin:
@@ -88,14 +85,17 @@ def _origin_of(stream: Operand) -> _Origin:
     return stream.handle.value, stream.context, thread
 
 
-def _find(identity: int | None, origin: _Origin | None) -> _Noted | None:
+def _find(identity: int | None) -> _Noted | None:
     # Over a copy. If another thread removes what is found here, `_forget` finds it gone.
-    for capture in list(_in_progress):
-        if (identity is not None and capture.identity == identity) or (
-            origin is not None and capture.origin == origin
-        ):
-            return capture
-    return None
+    known = list(_in_progress)
+    found = (each for each in known if identity is not None and each.identity == identity)
+    return next(found, None)
+
+
+def _begun_on(stream: Operand) -> _Noted | None:
+    """Finds the capture that this library began on a stream, also if the driver gives no id."""
+    here = _origin_of(stream)
+    return next((each for each in list(_in_progress) if each.origin == here), None)
 
 
 def _forget(capture: _Noted | None, how: _End) -> None:
@@ -120,44 +120,29 @@ def begin(stream: Operand, call: Callable[[], Any]) -> None:
     """Begins a capture by `call`, and notes it."""
     forget_ended_elsewhere(stream)
     call()
-    _note_begun(stream)
-
-
-def _note_begun(stream: Operand) -> int | None:
-    identity = _identity_of(stream)
-    if identity is not None:
-        _begun[_origin_of(stream)] = identity
-    return identity
-
-
-def _began_on(identity: int) -> _Origin | None:
-    """The stream on which this library has begun a capture. `None` if other code has."""
-    return next((origin for origin, begun in list(_begun.items()) if begun == identity), None)
+    _in_progress.append(_Noted(_identity_of(stream), _origin_of(stream)))
 
 
 def end_left(stream: Operand) -> None:
     """Ends a capture that this library began on this stream, and no other capture."""
-    # Popped, so that of two threads one ends the capture.
-    begun = _begun.pop(_origin_of(stream), None)
+    begun = _begun_on(stream)
     if begun is None:
         return
-    # Another thread may close a borrowed stream meanwhile.
+    # Another thread may end it first, or close a borrowed stream.
     with contextlib.suppress(CudaError, StreamClosedError):
         status, identity, *_ = query(stream)
         # Other code may have ended that capture and begun its own, which is not ours to end.
-        if identity == begun or status is CaptureStatus.INVALIDATED:
+        if status is not CaptureStatus.NONE and identity in (None, begun.identity):
             end(stream)
 
 
 def is_noted(stream: Operand) -> bool:
     """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
-    # Any thread may ask, also one that is just changing the two. So this takes no lock and reads
-    # copies. What another thread is adding now is of a stream that it refers to, and that is not
+    # Any thread may ask, also one that is just changing the list. So this takes no lock and reads a
+    # copy. What another thread is adding now is of a stream that it refers to, and that is not
     # finalized.
-    return bool(_begun or _in_progress) and _origin_of(stream) in {
-        *list(_begun),
-        *(place for capture in list(_in_progress) for place in (capture.origin, capture.seen_on)),
-    }
+    here = _origin_of(stream)
+    return any(here in (capture.origin, capture.seen_on) for capture in list(_in_progress))
 
 
 def forget(stream: Operand) -> None:
@@ -167,7 +152,6 @@ def forget(stream: Operand) -> None:
     origin, and then the driver has freed the graph.
     """
     here = _origin_of(stream)
-    _begun.pop(here, None)
     for capture in list(_in_progress):
         if capture.origin == here or (capture.origin is None and capture.seen_on == here):
             _forget(capture, _End.FAILED)
@@ -201,7 +185,7 @@ def forget_ended_elsewhere(stream: Operand) -> None:
     Call it before the next capture begins, because the graph of that one may get the handle of the
     old graph.
     """
-    capture = _find(None, _origin_of(stream)) if _in_progress else None
+    capture = _begun_on(stream)
     if capture is not None and not _still_captures(stream):
         _forget(capture, _End.ENDED_ELSEWHERE)
 
@@ -228,7 +212,7 @@ def begin_into(
         raise
     # If the driver gives no id, the stream finds what is noted. Without that the graph would stay
     # pinned after the capture.
-    noted.identity = _note_begun(stream)
+    noted.identity = _identity_of(stream)
 
 
 def query(stream: Operand) -> tuple[CaptureStatus, int | None, int, Any, Any]:
@@ -244,16 +228,15 @@ def status(stream: Operand) -> CaptureStatus:
 
 
 def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
-    capture = _find(identity, None)
+    capture, here = _find(identity), _origin_of(stream)
     if capture is None:
-        here = _origin_of(stream)
         for earlier in list(_in_progress):
             if earlier.seen_on == here:
                 # It has ended, because a stream is in one capture at a time.
                 _forget(earlier, _End.ENDED_ELSEWHERE)
-        capture = _Noted(identity, _began_on(identity), None)
-        capture.seen_on = here
+        capture = _Noted(identity, None)
         _in_progress.append(capture)
+    capture.seen_on = capture.seen_on or here
     if capture.graph is not None:
         return capture.graph
     if not capture.given:
@@ -271,16 +254,14 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
 def end(stream: Operand) -> Graph:
     # The capture is found before the driver ends it and forgets its id. It is let go of last,
     # because it holds the graph.
-    capture = _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
+    capture = _find(_identity_of(stream)) or _begun_on(stream)
     try:
         ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
         # After code 903 the capture goes on, and what is noted of it stays.
         if not _still_captures(stream):
-            _begun.pop(_origin_of(stream), None)
             _forget(capture, _End.FAILED)
         raise
-    _begun.pop(_origin_of(stream), None)
     existing = capture.graph if capture is not None else None
     try:
         if existing is not None and existing._handle.value == int(ended):
@@ -291,7 +272,7 @@ def end(stream: Operand) -> Graph:
         identity = capture.identity if capture is not None else None
         while capture is not None:
             _forget(capture, _End.GOOD)
-            capture = _find(identity, None) if identity is not None else None
+            capture = _find(identity)
 
 
 def _still_captures(stream: Operand) -> bool:
