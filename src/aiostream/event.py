@@ -276,7 +276,7 @@ class Event(WithOperand, WithBlock, waiting.AwaitedBlock):
         return self._followed_by(stream).checked_completion_future()
 
     def _followed_by(self, stream: Stream) -> Stream:
-        if interop.stream_operand(stream) is None:
+        if not isinstance(stream, WithOperand) or stream._operand.is_event:
             raise TypeError(
                 f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes "
                 "one of another library's"

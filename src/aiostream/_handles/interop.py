@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from aiostream._base import checks
-from aiostream._handles.operand import Operand, context_of, name_of, new_handle
+from aiostream._handles.operand import Operand, WithOperand, context_of, name_of, new_handle
 from aiostream._runtime import process
 
 # The kinds of objects with a `handle` or a `ptr`. The driver does not check the kind of a handle.
@@ -163,20 +163,13 @@ def _graph_number(graph: Any, kind: str, executable: bool) -> int:
     )
 
 
-def stream_operand(stream: object) -> Operand | None:
-    """Returns the operand of a `Stream` of this library, which stands above this module."""
-    operand = getattr(stream, "_operand", None)
-    return operand if isinstance(operand, Operand) and not operand.is_event else None
-
-
 def operand_of(stream: Any) -> Operand:
     """Returns a `Operand` to any library's stream.
 
     A stream of this library gives its own, which refuses each use after the stream is closed.
     """
-    own = stream_operand(stream)
-    if own is not None:
-        return own
+    if isinstance(stream, WithOperand) and not stream._operand.is_event:
+        return stream._operand
     value = stream_handle(stream)
     process.start()  # here too, because the first stream may be another library's
     context = context_of(value)
