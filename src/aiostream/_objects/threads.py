@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar, cast, overload
 
 from aiostream import _native, errors
-from aiostream._base import checks, driver
+from aiostream._base import checks
 from aiostream._handles.operand import PER_THREAD, Operand, WithOperand, in_libraries, new_wait_list
 from aiostream._objects.halves import Halves, close
 from aiostream._runtime import launchers, loops, process
@@ -73,8 +73,8 @@ class _ThreadCall(Completion):
         self.mark = object()  # in `shared.held`: see `Halves`
         # The next two are the worker's until it records the event or fires the ticket, and the
         # loop's from then on. The ticket orders the two, so there is no lock.
-        self.raised: BaseException | None = None  # by the function
-        self.refusal, self.refused = 0, "cuEventRecord"  # of the event behind the work
+        self.raised: BaseException | None = None  # by the function, or before it
+        self.lost: BaseException | None = None  # why no event is behind the work
 
     # Bound here, because at the interpreter's end the module's names may be gone.
     def __del__(
@@ -105,36 +105,29 @@ class _ThreadCall(Completion):
         """Calls the function, and records the event behind what it has enqueued."""
         if self.taken.setdefault("by", "worker") != "worker":  # the task was cancelled before
             return
-        status = 0
+        operand, answer = self.operand, 0
         try:
             if self.bare:
                 self._call()
+            # Until the loop learns of the end, because the task may give the stream away then, and
+            # this thread may not have returned yet.
+            elif not operand.handle.pin(self.pins):
+                raise errors.closed(self.stream)
             else:
-                self.refusal = self._launch()
-            if self.refusal:
-                status = enqueuing.UNKNOWN_ERROR
-                # Asked in this thread, which has met it.
-                self.refused = _native.failed_call(self.refusal) or self.refused
+                # The watcher alone has the wait, because only the loop's thread may use the loop's
+                # timer, and this thread records the event.
+                waits, by = _wait_list(operand), strategies.BY_WATCHER
+                answer = self.run(waits, by, operand.handle, self._call)
+            if answer:
+                enqueuing.refuse(answer, operand, "cuEventCreate", "cuEventRecord")
         except BaseException as error:
-            self.raised = error
+            if enqueuing.refusal_afterwards(answer):
+                self.lost = error.with_traceback(None)  # which refers to this frame
+            else:
+                self.raised = error
         # Without an event nothing would ever fire the ticket, and the task would hang.
         if not self.is_recorded:
-            self.fire(status)
-
-    def _launch(self) -> int:
-        """Returns why no event is behind the work, or 0."""
-        operand, handle = self.operand, self.operand.handle
-        # Until the loop learns of the end, because the task may give the stream away then, and this
-        # thread may not have returned yet.
-        if not handle.pin(self.pins):
-            raise errors.closed(self.stream)
-        # The watcher alone has the wait, because only the loop's thread may use the loop's timer,
-        # and this thread records the event.
-        answer = super().run(_wait_list(operand), strategies.BY_WATCHER, handle, self._call)
-        late = enqueuing.refusal_afterwards(answer)
-        if answer and not late:
-            enqueuing.refuse(answer, operand, "cuEventCreate")
-        return late
+            self.fire(0 if self.lost is None else enqueuing.UNKNOWN_ERROR)
 
     def _call(self) -> Any:
         call: Any = None
@@ -170,20 +163,16 @@ class _ThreadCall(Completion):
         no event.
         """
         self._let_go()
-        if self.refusal:
-            try:
-                driver.raise_for(self.refusal, self.refused, self.stream, "left-capturing")
-            except Exception as error:
-                self.fail(error, orphaned)
-        else:
-            if orphaned or self.is_cancelled:
-                # No task will raise the error. Its frames hold objects whose destructors may block,
-                # so it must not die in this thread.
-                held, self.raised = [self.raised], None
-                process.release_in_thread(held)
+        if self.lost is None:
             super().complete(code, orphaned)
+        else:
+            self.fail(self.lost, orphaned)
         if orphaned or self.is_cancelled:
-            self._close(code or self.refusal)
+            # No task will raise the error. Its frames hold objects whose destructors may block, so
+            # it must not die in this thread.
+            held, self.raised = [self.raised], None
+            process.release_in_thread(held)
+            self._close(code)
         if not orphaned:  # the janitor runs no loop, and a limiter takes a token back only in one
             self.give_back()
 
@@ -231,7 +220,10 @@ class _ThreadCall(Completion):
         self.operand.handle.unpin(self.pins)
 
 
-def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
+async def _call_by(limiter: Any, call: _ThreadCall) -> None:
+    """Makes the call in a thread of anyio's, and waits until it has returned."""
+    import anyio.to_thread  # here, because importing aiostream must not import anyio
+
     # A free token is taken without an await, because an await can be cancelled after it has the
     # token. anyio before 4.16 then releases another borrower's token.
     try:
@@ -239,15 +231,6 @@ def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
     except Exception as error:
         if type(error).__name__ != "WouldBlock":  # anyio's, or trio's
             raise
-        return False
-    return True
-
-
-async def _call_by(limiter: Any, call: _ThreadCall) -> None:
-    """Makes the call in a thread of anyio's, and waits until it has returned."""
-    import anyio.to_thread  # here, because importing aiostream must not import anyio
-
-    if not _take_at_once(limiter, call):
         await limiter.acquire_on_behalf_of(call)
     call.prepare()
     # It has a limiter of its own, because the user's was asked above. anyio gives a token back when
