@@ -520,7 +520,7 @@ def operand_of(stream: Any) -> Any:
 
 def pinned(owned: Any) -> Any:
     """Keeps the handle of a stream or graph in use until the block ends, as driver calls do."""
-    return _operand.pinned(owned._operand) if isinstance(owned, Stream) else owned._pinned()
+    return _operand.pin(owned._handle, owned._name)
 
 
 RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY

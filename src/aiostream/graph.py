@@ -72,6 +72,18 @@ class _AnyGraph(Transferable, WithBlock):
         made._source = None if owned else graph
         return made
 
+    @classmethod
+    def from_raw(cls, handle: int) -> Self:
+        """Takes over a `CUgraph` or `CUgraphExec`. The reverse of `into_raw`.
+
+        This object then destroys it.
+
+        Raises:
+            TypeError: `handle` is not an int.
+            ValueError: It is not a handle.
+        """
+        return cls._from_any(interop.raw_handle(handle, "a graph"), owned=True)
+
 
 class Graph(_AnyGraph):
     """A CUDA graph: operations and how they depend on each other.
@@ -138,16 +150,6 @@ class Graph(_AnyGraph):
             ValueError: The int is not a handle.
         """
         return graph if isinstance(graph, Graph) else cls._from_any(graph, owned=False)
-
-    @classmethod
-    def from_raw(cls, handle: int) -> Graph:
-        """Takes over a `CUgraph`, which this object then destroys. The reverse of `into_raw`.
-
-        Raises:
-            TypeError: `handle` is not an int.
-            ValueError: It is not a handle.
-        """
-        return cls._from_any(interop.raw_handle(handle, "a graph"), owned=True)
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
@@ -227,7 +229,6 @@ class Graph(_AnyGraph):
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
                 stream = stack.enter_context(pinned(interop.operand_of(upload_stream)))
-            self._require_open()
             stack.enter_context(self._context._pushed())
             code, result, value = _native.graph_instantiate(self._handle, chosen, stream)
             if code == 0:
@@ -273,16 +274,13 @@ class Graph(_AnyGraph):
         made._handle.relate(self._handle)
         return made
 
-    def _pinned(self) -> contextlib.AbstractContextManager[int]:
-        return pin(self._handle, self._name)
-
     def _call(self, name: str, *args: Any, node: int | None = None) -> Any:
         """Calls the driver on the graph, or on one of its nodes.
 
         In RELAXED mode, because some of these functions would end a capture of this thread.
         """
         cuda = driver.bindings()
-        with self._pinned() as value, driver.relaxed():
+        with pin(self._handle, self._name) as value, driver.relaxed():
             subject = cuda.CUgraph(value) if node is None else cuda.CUgraphNode(node)
             return driver.call(name, subject, *args, stream=self._name)
 
@@ -342,16 +340,6 @@ class ExecutableGraph(_AnyGraph):
         if isinstance(executable, ExecutableGraph):
             return executable
         return cls._from_any(executable, owned=False)
-
-    @classmethod
-    def from_raw(cls, handle: int) -> ExecutableGraph:
-        """Takes over a `CUgraphExec`, which this object then destroys. The reverse of `into_raw`.
-
-        Raises:
-            TypeError: `handle` is not an int.
-            ValueError: It is not a handle.
-        """
-        return cls._from_any(interop.raw_handle(handle, "a graph"), owned=True)
 
     def launch(self, stream: Any) -> None:
         """Enqueues the whole graph on a stream (`cuGraphLaunch`).
@@ -474,11 +462,9 @@ class ExecutableGraph(_AnyGraph):
         raise error
 
     def _use(self, stream: Operand, use: str) -> None:
-        self._require_open()
         code = _native.graph_use(self._handle, stream.handle, use == "launch")
         if code == _native.RESULT_CLOSED:
-            # The stream or this graph: another thread may have closed it after the check above.
-            self._require_open()
+            self._require_open()  # else the stream is closed
         driver.raise_for(code, f"cuGraph{use.title()}", stream.name)
 
     def _use_async(self, stream: Any, use: str) -> CompletionFuture[None]:
