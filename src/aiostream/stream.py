@@ -152,7 +152,6 @@ class Stream(
         context._ensure_monitored()
         self._note_place()
         self._owned = owned
-        self._constants = {}
         self._source = source
         self._mode = strategies.MODES[wait or strategies.default_wait()]
         own = Operand(handle, context, operand.name_of(handle.value, context, self._label))
@@ -164,7 +163,6 @@ class Stream(
     def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> Self:
         process.start()
         stream = cls.__new__(cls)
-        stream._label = None
         handle = operand.new_handle(value, context, owned)
         stream._init_fields(handle, context, owned=owned, source=source)
         return stream
@@ -284,7 +282,7 @@ class Stream(
         borrowed._label = self._label
         # If another thread closes the owner now, the new handle, its child, refuses each use.
         borrowed._init_fields(self._new_borrowed(), own.context, owned=False)
-        borrowed._constants, borrowed._mode = self._constants, self._mode
+        borrowed._mode = self._mode
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
         borrowed._operand.wait_list, borrowed._operand.shared = own.wait_list, own.shared

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from aiostream import _native, errors
 from aiostream._base import checks, driver
 from aiostream._handles import interop
-from aiostream._handles.operand import PER_THREAD, WithOperand, call_on, pinned
+from aiostream._handles.operand import WithOperand, call_on, pinned, refuse_capture
 from aiostream.enums import (
     AccessProperty,
     MemSyncDomain,
@@ -140,10 +139,6 @@ _FORMS = {
 class AttributeMethods(WithOperand):
     """What the driver knows of a `Stream`, which inherits this from here."""
 
-    # What the driver has answered that never changes, by its function. Any thread may read and
-    # write it, by single dict operations.
-    _constants: dict[str, int]
-
     @property
     def green_context(self) -> int | None:
         """The green context in which it was created, a `CUgreenCtx`, or `None`.
@@ -159,7 +154,7 @@ class AttributeMethods(WithOperand):
     @property
     def flags(self) -> StreamFlags:
         """How it was created (`cuStreamGetFlags`)."""
-        return StreamFlags(self._constant("cuStreamGetFlags"))
+        return StreamFlags(self._unless_capturing("cuStreamGetFlags"))
 
     @property
     def priority(self) -> int:
@@ -173,23 +168,12 @@ class AttributeMethods(WithOperand):
 
         A `Stream` that uses a retired stream again has that stream's number (see `core`).
         """
-        return self._constant("cuStreamGetId")
+        return self._unless_capturing("cuStreamGetId")
 
-    def _constant(self, name: str) -> int:
-        """A number that never changes, of which the driver is asked once.
-
-        Not while the stream captures, because the question would end its capture.
-        """
-        operand = self._operand
-        if not operand.handle.is_open:
-            raise errors.closed(operand.name)
-        known = self._constants.get(name)
-        if known is None:
-            driver.raise_for(_native.capture_refusal(operand.handle), name, operand.name)
-            known = int(call_on(operand, name))
-            if operand.handle.value != PER_THREAD:  # because each thread has its own
-                self._constants[name] = known
-        return known
+    def _unless_capturing(self, name: str) -> int:
+        """Asks the driver, unless the question would end a capture of the stream."""
+        refuse_capture(self._operand, name)
+        return int(call_on(self._operand, name))
 
     def get_attribute(self, attribute: StreamAttribute) -> Any:
         """Returns the value of an attribute (`cuStreamGetAttribute`).

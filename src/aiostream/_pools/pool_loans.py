@@ -33,7 +33,7 @@ class Loan(Stream):
 
     def __init__(self, place: Place, pool: Any = None) -> None:
         stream = place.stream
-        self._label, self._mode, self._constants = stream._label, stream._mode, stream._constants
+        self._label, self._mode = stream._label, stream._mode
         # Last, because from now on the finalizer gives it back. Its place keeps the stream.
         self._place = weakref.ref(place)
         self._at, self._number, self._pool = place, place.number, pool
