@@ -160,9 +160,6 @@ class Device(hints.Hinted):
             least, greatest = driver.call("cuCtxGetStreamPriorityRange")
         return int(least), int(greatest)
 
-    def __int__(self) -> int:
-        return self._ordinal
-
     def __index__(self) -> int:
         return self._ordinal
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from aiostream import _native
 from aiostream._base import driver
-from aiostream._handles.operand import Operand, in_libraries, order_of, wait_list_of
+from aiostream._handles.operand import Operand, in_libraries, order_of, refuse_capture, wait_list_of
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion
 from aiostream._waits.strategies import BY_HOST_FUNCTION, BY_WATCHER
@@ -36,8 +36,7 @@ def require_ready(operand: Operand, recent: bool = False) -> None:
     _current_bridge()
     health = _native.health(operand.context._ensure_monitored(), recent)
     driver.raise_for(health, "cuStreamQuery", operand.name)
-    captured = _native.capture_refusal(operand.handle)
-    driver.raise_for(captured, "cuStreamIsCapturing", operand.name)
+    refuse_capture(operand, "cuStreamIsCapturing")
 
 
 def enqueue(
