@@ -175,10 +175,18 @@ class _PerThread(threading.local):
     # because only the oldest of a list is polled.
     def __init__(self) -> None:
         self.wait_lists: dict[int, _native.WaitList] = {}
-        self.orders: dict[int, _native.Order] = {}
 
 
 _per_thread = _PerThread()
+
+
+def _list_of_thread(context: Context) -> _native.WaitList:
+    context_id = context._ensure_monitored()
+    # No other thread can add it in between, because the dict is this thread's own.
+    if context_id not in _per_thread.wait_lists:
+        made = _native.WaitList(context_id, _native.History())
+        _per_thread.wait_lists[context_id] = made
+    return _per_thread.wait_lists[context_id]
 
 
 def wait_list_of(operand: Operand) -> _native.WaitList:
@@ -192,13 +200,7 @@ def wait_list_of(operand: Operand) -> _native.WaitList:
     if operand.wait_list is not None:
         return operand.wait_list
     if operand.handle.value == PER_THREAD:
-        context_id = operand.context._ensure_monitored()
-        known = _per_thread.wait_lists.get(context_id)
-        # No other thread can add it in between, because the dict is this thread's own.
-        if known is None:
-            known = _native.WaitList(context_id, _native.History())
-            _per_thread.wait_lists[context_id] = known
-        return _labelled(known, operand)
+        return _labelled(_list_of_thread(operand.context), operand)
     # Two threads may come here at once, and one of them wins.
     chosen: dict[str, _native.WaitList] = operand.shared.chosen
     operand.wait_list = chosen.get("waits")
@@ -233,10 +235,9 @@ def order_of(operand: Operand, first: _native.Order | None = None) -> _native.Or
         operand: The stream.
         first: That of its wait list, which is also that of other objects on the same stream.
     """
-    # It is chosen once, by `setdefault`, because with two there would be two orders.
     if operand.handle.value == PER_THREAD:  # another stream in each thread
-        key = operand.context._ensure_monitored()
-        return _per_thread.orders.setdefault(key, first or _native.Order())
+        return _list_of_thread(operand.context).order
+    # It is chosen once, by `setdefault`, because with two there would be two orders.
     made: _native.Order = operand.shared.chosen.setdefault("order", first or _native.Order())
     return made
 
