@@ -166,10 +166,8 @@ class CaptureScope:
         if self._flags is None:
             self._graph = graph
             return
-        try:
+        with graph:
             self._executable = graph.instantiate(self._flags)
-        finally:
-            graph.close()
 
 
 # ---------------------------------------------------------------------------- the methods of Stream
@@ -255,9 +253,7 @@ class CaptureMethods(WithOperand):
             StreamCaptureError: It is the legacy stream, which cannot capture.
             CudaError: It captures already (401).
         """
-        stream = self._operand
-        driver_mode = _as_driver_mode(mode)
-        captures.begin(stream, lambda: call_on(stream, "cuStreamBeginCapture", driver_mode))
+        captures.begin(self._operand, "cuStreamBeginCapture", _as_driver_mode(mode))
 
     def begin_capture_to_graph(
         self,
@@ -283,17 +279,13 @@ class CaptureMethods(WithOperand):
             NotSupportedError: The driver is older than CUDA 12.3.
             CudaError: It captures already, or a dependency is not a node of the graph.
         """
-        stream, name = self._operand, "cuStreamBeginCaptureToGraph"
+        name, existing = "cuStreamBeginCaptureToGraph", Graph.borrow(graph)
         nodes, edges = as_driver_dependencies(dependencies)
         # None would not do, which the bindings refuse before 12.9.10 and in 13.0.
         edges = edges or [driver.bindings().CUgraphEdgeData()] * len(nodes)
-        driver_mode = _as_driver_mode(mode)
-
-        def begin(value: int) -> None:
-            handle = driver.bindings().CUgraph(value)
-            call_on(stream, name, handle, nodes, edges, len(nodes), driver_mode)
-
-        captures.begin_into(stream, Graph.borrow(graph), begin)
+        into = driver.bindings().CUgraph(existing._handle.value)
+        args = into, nodes, edges, len(nodes), _as_driver_mode(mode)
+        captures.begin(self._operand, name, *args, graph=existing)
 
     def begin_recapture_to_graph(
         self,
@@ -325,14 +317,9 @@ class CaptureMethods(WithOperand):
         cuda = driver.bindings()
         existing = Graph.borrow(graph)
         native = _as_native_callback(callback, existing)
-        driver_mode = _as_driver_mode(mode)
-
-        def begin(value: int) -> None:
-            address = ctypes.cast(native, ctypes.c_void_p).value or 0
-            function = cuda.CUgraphRecaptureCallback(address)
-            call_on(stream, name, driver_mode, cuda.CUgraph(value), function, 0)
-
-        captures.begin_into(stream, existing, begin, native)
+        function = cuda.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
+        args = _as_driver_mode(mode), cuda.CUgraph(existing._handle.value), function, 0
+        captures.begin(stream, name, *args, graph=existing, recapture=native)
 
     def end_capture(self) -> Graph:
         """Ends the capture, and returns what it has collected (`cuStreamEndCapture`).

@@ -339,16 +339,10 @@ class Stream(
         self._close()
 
     def _close(self) -> None:
-        # A closed handle refuses the calls that end a capture. Until the close another thread may
-        # ask for the capture, which notes it again. After the last step a new `Stream` may capture.
-        if self._owned and self._handle.is_shared:
-            captures.end_shared(self._operand)
-        try:
+        if self._owned:
+            captures.retire(self._operand, super().close)
+        else:
             super().close()
-        finally:
-            if self._owned:
-                captures.forget(self._operand)
-                operand.keep_retired(self._operand)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Blocks until the work is done, destroys the stream, and raises what went wrong.
@@ -402,14 +396,14 @@ class Stream(
         self,
         handle: _native.Handle,
         is_noted: Callable[[Operand], bool] = captures.is_noted,
-        retire: Callable[[Operand], None] = captures.retire,
+        retire: Callable[[Operand, Callable[[], Any]], None] = captures.retire,
     ) -> Callable[[], Any]:
         # A finalizer may run in any thread, under any lock, so this only chooses. The janitor calls
         # what it returns. The defaults bind the functions, because at the interpreter's end the
         # module's names may be gone.
         own = self._operand
         if handle.is_shared or is_noted(own):
-            return lambda: retire(own)
+            return lambda: retire(own, handle.drop)
         return handle.drop
 
     def _warn_dropped(

@@ -116,11 +116,30 @@ def _identity_of(stream: Operand) -> int | None:
     return None
 
 
-def begin(stream: Operand, call: Callable[[], Any]) -> None:
-    """Begins a capture by `call`, and notes it."""
+def begin(
+    stream: Operand, name: str, *args: Any, graph: Graph | None = None, recapture: Any = None
+) -> None:
+    """Begins a capture by a call of the driver, and notes it. Pins the graph into which it goes."""
     forget_ended_elsewhere(stream)
-    call()
-    _in_progress.append(_Noted(_identity_of(stream), _origin_of(stream)))
+    noted = _Noted(None, _origin_of(stream), graph, recapture)
+    if graph is not None:
+        graph._captured_into = True
+    # Noted before it begins. An end that found nothing noted would make a second owner of the
+    # graph, which would destroy it twice. What has not begun is forgotten here, and after an
+    # interrupt by the stream's next capture (`forget_ended_elsewhere`).
+    _in_progress.append(noted)
+    try:
+        # Another thread may end the capture, and unpins then. Without this, a `close` would free
+        # the graph under the capture.
+        if graph is not None and not graph._handle.pin(noted.pins):
+            raise errors.closed(graph._name)
+        call_on(stream, name, *args)
+    except Exception:
+        _forget(noted, _End.GOOD)
+        raise
+    # If the driver gives no id, the stream finds what is noted. Without that the graph would stay
+    # pinned after the capture.
+    noted.identity = _identity_of(stream)
 
 
 def end_left(stream: Operand) -> None:
@@ -157,26 +176,24 @@ def forget(stream: Operand) -> None:
             _forget(capture, _End.FAILED)
 
 
-def end_shared(stream: Operand) -> None:
-    """Ends the capture of a shared stream that is about to be retired.
+def retire(stream: Operand, close: Callable[[], Any]) -> None:
+    """Closes a stream that the library owns by `close`, with what is noted of its captures.
 
-    A retired stream is not destroyed, so nothing else would ever end its capture.
+    A shared stream is not destroyed, so nothing else would ever end its capture.
     """
-    # A stream that is closed already is left out, because a new `Stream` may use it and capture on
-    # it. The health is asked first, because a stream whose context was destroyed must not be
-    # touched.
-    if stream.handle.is_open and stream.context.health() == 0:
+    # A closed handle refuses the calls that end a capture. A stream that is closed already is left
+    # out, because a new `Stream` may use it and capture on it. The health is asked first, because a
+    # stream whose context was destroyed must not be touched.
+    handle = stream.handle
+    if handle.is_shared and handle.is_open and stream.context.health() == 0:
         end_left(stream)
-
-
-def retire(stream: Operand) -> None:
-    """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
-    # This runs in the janitor's thread, because a finalizer must not call the driver.
-    if stream.handle.is_shared:
-        end_shared(stream)
-    stream.handle.drop()
-    forget(stream)
-    keep_retired(stream)
+    # Until the close another thread may ask for the capture, which notes it again. After the last
+    # step a new `Stream` may capture.
+    try:
+        close()
+    finally:
+        forget(stream)
+        keep_retired(stream)
 
 
 def forget_ended_elsewhere(stream: Operand) -> None:
@@ -188,31 +205,6 @@ def forget_ended_elsewhere(stream: Operand) -> None:
     capture = _begun_on(stream)
     if capture is not None and not _still_captures(stream):
         _forget(capture, _End.ENDED_ELSEWHERE)
-
-
-def begin_into(
-    stream: Operand, graph: Graph, call: Callable[[int], Any], recapture: Any = None
-) -> None:
-    """Begins a capture into a graph by `call(handle)`, pins the graph, and notes it."""
-    forget_ended_elsewhere(stream)
-    noted = _Noted(None, _origin_of(stream), graph, recapture)
-    # Noted before it begins. An end that found nothing noted would make a second owner of the
-    # graph, which would destroy it twice. What has not begun is forgotten here, and after an
-    # interrupt by the stream's next capture (`forget_ended_elsewhere`).
-    graph._captured_into = True
-    _in_progress.append(noted)
-    try:
-        # Another thread may end the capture, and unpins then. Without this, a `close` would free
-        # the graph under the capture.
-        if not graph._handle.pin(noted.pins):
-            raise errors.closed(graph._name)
-        call(graph._handle.value)
-    except Exception:
-        _forget(noted, _End.GOOD)
-        raise
-    # If the driver gives no id, the stream finds what is noted. Without that the graph would stay
-    # pinned after the capture.
-    noted.identity = _identity_of(stream)
 
 
 def query(stream: Operand) -> tuple[CaptureStatus, int | None, int, Any, Any]:
