@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
@@ -130,7 +131,7 @@ class Stream(
                 raw = driver.call("cuStreamCreateWithPriority", flags, urgency)
                 kind = _native.HANDLE_STREAM
                 handle = driver.owned_handle(kind, int(raw), context.handle, self._destructor)
-        self._init_fields(handle, context, owned=True, wait=strategy)
+        self._init_fields(handle, context, True, strategy)
         self._operand.shared.make.append((flags, urgency))
         if retired is not None:  # what its former owner's waits have learnt is not of this one's
             operand.share_history([self._operand])
@@ -138,13 +139,7 @@ class Stream(
             self._operand.limit_waits(limit)
 
     def _init_fields(
-        self,
-        handle: _native.Handle,
-        context: Context,
-        *,
-        owned: bool,
-        source: Any = None,
-        wait: WaitStrategy | None = None,
+        self, handle: _native.Handle, context: Context, owned: bool, wait: str | None = None
     ) -> None:
         # The operand is stored last, because this object's finalizer then destroys the stream.
         # After an earlier error a stream of `from_raw` stays its caller's (`Handle_dealloc`).
@@ -152,19 +147,16 @@ class Stream(
         context._ensure_monitored()
         self._note_place()
         self._owned = owned
-        self._source = source
-        self._mode = strategies.MODES[wait or strategies.default_wait()]
-        own = Operand(handle, context, operand.name_of(handle.value, context, self._label))
-        if source is not None:
-            interop.note_source(own, source)
-        self._operand = own
+        self._mode = strategies.MODES[strategies.strategy(wait)]
+        name = operand.name_of(handle.value, context, self._label)
+        self._operand = Operand(handle, context, name)
 
     @classmethod
-    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> Self:
+    def _from_handle(cls, value: int, context: Context, owned: bool = False) -> Self:
         process.start()
         stream = cls.__new__(cls)
         handle = operand.new_handle(value, context, owned)
-        stream._init_fields(handle, context, owned=owned, source=source)
+        stream._init_fields(handle, context, owned)
         return stream
 
     # --------------------------------------------------------------------------- other constructors
@@ -208,7 +200,9 @@ class Stream(
             borrowed = stream._borrowed_as(cls)
         else:
             value = interop.stream_handle(stream)
-            borrowed = cls._from_handle(value, context_of(value), owned=False, source=stream)
+            borrowed = cls._from_handle(value, context_of(value))
+            borrowed._source = stream
+            interop.note_source(borrowed._operand, stream)
         # No other thread has the new object yet, so the two need not be changed in one step.
         if wait is not None:
             borrowed._mode = strategies.MODES[strategies.strategy(wait)]
@@ -260,14 +254,12 @@ class Stream(
     @classmethod
     def legacy(cls, device: DeviceLike | None = None) -> Self:
         """The legacy default stream of a device, with which every blocking stream synchronizes."""
-        context = current_or_default_context(device)
-        return cls._from_handle(operand.LEGACY, context, owned=False)
+        return cls._from_handle(operand.LEGACY, current_or_default_context(device))
 
     @classmethod
     def per_thread(cls, device: DeviceLike | None = None) -> Self:
         """The per-thread default stream. Each call on it uses the stream of the calling thread."""
-        context = current_or_default_context(device)
-        return cls._from_handle(operand.PER_THREAD, context, owned=False)
+        return cls._from_handle(operand.PER_THREAD, current_or_default_context(device))
 
     def to_borrowed(self) -> Self:
         """Returns a second `Stream` on the same handle, which does not own it.
@@ -278,14 +270,13 @@ class Stream(
 
     def _borrowed_as(self, kind: type[S]) -> S:
         self._require_open()
-        borrowed, own = kind.__new__(kind), self._operand
-        borrowed._label = self._label
-        # If another thread closes the owner now, the new handle, its child, refuses each use.
-        borrowed._init_fields(self._new_borrowed(), own.context, owned=False)
-        borrowed._mode = self._mode
+        borrowed = kind.__new__(kind)
+        borrowed._note_place()
+        borrowed._owned, borrowed._label, borrowed._mode = False, self._label, self._mode
         # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
-        borrowed._operand.wait_list, borrowed._operand.shared = own.wait_list, own.shared
+        # If another thread closes the owner now, the new handle, its child, refuses each use.
+        borrowed._operand = replace(self._operand, handle=self._new_borrowed())
         return borrowed
 
     def _new_borrowed(self) -> _native.Handle:

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiostream import _native
 from aiostream._base import checks
+from aiostream._handles.operand import WithOperand
 from aiostream.enums import WaitLike, WaitStrategy
 
 __all__ = ["default_wait", "set_default_wait"]
@@ -69,6 +70,4 @@ def strategy(wait: str | None, source: str = "wait") -> WaitStrategy:
 
 def mode_for(stream: Any) -> int:
     """Returns the mode of any stream. Another library's stream has the default one."""
-    # cuda.core's streams may have an attribute of that name one day, hence the check of its type.
-    chosen = getattr(stream, "wait_strategy", None)
-    return MODES[chosen if isinstance(chosen, WaitStrategy) else default_wait()]
+    return stream._mode if isinstance(stream, WithOperand) else MODES[default_wait()]
