@@ -156,13 +156,12 @@ class CaptureScope:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._ended = True
-        stream = self._stream._operand
         if error is not None:
             # The body's error says what went wrong first.
             with contextlib.suppress(CudaError, StreamClosedError):
-                captures.end(stream).close()
+                self._stream.end_capture().close()
             return
-        graph = captures.end(stream)
+        graph = self._stream.end_capture()
         if self._flags is None:
             self._graph = graph
             return
@@ -283,7 +282,7 @@ class CaptureMethods(WithOperand):
         nodes, edges = as_driver_dependencies(dependencies)
         # None would not do, which the bindings refuse before 12.9.10 and in 13.0.
         edges = edges or [driver.bindings().CUgraphEdgeData()] * len(nodes)
-        into = driver.bindings().CUgraph(existing._handle.value)
+        into = driver.bindings().CUgraph(existing.handle)
         args = into, nodes, edges, len(nodes), _as_driver_mode(mode)
         captures.begin(self._operand, name, *args, graph=existing)
 
@@ -318,7 +317,7 @@ class CaptureMethods(WithOperand):
         existing = Graph.borrow(graph)
         native = _as_native_callback(callback, existing)
         function = cuda.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
-        args = _as_driver_mode(mode), cuda.CUgraph(existing._handle.value), function, 0
+        args = _as_driver_mode(mode), cuda.CUgraph(existing.handle), function, 0
         captures.begin(stream, name, *args, graph=existing, recapture=native)
 
     def end_capture(self) -> Graph:

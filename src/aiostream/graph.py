@@ -445,11 +445,10 @@ class ExecutableGraph(_AnyGraph):
                 they differ.
         """
         source = Graph.borrow(graph)
-        source._require_open()
-        self._require_open()
         code, result, node, before = _native.graph_update(self._handle, source._handle)
         if code <= 0 or code == driver.NOT_READY:
-            driver.raise_for(code, "cuGraphExecUpdate", self._name)
+            named = source if source.closed else self
+            driver.raise_for(code, "cuGraphExecUpdate", named._name)
             return
         where = f" at node {node:#x}" if node else ""
         where += f" and its dependency {before:#x}" if before else ""

@@ -131,32 +131,31 @@ class Stream(
                 raw = driver.call("cuStreamCreateWithPriority", flags, urgency)
                 kind = _native.HANDLE_STREAM
                 handle = driver.owned_handle(kind, int(raw), context.handle, self._destructor)
-        self._init_fields(handle, context, True, strategy)
+        name = operand.name_of(handle.value, context, self._label)
+        self._init_fields(Operand(handle, context, name), True, strategies.MODES[strategy])
         self._operand.shared.make.append((flags, urgency))
         if retired is not None:  # what its former owner's waits have learnt is not of this one's
             operand.share_history([self._operand])
         if limit:
             self._operand.limit_waits(limit)
 
-    def _init_fields(
-        self, handle: _native.Handle, context: Context, owned: bool, wait: str | None = None
-    ) -> None:
+    def _init_fields(self, own: Operand, owned: bool, mode: int, source: Any = None) -> None:
         # The operand is stored last, because this object's finalizer then destroys the stream.
         # After an earlier error a stream of `from_raw` stays its caller's (`Handle_dealloc`).
         # This is here and not in the first wait, because it may take as long as making a stream.
-        context._ensure_monitored()
+        own.context._ensure_monitored()
         self._note_place()
-        self._owned = owned
-        self._mode = strategies.MODES[strategies.strategy(wait)]
-        name = operand.name_of(handle.value, context, self._label)
-        self._operand = Operand(handle, context, name)
+        self._owned, self._mode, self._source = owned, mode, source
+        self._operand = own
 
     @classmethod
-    def _from_handle(cls, value: int, context: Context, owned: bool = False) -> Self:
+    def _from_handle(
+        cls, value: int, context: Context, owned: bool = False, source: Any = None
+    ) -> Self:
         process.start()
-        stream = cls.__new__(cls)
-        handle = operand.new_handle(value, context, owned)
-        stream._init_fields(handle, context, owned)
+        stream, handle = cls.__new__(cls), operand.new_handle(value, context, owned)
+        own = Operand(handle, context, operand.name_of(value, context))
+        stream._init_fields(own, owned, strategies.MODES[strategies.default_wait()], source)
         return stream
 
     # --------------------------------------------------------------------------- other constructors
@@ -200,8 +199,7 @@ class Stream(
             borrowed = stream._borrowed_as(cls)
         else:
             value = interop.stream_handle(stream)
-            borrowed = cls._from_handle(value, context_of(value))
-            borrowed._source = stream
+            borrowed = cls._from_handle(value, context_of(value), source=stream)
             interop.note_source(borrowed._operand, stream)
         # No other thread has the new object yet, so the two need not be changed in one step.
         if wait is not None:
@@ -248,7 +246,7 @@ class Stream(
             checks.instance(Context, context, rule)
         stream = cls._from_handle(value, context or context_of(value), owned=True)
         if value in stream.context._given_away:
-            stream._handle.share()
+            stream._operand.handle.share()
         return stream
 
     @classmethod
@@ -271,12 +269,11 @@ class Stream(
     def _borrowed_as(self, kind: type[S]) -> S:
         self._require_open()
         borrowed = kind.__new__(kind)
-        borrowed._note_place()
-        borrowed._owned, borrowed._label, borrowed._mode = False, self._label, self._mode
-        # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
-        borrowed._source = self
+        borrowed._label = self._label
         # If another thread closes the owner now, the new handle, its child, refuses each use.
-        borrowed._operand = replace(self._operand, handle=self._new_borrowed())
+        own = replace(self._operand, handle=self._new_borrowed())
+        # The source is the owner's object, whose finalizer would otherwise close the handle.
+        borrowed._init_fields(own, False, self._mode, source=self)
         return borrowed
 
     def _new_borrowed(self) -> _native.Handle:
@@ -437,9 +434,9 @@ class Stream(
         bits = int(checks.member(WaitEventFlags, flags, "flags"))
         name = "cuStreamWaitEvent"
         if isinstance(event, Event):
-            owner = event._handle
+            owner = event._operand.handle
             # Pinned until the driver has returned, because another thread may close the event.
-            with operand.pin(owner, event._name, name) as handle:
+            with operand.pin(owner, event._operand.name, name) as handle:
                 if bits:  # the node of the graph has it
                     event._given.add(owner)
                 operand.call_on(self._operand, name, driver.bindings().CUevent(handle), bits)

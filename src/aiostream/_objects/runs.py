@@ -76,12 +76,12 @@ def _end(
 
 
 def _close(work: _native.Work, code: int, here: bool) -> None:
-    operand: Operand = work._operand
-    waits = operand.wait_list or wait_list_of(operand)
-    halves.close(work.result, code, waits)
+    driven: halves.Halves = work.result
+    waits = driven.operand.wait_list or wait_list_of(driven.operand)
+    halves.close(driven, code, waits)
     work.is_left = work.in_halves = False
     # The close seldom enqueues more.
-    if here and _native.limited_query(operand.handle, waits) == 0:
+    if here and _native.limited_query(driven.operand.handle, waits) == 0:
         _end(work, 0)
     else:
         _leave(work, here)

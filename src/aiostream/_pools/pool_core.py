@@ -559,5 +559,5 @@ def drop_own(place: Place) -> None:
     own = getattr(place, "own", None)
     if own is not None:
         del place.own
-    if own is not None and _native.stream_query(place.stream._handle) != 0:
+    if own is not None and _native.stream_query(place.stream._operand.handle) != 0:
         enqueuing.keep_until_passed(place.stream._operand, own)

@@ -41,11 +41,11 @@ class Place(dict[int, Any]):
     __eq__, __hash__ = object.__eq__, object.__hash__  # type: ignore[assignment]
 
     def __init__(self, stream: Stream) -> None:
-        closed = stream._handle.borrow()
+        closed = stream._operand.handle.borrow()
         closed.close()
         self.stream = stream
         # The operand of its loans that have ended.
-        self.ended = Operand(closed, stream.context, f"the loan of {stream._name}")
+        self.ended = Operand(closed, stream.context, f"the loan of {stream._operand.name}")
         self.number = self.block = 0  # of the latest state, and of the latest that was a block
         # What a task has left on the stream, if that reports its end: see `Busy`.
         self.left: Any = None
