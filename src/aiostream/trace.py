@@ -190,11 +190,6 @@ class _Entry(Observation):
         clock = self.clock
         return clock is None or all(clock.resolve(each, seen) for each in self._moments())
 
-    def drop_moments(self) -> None:
-        """Gives up what the GPU has not reached."""
-        for moment in self._moments():
-            moment.event = None
-
     @property
     def uncertainty(self) -> float:
         """By how many nanoseconds its times on the GPU may be wrong."""
@@ -229,13 +224,13 @@ class Recording:
         self._path = None if path is None else Path(str(path).replace("{pid}", str(os.getpid())))
         self._gpu = gpu
         self._nvtx = nvtx
-        self._lock = threading.RLock()  # guards the next three; held across no driver call
+        self._lock = threading.RLock()  # guards the next two; held across no driver call
         self._entries: deque[_Entry] = deque(maxlen=limit)
         self._begun = 0
-        self._blocked: deque[blocked.BlockingCall] = deque(maxlen=limit)  # single deque operations
+        # Any thread, single operations, as of the next two.
+        self._blocked: deque[blocked.BlockingCall] = deque(maxlen=limit)
         self._clocks: dict[Context, GpuClock] = {}
-        # Awaits that are over and whose events are not. Any thread, single deque operations.
-        self._unresolved: deque[_Entry] = deque()
+        self._unresolved: deque[_Entry] = deque()  # awaits that are over and whose events are not
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
         self._stopped_at: int | None = None  # any thread, one assignment
@@ -338,21 +333,16 @@ class Recording:
         remove_observer(self._observe)
         blocked.deliver()
         blocked.observers.remove(self._blocked.append)
-        with self._lock:
-            entries, clocks = list(self._entries), list(self._clocks.values())
         patience = _now() + _PATIENCE
-        for each in (*entries, *self._unresolved.copy()):
+        for each in self._unresolved.copy():
             # The mark behind a graph comes after the event that its await has waited for.
-            while not (over := each.outcome != "pending" and each.resolve()):
-                if each.outcome != "done" or _now() > patience:
-                    break
-            if not over:
-                each.drop_moments()
-        for clock in clocks:
+            while not each.resolve() and each.outcome == "done" and _now() < patience:
+                pass
+        for clock in self._clocks.copy().values():
             clock.close()
         self._final = self._trace()
-        with self._lock:
-            self._entries.clear()
+        self._entries.clear()
+        self._unresolved.clear()
         if self._path is not None:
             # Behind the releaser, which may be writing what was there before. If the body has
             # raised, its error says what went wrong.
@@ -394,12 +384,9 @@ class Recording:
                 made = GpuClock(stream.context)
             except (CudaError, StreamClosedError):
                 return None  # the call itself raises the error
-            with self._lock:
-                # The end of the recording closes the clocks that are here when it comes, and no
-                # later one.
-                if self._stopped_at is None:
-                    clock = self._clocks.setdefault(stream.context, made)
-            if clock is not made:  # another thread was first
+            clock = self._clocks.setdefault(stream.context, made)
+            # Another thread was first, or the recording's end, which has closed those that it saw.
+            if clock is not made or self._stopped_at is not None:
                 made.close()
         return clock
 
@@ -417,12 +404,9 @@ class Recording:
         for each in entries:
             if not each.resolve():
                 self._unresolved.append(each)
-        if self._stopped_at is not None:
-            # The clocks are closed, or another thread is about to close them.
-            for each in entries:
-                each.drop_moments()
         while len(self._unresolved) > _MOST_UNRESOLVED:
-            self._unresolved.popleft().drop_moments()
+            for moment in self._unresolved.popleft()._moments():
+                moment.event = None
 
 
 def _as_await(call: blocked.BlockingCall) -> Await:

@@ -127,10 +127,13 @@ class GpuClock:
             seen: When the host saw it complete, if it did.
         """
         event, epoch = moment.event, self._epoch
-        if event is None or epoch is None:
-            return event is None
+        if event is None or self._closed:
+            moment.event = None  # a time that is unknown stays so
+            return True
         try:
-            if not (event.query() and (epoch.is_reached or epoch.reference.query())):
+            if epoch is None or not event.query():
+                return False
+            if not (epoch.is_reached or epoch.reference.query()):
                 return False
             epoch.is_reached = True
             after = _nanoseconds(epoch.reference, event)
@@ -140,13 +143,11 @@ class GpuClock:
         epoch.narrow(after, moment.recorded, seen)
         moment.after, moment.epoch, moment.event = after, epoch, None
         self._free.append(event)
-        if self._closed:
-            self.close()
         return True
 
     def close(self) -> None:
         """Destroys the events and the stream. Times that are known stay known."""
-        self._closed = True  # first, because a thread that leaves something here later closes again
+        self._closed = True
         self._stream._close_quietly()
         self._epoch = None
         self._free.clear()
@@ -184,5 +185,3 @@ class GpuClock:
         # Another thread may be asking the old reference, which then raises, and that time is lost.
         if last is not None:
             last.reference.close()
-        if self._closed:
-            self.close()
