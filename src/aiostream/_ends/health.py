@@ -25,22 +25,10 @@ from aiostream.errors import ContextFailedError, StalledError
 __all__ = ["exit_on_context_failed", "health", "on_context_failed", "on_stalled"]
 
 
-# By registration: each call of `on_context_failed` makes its own, also of one function. Any thread,
-# single dict operations, as of the next two.
-_listeners: dict[object, Callable[[ContextFailedError], object]] = {}
+# What notifies each listener, with the codes that it has heard. Each call of `on_context_failed`
+# makes its own, also of one function. Any thread, single dict operations, as of the next one.
+_listeners: dict[Callable[[ContextFailedError], None], dict[int, object]] = {}
 _failures: dict[int, ContextFailedError] = {}  # the first error of each code
-_notified: dict[tuple[object, int], object] = {}  # by registration and code
-
-
-def _notify(
-    own: object, listener: Callable[[ContextFailedError], object], error: ContextFailedError
-) -> None:
-    """Has the listener of a registration called, once for each code. Any thread."""
-    mark = object()
-    # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock would
-    # not do, because this may run on the driver's thread, under the locks of any caller.
-    if _notified.setdefault((own, error.code), mark) is mark:
-        process.call_in_order(partial(listener, copy.copy(error)))
 
 
 def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Callable[[], None]:
@@ -89,21 +77,27 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
     checks.plain_function(listener, "on_context_failed", "have it call loop.call_soon_threadsafe")
     process.start()
     driver.report_failures()
-    own = object()
+    heard: dict[int, object] = {}
+
+    def notify(error: ContextFailedError) -> None:
+        mark = object()
+        # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock
+        # would not do, because this may run on the driver's thread, under the locks of any caller.
+        if heard.setdefault(error.code, mark) is mark:
+            process.call_in_order(partial(listener, copy.copy(error)))
+
     # Listed before the known errors are read. If another thread notes an error in between, the
-    # listener gets it in both ways, and `_notify` lets one of them through. In the other order the
+    # listener gets it in both ways, and `notify` lets one of them through. In the other order the
     # listener could miss it.
-    _listeners[own] = listener
+    _listeners[notify] = heard
     _native.failures_expect(1)
     for error in list(_failures.values()):
-        _notify(own, listener, error)
+        notify(error)
 
     def end() -> None:
         # Only one call counts down, also if two threads come at once.
-        if _listeners.pop(own, None) is not None:
+        if _listeners.pop(notify, None) is not None:
             _native.failures_expect(-1)
-            for code in list(_failures):
-                _notified.pop((own, code), None)
 
     return end
 
@@ -115,8 +109,8 @@ def _noticed(error: ContextFailedError) -> None:
     first = copy.copy(error)
     # Several threads may meet the code at once. One of them wins, and notifies the listeners.
     if _failures.setdefault(error.code, first) is first:
-        for own, listener in list(_listeners.items()):
-            _notify(own, listener, first)
+        for notify in list(_listeners):
+            notify(first)
         process.save_soon()
         # This runs in another thread than the listeners, because a handler of the application may
         # be slow.
@@ -136,7 +130,8 @@ def notice_failures() -> None:
 def forget_failures() -> None:
     """The simulator has healed its contexts: a later failure is reported again."""
     _failures.clear()
-    _notified.clear()
+    for heard in list(_listeners.values()):
+        heard.clear()
 
 
 def health() -> ContextFailedError | StalledError | None:
