@@ -124,8 +124,7 @@ observers: list[Callable[[BlockingCall], object]] = []
 # By note: the number of its call, what it is so far, and whether an exception may be raised there.
 _found: dict[int, tuple[int, BlockingCall | None, bool]] = {}
 _reader: threading.Thread | None = None
-forwarding: Any = None  # the module, once its library is loaded; any thread may assign it
-_prepared: list[None] = []  # has an item once the next two are registered
+forwarding: Any = None  # the module, once all that it needs is there; any thread may assign it
 # The last calls that have ended: their threads, and from when to when.
 _ended: deque[tuple[int, int, int]] = deque(maxlen=1000)
 missed = 0  # calls whose line could not be read in time
@@ -152,13 +151,13 @@ def add(
     if not 0 <= seconds < 1e9:
         raise ValueError(f"threshold is a number of seconds, 0 or more, not {threshold!r}")
     process.refuse_green_threads()  # first, because without the reader each call would wait for it
-    forwarding = load_forwarding()
-    _native.set_questions(QUESTIONS)
-    if not _prepared:
-        _prepared.append(None)
+    if forwarding is None:
+        module = load_forwarding()
+        _native.set_questions(QUESTIONS)
         os.register_at_fork(after_in_child=_begin_again)
         # Without the reader, which Python's end stops, each call would wait for it in vain.
         atexit.register(_end)
+        forwarding = module  # last, because after an interrupt the next call does all of it again
     subscriber = Subscriber(report, seconds, raises)
     with _lock:
         _subscribers.append(subscriber)
@@ -231,7 +230,7 @@ def _read() -> None:
 
 def deliver() -> None:
     """Reports what has ended until now, in this thread. Nothing, without any subscriber."""
-    if not _prepared:
+    if forwarding is None:
         return
     call = forwarding.Call()
     # The lock is held from the first step on, so that who unsubscribes sees what was taken before.
