@@ -105,8 +105,6 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         ['answer 0', 'answer 1', 'answer 2']
     """
 
-    _is_pool = True  # for `run`
-
     @hints.answers_keywords
     def __init__(
         self,

@@ -148,7 +148,6 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
             checks.plain_function(cost, "cost")
             self._most_cost = checks.real(most_cost, "most_cost is a number")
         self._label = checks.label(name) or pool.name  # what observers call it
-        self._has_own: bool | None = None  # whether the pool has `each`
         self.sizes: Counter[int] = Counter()
         # Only the thread of the block's loop touches these. A thread that exports figures reads
         # lengths and copies.
@@ -356,10 +355,8 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
     async def _run(self, items_of: Items[Item], stream: Any) -> list[Any]:
         self.sizes[size := len(items_of)] += 1
         items = [item for item, _ in items_of.values()]
-        if self._has_own is None:
-            self._has_own = hasattr(stream, "own")  # asked once, because a refusal takes long
         run = stream.run_in_thread if self._in_thread else stream.run
-        call = run(self._fn, stream.own, items) if self._has_own else run(self._fn, items)
+        call = run(self._fn, stream.own, items) if self._pool._has_own else run(self._fn, items)
         if hook:
             hook.serves(items_of)
         return self._outcomes(await call, size)
