@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aiostream._base import checks
@@ -63,7 +62,7 @@ class Active(Mapping[int, Request]):
         self.number: int = number
         self.new: frozenset[int] = frozenset(new)
         self.left: frozenset[int] = frozenset(left)
-        self._requests = MappingProxyType(requests)
+        self._requests = requests
 
     def __getitem__(self, slot: int) -> Request:
         return self._requests[slot]
@@ -88,7 +87,7 @@ class Active(Mapping[int, Request]):
         return self._requests.items()
 
     def __repr__(self) -> str:
-        return f"<aiostream.serving.Active, step {self.number}: {dict(self._requests)!r}>"
+        return f"<aiostream.serving.Active, step {self.number}: {self._requests!r}>"
 
 
 class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
@@ -184,7 +183,8 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
         finally:
             self._reading, self._future = False, None
         self._began = None
-        self._reads()
+        if len(self._unread) >= self._steps._max_unread:  # it sits out, and no longer
+            self._steps._tell()
         return self._unread.popleft()
 
     def chunks(self) -> Chunks[Result]:
@@ -203,10 +203,6 @@ class Results(checks.NotCopied, checks.AsyncBlock, Generic[Result]):
     def wake(self) -> None:
         """Says that `ready` may answer otherwise now. Threads: any."""
         self._steps._post(self._steps._tell)
-
-    def _reads(self) -> None:
-        if len(self._unread) >= self._steps._max_unread:  # it sits out, and no longer
-            self._steps._tell()
 
     def _news(self) -> Any:
         """Returns a future that is done when there is something new."""
