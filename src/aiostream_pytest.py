@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from aiostream.blocking import BlockingCall
     from aiostream.testing import Faults, Gate
 
-_HIDES = "CUDA_VISIBLE_DEVICES"
-
 # Seconds after which a gate that a test has not opened opens by itself. The test fails then.
 GATE_OPENS_AFTER = 30.0
 # Seconds from which on a call that need not wait, such as a launch, fails a test. On a busy machine
@@ -100,7 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _use_simulator(devices: int | None) -> None:
     from aiostream import simulator
 
-    os.environ.pop(_HIDES, None)  # what hides this machine's GPUs would hide the simulated ones
+    # What hides this machine's GPUs would hide the simulated ones.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     simulator.install(devices=devices)
 
 
