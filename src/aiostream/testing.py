@@ -345,9 +345,8 @@ class Faults:
                 "faults are made on the simulator, and it is not this process's driver"
             )
         self._simulator = simulator
-        self._broken = self._has_given_up = False
-        self._patience, self._timers = patience, list[threading.Timer]()
-        self._gates: list[Gate] = []
+        self._patience, self._has_given_up = patience, False
+        self._undo = contextlib.ExitStack()
         self._arranged: list[tuple[str, int, int]] = []  # the call, which one, and its count before
 
     def fail(self, call: str, code: int, *, nth: int = 1) -> None:
@@ -371,7 +370,7 @@ class Faults:
         """
         __tracebackhide__ = True
         self._simulator.hang(call, nth=nth)
-        self._start_clock()
+        self._start_clock(self._simulator.clear_faults)
         self._arranged.append((call, nth, self._simulator.calls(call)))
 
     def endless_kernel(self, stream: Any) -> None:
@@ -380,24 +379,19 @@ class Faults:
         Raises:
             StreamClosedError: You have closed the stream.
         """
-        self._gates.append(Gate())
-        self._gates[-1].hold(stream)
-        self._start_clock()
+        gate = self._undo.enter_context(Gate())
+        gate.hold(stream)
+        self._start_clock(gate.open)
 
-    def _start_clock(self) -> None:
-        timer = threading.Timer(self._patience, self._give_up)
+    def _start_clock(self, go_on: Callable[[], object]) -> None:
+        timer = threading.Timer(self._patience, self._give_up, [go_on])
         timer.daemon = True  # it must not keep the interpreter at its exit
         timer.start()
-        self._timers.append(timer)
+        self._undo.callback(timer.cancel)
 
-    def _give_up(self) -> None:
+    def _give_up(self, go_on: Callable[[], object]) -> None:
         self._has_given_up = True
-        self._let_go()
-
-    def _let_go(self) -> int:
-        for gate in self._gates:
-            gate.open()
-        return int(self._simulator.clear_faults())
+        go_on()
 
     def lose_context(self, code: int = 700) -> None:
         """Fails every context of the process, as an illegal address does, until the block ends.
@@ -408,7 +402,7 @@ class Faults:
             ValueError: The code loses no context. `fail` has one call answer any code.
         """
         self._simulator.break_context(code)
-        self._broken = True  # not before, because a code that is refused has broken nothing
+        self._undo.callback(recover)  # not before, because a code that is refused breaks nothing
 
     def adversary(self, **modes: Any) -> None:
         """Makes the driver nastier until the end of the block, as `simulator.adversary` says."""
@@ -420,12 +414,9 @@ class Faults:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Undoes everything."""
-        for timer in self._timers:
-            timer.cancel()
         self._simulator.adversary()
-        left = self._let_go()
-        if self._broken:
-            recover()
+        left = self._simulator.clear_faults()  # first, because `recover` calls the driver
+        self._undo.close()
         if self._has_given_up and error is None:
             raise AssertionError(
                 f"what hangs has kept the test for {self._patience:g} s, so it went on by itself: "
