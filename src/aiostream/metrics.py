@@ -250,8 +250,8 @@ class Collector:
         self._given: tuple[tuple[str, type[Any], Any], ...] = given
         # Here too, because a wrong one would fail at each scrape, long after the mistake.
         self._named()
-        # By call, outcome and name: the counts of the buckets, and the sum of the seconds.
-        self._histograms: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
+        # By call, outcome and name: the counts of the buckets, and then the sum of the seconds.
+        self._histograms: dict[tuple[str, str, str], list[float]] = {}
         # Held for a few steps, and so for microseconds. It is reentrant, because a wait may end in
         # a garbage collection or a signal handler of the thread that has it. So each change is one
         # step, and a scrape copies first.
@@ -267,11 +267,9 @@ class Collector:
         labels = wait.call, wait.outcome, wait.name or ""
         with self._lock:
             if (found := self._histograms.get(labels)) is None:
-                empty = [0] * (len(self._bounds) + 1), [0.0]
-                found = self._histograms.setdefault(labels, empty)
-            counts, seconds = found
-            counts[bucket] += 1
-            seconds[0] += wait.seconds
+                found = self._histograms.setdefault(labels, [0.0] * (len(self._bounds) + 2))
+            found[bucket] += 1
+            found[-1] += wait.seconds
 
     def _named(self) -> list[dict[str, Any]]:
         return [_checked(*each) for each in self._given]
@@ -379,10 +377,9 @@ class Collector:
             labels=["call", "outcome", "name"],
         )
         with self._lock:
-            found = self._histograms.copy().items()
-            copied = [(labels, [*counts], seconds[0]) for labels, (counts, seconds) in found]
+            copied = [(labels, [*found]) for labels, found in self._histograms.copy().items()]
         bounds = [*map(str, self._bounds), "+Inf"]
-        for labels, counts, seconds in sorted(copied):
+        for labels, (*counts, seconds) in sorted(copied):
             buckets = [*zip(bounds, accumulate(counts), strict=True)]
             family.add_metric(labels, buckets, seconds)
         return family
