@@ -217,26 +217,16 @@ def _driver_and_devices(report: Report) -> bool:
 
 
 def _device(number: int) -> dict[str, Any]:
-    name = Device(number).name
-    return {
-        "ordinal": number,
-        "name": name,
-        "mig": is_mig(name),
-        "mps": _attribute("CU_DEVICE_ATTRIBUTE_MPS_ENABLED", number),
-    }
+    name, mps = Device(number).name, None
+    attribute = driver.bindings().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+    with contextlib.suppress(CudaError):  # the driver is older than it
+        mps = driver.call("cuDeviceGetAttribute", attribute, number)
+    return {"ordinal": number, "name": name, "mig": is_mig(name), "mps": mps}
 
 
 def is_mig(name: str) -> bool:
     """Whether a device is a part of a GPU. Its name is such as `NVIDIA H100 80GB MIG 1g.10gb`."""
     return re.search(r"\bMIG \d+\w?\.", name) is not None
-
-
-def _attribute(name: str, device: int) -> int | None:
-    """An attribute of a device. `None` if the driver is older than it."""
-    attribute = getattr(driver.bindings().CUdevice_attribute, name)
-    with contextlib.suppress(CudaError):
-        return int(driver.call("cuDeviceGetAttribute", attribute, device))
-    return None
 
 
 def _sharing(report: Report) -> None:
