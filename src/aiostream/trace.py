@@ -478,6 +478,10 @@ def _kind_of(path: str | os.PathLike[str], what: str = "a trace's file") -> str:
 
 # ------------------------------------------------------------------------ the environment variable
 
+_CANNOT_WRITE = (
+    f"the environment variable {VARIABLE} names a file that cannot be written ({{}}): name a file "
+    "in a folder that exists, or unset the variable"
+)
 _from_environment: list[Recording] = []  # one at most; written at the library's first use
 
 
@@ -497,15 +501,8 @@ def _begin() -> None:
         return
     _kind_of(path, f"the file that the environment variable {VARIABLE} names")
     recording = Recording(path, True, None, _LIMIT)
-    try:
+    with trace_files.errors_name(path, _CANNOT_WRITE):
         recording.__enter__()
-    except OSError as error:
-        raise OSError(  # of the same class, because Python chooses it by the number
-            error.errno,
-            f"the environment variable {VARIABLE} names a file that cannot be written "
-            f"({error.strerror}): name a file in a folder that exists, or unset the variable",
-            path,
-        ) from None
     _from_environment.append(recording)
     process.savers.append(recording._save)
     atexit.register(recording.__exit__)

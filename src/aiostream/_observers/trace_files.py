@@ -40,12 +40,17 @@ class Trace:
 
 
 @contextlib.contextmanager
-def errors_name(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Has an `OSError` name the file that the user knows, and not a temporary one."""
+def errors_name(path: str | os.PathLike[str], text: str = "{}") -> Iterator[None]:
+    """Has an `OSError` name the file that the user knows, and not a temporary one.
+
+    Args:
+        path: The file.
+        text: What it says, with a place for the reason.
+    """
     try:
         yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    except OSError as error:  # the new one is of the same class, which Python finds by the number
+        raise OSError(error.errno, text.format(error.strerror), os.fspath(path)) from None
 
 
 def require_writable(path: Path) -> None:
