@@ -27,8 +27,6 @@ class Observation:
     Threads: the thread of the loop, except where a method says otherwise.
     """
 
-    __slots__ = ()
-
     # Whether `enters` and `leaves` are called, which costs time in each step.
     sees_steps: ClassVar[bool] = False
 
