@@ -162,25 +162,23 @@ class GpuClock:
 
     def _calibrate(self) -> None:
         self._calibrated = _now()  # first, so that no other thread does the same meanwhile
-        reference = self._new_event()
+        reference, event = self._new_event(), self._new_event()
         started = _now()
         epoch = Epoch(reference, started)
-        for tried in range(_TRIES):
-            event = self._new_event() if tried else reference
+        reference.record(self._stream)
+        for _ in range(_TRIES):
             before = _now()
             event.record(self._stream)
             while not (reached := event.query()) and _now() - started < _PATIENCE:
                 pass
             after = _now()
-            if reached:
-                epoch.narrow(_nanoseconds(reference, event), before, after)
-            if tried:
-                self._free.append(event)
             if not reached:
                 # The GPU is too busy. The ends of awaits narrow the interval, and so does the next
                 # calibration, which comes soon.
                 self._calibrated += _SOON - _EPOCH
                 break
+            epoch.narrow(_nanoseconds(reference, event), before, after)
+        self._free.append(event)
         last, self._epoch = self._epoch, epoch
         # Another thread may be asking the old reference, which then raises, and that time is lost.
         if last is not None:
