@@ -168,26 +168,28 @@ def _checks() -> object:
             """Fails a test that has blocked its loop. The code of its fixtures does not count."""
             if item.get_closest_marker("cuda_blocking") is not None:
                 return (yield)
-            from aiostream import blocking
-
-            with blocking.watch() as found:
-                result = yield
-            _fail_if_blocked(found)
-            return result
+            with _loop_is_not_blocked():
+                return (yield)
 
     return Checks()
 
 
-def _fail_if_blocked(found: list[BlockingCall]) -> None:
-    blocking = [
+@contextlib.contextmanager
+def _loop_is_not_blocked() -> Iterator[None]:
+    """Fails the test if a driver call has blocked the thread of a running loop."""
+    from aiostream import blocking
+
+    with blocking.watch() as found:
+        yield
+    lines = [
         f"{call}\n{call.where}"
         for call in found
         if call.kind in ("waits", "copies")
         or (call.seconds >= BLOCKS_FROM and call.kind not in _ONCE and not _loads(call, found))
     ]
-    if blocking:
+    if lines:
         advice = "If a line may block, write `# allow_blocking` behind it."
-        pytest.fail("\n".join([*blocking, advice]), pytrace=False)
+        pytest.fail("\n".join([*lines, advice]), pytrace=False)
 
 
 def _loads(launch: BlockingCall, found: list[BlockingCall]) -> bool:
@@ -248,11 +250,8 @@ def cuda_ledger(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def cuda_blocking_calls() -> Iterator[None]:
     """The test fails if a driver call blocks the thread of a running loop."""
-    from aiostream import blocking
-
-    with blocking.watch() as found:
+    with _loop_is_not_blocked():
         yield
-    _fail_if_blocked(found)
 
 
 @pytest.fixture
