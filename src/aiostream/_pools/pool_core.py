@@ -53,10 +53,8 @@ class PoolCore:
     def _fill(self, streams: list[Stream], max_waiting: int | None, each: Any) -> None:
         if max_waiting is not None:
             checks.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
-        places = []
-        for stream in streams:
-            places.append(place := Place(stream))
-            stream._place = weakref.ref(place)
+        self._called = f" {self._label!r}" if self._label else ""
+        places = [*map(Place, streams)]
         self._has_own = each is not None
         if self._has_own:
             give_own(places, each)
@@ -458,10 +456,6 @@ class PoolCore:
             where += f", whose device {', '.join(lost)} is lost"
         pool = f"a pool{self._called} of {self.size} streams on {where}"
         return driver.error(code, "cuStreamQuery", pool)
-
-    @property
-    def _called(self) -> str:
-        return f" {self._label!r}" if self._label else ""
 
     def _holding(self, count: int) -> str:
         """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""

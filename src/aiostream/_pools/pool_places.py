@@ -44,6 +44,7 @@ class Place(dict[int, Any]):
         closed = stream._operand.handle.borrow()
         closed.close()
         self.stream = stream
+        stream._place = weakref.ref(self)
         # The operand of its loans that have ended.
         self.ended = Operand(closed, stream.context, f"the loan of {stream._operand.name}")
         self.number = self.block = 0  # of the latest state, and of the latest that was a block

@@ -137,6 +137,7 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         self._pool = checks.instance(StreamPool, pool, "Batches takes a StreamPool, not")
         checks.plain_function(fn, "Batches", halves=True)
         self._fn, self._fn_name = fn, completion.name_of(fn)
+        self._called = f"Batches of {self._fn_name}"
         self._most = checks.number("most", most, 1, "a batch has at least one item")
         limit = sys.maxsize if max_waiting is None else max_waiting
         self._max_waiting = checks.number("max_waiting", limit, 1, "each item waits for a batch")
@@ -176,10 +177,6 @@ class Batches(Generic[Item, Result], checks.NotCopied, checks.AsyncBlock, hints.
         in_batches = sum(len(batch.items) for batch in list(self._batches))
         counts = f"{self.waiting} items wait, {in_batches} are in batches"
         return f"<aiostream.serving.{self._called}: {counts}{'' if self._bridge() else ', closed'}>"
-
-    @property
-    def _called(self) -> str:
-        return f"Batches of {self._fn_name}"
 
     # ------------------------------------------------------------------------------------ the block
 
