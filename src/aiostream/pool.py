@@ -473,7 +473,7 @@ class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own
         self._acquiring = acquiring = self._acquiring or self._pool._acquire(self._is_limited)
         place = await acquiring
         self._loan = loan = Loan(place, self._pool)
-        loan._is_in_block, place.block = True, place.number
+        place.block = place.number
         return loan
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:

@@ -24,7 +24,6 @@ class Loan(Stream):
     """
 
     _owned = False
-    _is_in_block = False  # whose end gives it back
     _parent: Any = None  # the native handle of which borrowed ones are made, and which ends here
     _operand: Any = property(
         lambda self: self._at.stream._operand if self._is_lent else self._at.ended
@@ -50,7 +49,8 @@ class Loan(Stream):
     def __del__(self, is_end: Any = sys.is_finalizing, warn: Any = warnings.warn) -> None:
         if getattr(self, "_pool", None) is not None and self._is_lent and not is_end():
             try:
-                if not self._is_in_block:  # else its task is garbage too, and its block was to end
+                # Else its task is garbage too, and its block was to end.
+                if self._at.block != self._number:
                     warn(f"{self!r} was dropped and not given back", ResourceWarning, 2, self)
             finally:  # also if a filter turns the warning into an error
                 self.end(GeneratorExit())

@@ -47,7 +47,8 @@ class Place(dict[int, Any]):
         stream._place = weakref.ref(self)
         # The operand of its loans that have ended.
         self.ended = Operand(closed, stream.context, f"the loan of {stream._operand.name}")
-        self.number = self.block = 0  # of the latest state, and of the latest that was a block
+        # Of the latest state, and of the latest whose block gives the stream back.
+        self.number = self.block = 0
         # What a task has left on the stream, if that reports its end: see `Busy`.
         self.left: Any = None
 
