@@ -40,14 +40,13 @@ class Epoch:
     Threads: any. Two threads that narrow at once may lose one narrowing, which does no harm.
     """
 
-    __slots__ = ("high", "is_reached", "low", "reference")
+    __slots__ = ("high", "low", "reference")
 
     def __init__(self, reference: Event, low: int) -> None:
         # Never replaced. A thread that asks it after another has closed the clock gets a
         # StreamClosedError.
         self.reference = reference
         self.low = low
-        self.is_reached = False  # by the GPU
         self.high: int | None = None  # until the host has seen the first event complete
 
     def narrow(self, after: float, earliest: int, latest: int | None) -> None:
@@ -97,14 +96,13 @@ class GpuClock:
         self._free: deque[Event] = deque()
         self._epoch: Epoch | None = None
         self._calibrated = 0  # when that was tried last
-        self._closed = False
         with driver.relaxed(), context.as_current():
             self._stream = Stream()
         self._stream._handle.hide()
 
     def mark(self, stream: Operand) -> Moment | None:
         """Records a timing event on a stream. `None` if that is not possible, as under capture."""
-        if self._closed:
+        if self._stream.closed:
             return None
         try:
             if _now() - self._calibrated > _EPOCH:
@@ -127,15 +125,14 @@ class GpuClock:
             seen: When the host saw it complete, if it did.
         """
         event, epoch = moment.event, self._epoch
-        if event is None or self._closed:
+        if event is None or self._stream.closed:
             moment.event = None  # a time that is unknown stays so
             return True
         try:
             if epoch is None or not event.query():
                 return False
-            if not (epoch.is_reached or epoch.reference.query()):
+            if epoch.high is None and not epoch.reference.query():  # else it was seen to be over
                 return False
-            epoch.is_reached = True
             after = _nanoseconds(epoch.reference, event)
         except (CudaError, StreamClosedError):
             moment.event = None  # its time stays unknown
@@ -147,7 +144,6 @@ class GpuClock:
 
     def close(self) -> None:
         """Destroys the events and the stream. Times that are known stay known."""
-        self._closed = True
         self._stream._close_quietly()
         self._epoch = None
         self._free.clear()

@@ -59,7 +59,6 @@ class _Connected(AbstractAsyncContextManager[None, bool]):
     # No generator and no task group of anyio, with which a request on asyncio takes 30 us more.
 
     _problem: BaseException | None = None
-    _is_over = False
 
     def __init__(self, request: Any) -> None:
         receive = getattr(request, "client_disconnect", None)  # RSGI's protocol has it
@@ -79,7 +78,6 @@ class _Connected(AbstractAsyncContextManager[None, bool]):
         await self._block.__aenter__()
 
     async def __aexit__(self, *error: Any) -> bool:
-        self._is_over = True
         block, self._block = self._block, None  # which refers to this
         has_left = await block.__aexit__(*error)
         if self._problem is not None and (has_left or error[0] is None):
@@ -104,6 +102,6 @@ class _Connected(AbstractAsyncContextManager[None, bool]):
                     raise RuntimeError(_A_BODY)
                 is_empty = True
         except BaseException as error:
-            if self._is_over:  # then the block's end has cancelled this task
+            if self._block is None:  # then the block's end has cancelled this task
                 raise
             self._problem = error
