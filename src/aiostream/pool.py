@@ -451,7 +451,6 @@ class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own
         self._pool, self._is_limited = pool, is_limited
         # One coroutine, so that a block which is entered twice is refused.
         self._acquiring: Coroutine[Any, Any, Any] | None = None
-        self._loan: Loan | None = None
 
     def _begin(self) -> Coroutine[Any, Any, Stream[Own]]:
         self._acquiring = acquiring = self._acquiring or self._pool._acquire_loan()
@@ -472,13 +471,12 @@ class _Acquired(checks.AsyncBlock, Coroutine[Any, Any, Stream[Own]], Generic[Own
     async def __aenter__(self) -> Stream[Own]:
         self._acquiring = acquiring = self._acquiring or self._pool._acquire(self._is_limited)
         place = await acquiring
-        self._loan = loan = Loan(place, self._pool)
+        self._loan = Loan(place, self._pool)
         place.block = place.number
-        return loan
+        return self._loan
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
-        if self._loan is not None:
-            self._loan.end(error)
+        self._loan.end(error)
 
     if not TYPE_CHECKING:  # type checkers say it without this
 

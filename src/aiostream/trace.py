@@ -479,7 +479,6 @@ _CANNOT_WRITE = (
     f"the environment variable {VARIABLE} names a file that cannot be written ({{}}): name a file "
     "in a folder that exists, or unset the variable"
 )
-_from_environment: list[Recording] = []  # one at most; written at the library's first use
 
 
 def begin_from_environment() -> None:
@@ -494,12 +493,11 @@ def begin_from_environment() -> None:
 
 def _begin() -> None:
     path = os.environ.get(VARIABLE)
-    if not path or _from_environment:
+    if not path or process.savers:  # it has begun
         return
     _kind_of(path, f"the file that the environment variable {VARIABLE} names")
     recording = Recording(path, True, None, _LIMIT)
     with trace_files.errors_name(path, _CANNOT_WRITE):
         recording.__enter__()
-    _from_environment.append(recording)
     process.savers.append(recording._save)
     atexit.register(recording.__exit__)
