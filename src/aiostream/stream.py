@@ -131,6 +131,9 @@ class Stream(
                 raw = driver.call("cuStreamCreateWithPriority", flags, urgency)
                 kind = _native.HANDLE_STREAM
                 handle = driver.owned_handle(kind, int(raw), context.handle, self._destructor)
+        # Here and not in the first wait, because it may take as long as making a stream. Before the
+        # name, which says the device.
+        context._ensure_monitored()
         name = operand.name_of(handle.value, context, self._label)
         self._init_fields(Operand(handle, context, name), True, strategies.MODES[strategy])
         self._operand.shared.make.append((flags, urgency))
@@ -142,8 +145,6 @@ class Stream(
     def _init_fields(self, own: Operand, owned: bool, mode: int, source: Any = None) -> None:
         # The operand is stored last, because this object's finalizer then destroys the stream.
         # After an earlier error a stream of `from_raw` stays its caller's (`Handle_dealloc`).
-        # This is here and not in the first wait, because it may take as long as making a stream.
-        own.context._ensure_monitored()
         self._note_place()
         self._owned, self._mode, self._source = owned, mode, source
         self._operand = own
@@ -154,6 +155,7 @@ class Stream(
     ) -> Self:
         process.start()
         stream, handle = cls.__new__(cls), operand.new_handle(value, context, owned)
+        context._ensure_monitored()
         own = Operand(handle, context, operand.name_of(value, context))
         stream._init_fields(own, owned, strategies.MODES[strategies.default_wait()], source)
         return stream
