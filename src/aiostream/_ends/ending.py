@@ -71,6 +71,7 @@ async def drain(timeout: float | None = None) -> bool:
             naps += 1
             if naps % _COLLECTS_EACH == 0 and loops.left_behind():
                 gc.collect()  # such a loop may be garbage, with tasks that wait in it
+        return True
     return not anything_pending()
 
 
