@@ -131,11 +131,8 @@ class Stream(
                 raw = driver.call("cuStreamCreateWithPriority", flags, urgency)
                 kind = _native.HANDLE_STREAM
                 handle = driver.owned_handle(kind, int(raw), context.handle, self._destructor)
-        # Here and not in the first wait, because it may take as long as making a stream. Before the
-        # name, which says the device.
-        context._ensure_monitored()
-        name = operand.name_of(handle.value, context, self._label)
-        self._init_fields(Operand(handle, context, name), True, strategies.MODES[strategy])
+        own = operand.of_stream(handle, context, self._label)
+        self._init_fields(own, True, strategies.MODES[strategy])
         self._operand.shared.make.append((flags, urgency))
         if retired is not None:  # what its former owner's waits have learnt is not of this one's
             operand.share_history([self._operand])
@@ -155,8 +152,7 @@ class Stream(
     ) -> Self:
         process.start()
         stream, handle = cls.__new__(cls), operand.new_handle(value, context, owned)
-        context._ensure_monitored()
-        own = Operand(handle, context, operand.name_of(value, context))
+        own = operand.of_stream(handle, context)
         stream._init_fields(own, owned, strategies.MODES[strategies.default_wait()], source)
         return stream
 

@@ -59,7 +59,7 @@ async def drain(timeout: float | None = None) -> bool:
 
     # It polls, because any thread may begin and end work. If each of them had to notify those that
     # drain, every completion would pay for it.
-    nap, naps = _SHORTEST_NAP, 0
+    nap, naps, over = _SHORTEST_NAP, 0, False
     saved: Callable[[], bool] | None = None  # once nothing is pending: a signal may come next
     seconds = checks.timeout(timeout)
     driver.refuse_forked()  # the counts are the parent's there, and never change
@@ -71,8 +71,8 @@ async def drain(timeout: float | None = None) -> bool:
             naps += 1
             if naps % _COLLECTS_EACH == 0 and loops.left_behind():
                 gc.collect()  # such a loop may be garbage, with tasks that wait in it
-        return True
-    return not anything_pending()
+        over = True
+    return over or not anything_pending()
 
 
 def anything_pending() -> bool:

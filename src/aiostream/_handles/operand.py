@@ -133,6 +133,14 @@ def name_of(handle: int, context: Context, label: str | None = None) -> str:
     return f"{called} on {context._place()}"
 
 
+def of_stream(handle: _native.Handle, context: Context, label: str | None = None) -> Operand:
+    """Returns the operand of a new `Stream`."""
+    # Here and not in the first wait, because it may take as long as making a stream. Before the
+    # name, which says the device.
+    context._ensure_monitored()
+    return Operand(handle, context, name_of(handle.value, context, label))
+
+
 def new_handle(value: int, context: Context, owned: bool) -> _native.Handle:
     """Makes the native handle of a stream that the library has not made."""
     return _native.Handle(_native.HANDLE_STREAM, value, context._handle, owned)
