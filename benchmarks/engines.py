@@ -27,14 +27,14 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from time import perf_counter_ns
 from typing import TypeVar
 
 import aiostream
 from benchmarks import loops, pages, results, stats
+from benchmarks.clients import PROCESSES, Clients
 from benchmarks.engine_fronts import BY_PARTS, CONSTANT, FRONTS, WITHOUT
+from benchmarks.engine_load import connect, request_of
 from benchmarks.engine_servers import ITEMS, WAYS
-from benchmarks.load import Connection
 from benchmarks.measure import Row
 from benchmarks.runner import in_turn
 
@@ -48,9 +48,8 @@ SETS = {
 ROOT = Path(__file__).parents[1]
 STAND_INS = ROOT / "tests" / "stand_ins"
 CLIENTS = (1, 32, 256)
-CLOSE = 0.1  # how near two scores must be: bfloat16, and kernels that depend on the batch's size
 STARTS = 90  # seconds in which a server must answer
-WARM = 0.4  # seconds of load before what is measured
+WARM = 0.5  # seconds of load before what is measured
 STOPS = 10
 
 Keep = Callable[[list[Row]], None]
@@ -60,96 +59,6 @@ Some = TypeVar("Some", bound="Server")
 
 class WrongError(Exception):
     """An answer was wrong, or there was none."""
-
-
-@functools.lru_cache(ITEMS)
-def request_of(item: int) -> bytes:
-    """The bytes of a request."""
-    body = json.dumps({"item": item}).encode()
-    head = "POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-async def connect(port: int) -> Connection:
-    """A connection that is kept alive."""
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
-    return connection
-
-
-async def load(
-    server: Server, clients: int, seconds: float, expected: list[float]
-) -> tuple[list[int], float]:
-    """Returns how long each request took, in nanoseconds, and the server's CPU seconds.
-
-    Raises:
-        WrongError: An answer was wrong, or there was none.
-    """
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    opened = [await connect(server.port) for _ in range(clients)]
-    since = until = sys.maxsize  # in `perf_counter_ns`
-    took, asked, left = list[int](), 0, clients
-    # The first requests warm it up. The first answer to a connection may take more than a second,
-    # if the kernel dropped its packets because the server had too many to accept.
-    unanswered, all_answered = set(opened), asyncio.Event()
-
-    def ask(connection: Connection) -> None:
-        nonlocal asked
-        asked += 1
-        item, at = 37 * asked % ITEMS, perf_counter_ns()
-
-        def answered(connection: Connection, problem: str, body: bytes) -> None:
-            nonlocal left
-            now = perf_counter_ns()
-            unanswered.discard(connection)
-            if problem or not unanswered:
-                all_answered.set()
-            if not problem and not is_right(body, expected[item]):
-                problem = f"item {item} was answered with {body!r}"
-            if problem:  # the connection may be closed, and must not be asked again
-                if not over.done():
-                    over.set_exception(WrongError(problem))
-                return
-            if now < until:
-                if at > since:
-                    took.append(now - at)
-                ask(connection)
-                return
-            left -= 1
-            if not left and not over.done():
-                over.set_result(None)
-
-        connection.ask(request_of(item), answered)
-
-    try:
-        for each in opened:
-            ask(each)
-        async with asyncio.timeout(WARM + seconds + 30):
-            await asyncio.wait([over], timeout=WARM)
-            await all_answered.wait()
-            since = perf_counter_ns()
-            until = since + int(seconds * 1e9)
-            cpu = cpu_of(server.process.pid)
-            await asyncio.wait([over], timeout=seconds)
-            cpu = cpu_of(server.process.pid) - cpu
-            await over
-    except TimeoutError:
-        raise WrongError("requests are not answered") from None
-    finally:
-        for each in opened:
-            each.close()
-    if not took:
-        raise WrongError(f"{clients} clients: nothing was answered")
-    return took, cpu
-
-
-def is_right(body: bytes, expected: float) -> bool:
-    """Whether an answer is that of an item."""
-    try:
-        found = float(json.loads(body)["score"])
-    except (ValueError, KeyError, TypeError):
-        return False
-    return abs(found - expected) <= CLOSE * max(1.0, abs(expected))
 
 
 def cpu_of(process: int) -> float:
@@ -211,7 +120,7 @@ class Server:
         connection = await connect(self.port)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def answered(_: Connection, problem: str, body: bytes) -> None:
+        def answered(_: object, problem: str, body: bytes) -> None:
             if not answer.done():
                 answer.set_result(not problem)
 
@@ -264,21 +173,23 @@ async def measure(
 
     Args:
         ways: Those of `KNOWN` that are to be measured.
-        options: `rounds`, `seconds` of each load, `clients`, and `until`, when no round begins.
+        options: `rounds`, `seconds` of each load, `clients`, `processes` of these, and `until`,
+            when no round begins.
         left_out: Gets those that do not start, or do not answer rightly, with the reason.
         keep: Called with all rows after each round.
     """
     packages = {way: KNOWN[way][0] for way in ways}
     servers = {way: Server(way) for way in ways if find(way, packages[way], left_out)}
 
-    async def measure_one(server: Server, clients: int) -> Row:
-        right = [WITHOUT] * ITEMS if server.way in CONSTANT else expected_scores()
-        return await window(server, clients, options.seconds, right)
-
     def keep_windows(windows: Windows) -> None:
         keep([_row(way, clients, found) for (way, clients), found in windows.items()])
 
-    await take_turns(servers, options, left_out, measure_one, keep_windows)
+    with contextlib.closing(Clients("engine_load", options.processes)) as load:
+
+        async def measure_one(server: Server, clients: int) -> Row:
+            return await window(load, server, clients, options.seconds)
+
+        await take_turns(servers, options, left_out, measure_one, keep_windows)
 
 
 async def take_turns(
@@ -349,15 +260,27 @@ def expected_scores() -> list[float]:
     return found
 
 
-async def window(server: Server, clients: int, seconds: float, expected: list[float]) -> Row:
-    """The figures of one load."""
-    took, cpu = await load(server, clients, seconds, expected)
+async def window(load: Clients, server: Server, clients: int, seconds: float) -> Row:
+    """The figures of a window.
+
+    Raises:
+        RuntimeError: An answer was wrong, or there was none.
+    """
+    right = [WITHOUT] * ITEMS if server.way in CONSTANT else expected_scores()
+    request = {"port": server.port, "scores": right}
+    found, before, after = await load.window(
+        request, clients, WARM, seconds, lambda: cpu_of(server.process.pid)
+    )
+    took = [ns for each in found for ns in each["took_ns"]]
+    if not took:
+        raise WrongError(f"{clients} clients: nothing was answered")
     return {
         "per_second": len(took) / seconds,
         "p50_ms": float(stats.percentile(took, 50)) / 1e6,
         "p99_ms": float(stats.percentile(took, 99)) / 1e6,
-        "cpu_percent": 100 * cpu / seconds,
-        "cpu_us": 1e6 * cpu / len(took),
+        "cpu_percent": 100 * (after - before) / seconds,
+        "cpu_us": 1e6 * (after - before) / len(took),
+        "client_percent": max(each["client_percent"] for each in found),
     }
 
 
@@ -399,6 +322,7 @@ def main(arguments: list[str]) -> int:
     add("--seconds", type=float, default=1.5, help="of each load (default: 1.5)")
     add("--rounds", type=int, default=3, help="of all servers, if there is time (default: 3)")
     add("--clients", type=lambda text: [int(each) for each in text.split(",")], default=CLIENTS)
+    add("--processes", type=int, default=PROCESSES, help="of the clients")
     add("--ways", help="some of: " + ", ".join([*SETS, *KNOWN]))
     add("--json", type=Path, metavar="FILE", help="where the results go")
     add("--markdown", action="store_true", help="print the table of the pages too")
@@ -431,7 +355,7 @@ def main(arguments: list[str]) -> int:
 def prepare() -> bool:
     """Has the servers use the simulator and a stand-in for torch, where there is no GPU."""
     try:
-        if aiostream.Device(0).name != "aiostream simulator":
+        if aiostream.Device(0).name != "nogpu simulator":
             return False
     except aiostream.NoDriverError:
         from aiostream import simulator

@@ -288,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
     if shutil.which("wrk") is None:
         parser.error(NO_WRK)
     try:
-        simulated = aiostream.Device(0).name == "aiostream simulator"
+        simulated = aiostream.Device(0).name == "nogpu simulator"
     except aiostream.NoDriverError:
         from aiostream import simulator
 

@@ -2,22 +2,20 @@
 
     python -m benchmarks.step_load uvloop
 
-`steps.py` starts it. It reads a JSON request a line from standard input, each a window of load on a
-server of this host, and answers each with a JSON line. Each client has a connection, and asks again
-when its answer has ended. All tokens are compared with those that are right.
+`clients.py` starts it. It reads a JSON request a line from standard input, each a window of load on
+a server of this host, and answers each with a JSON line. Each client has a connection, and asks
+again when its answer has ended. All tokens are compared with those that are right.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import re
-import sys
 from time import perf_counter_ns, process_time_ns
 from typing import Any, cast
 
-from benchmarks import child
+from benchmarks import clients
 from benchmarks.step_model import VOCABULARY, expected
 
 Found = dict[str, Any]
@@ -25,6 +23,7 @@ TOKEN = re.compile(rb'"token": ?(\d+)')
 MARK = b"}"  # a token has one, and the head of an answer has none
 GOOD = b"HTTP/1.1 200 "
 END = b"0\r\n\r\n"  # of an answer in chunks
+APART = 97  # prompts
 
 
 def request_of(prompt: int, tokens: int) -> bytes:
@@ -51,15 +50,16 @@ class Window:
     """A window of load.
 
     Args:
-        settings: The `port`, how many `clients`, the `tokens` of an answer, the first prompt, how
-            far apart prompts are, and when the window begins and ends, in `perf_counter_ns`.
+        settings: The `port`, how many `clients`, the `tokens` of an answer, the number of this
+            process and how many there are, and when the window begins and ends, in
+            `perf_counter_ns`.
     """
 
     def __init__(self, settings: Found) -> None:
         self._settings = settings
         self.begin, self.end = settings["begin"], settings["end"]
         self.tokens = settings["tokens"]
-        self._prompt = settings["first"]
+        self._prompt = APART * settings["first"]
         self._left = settings["clients"]
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # What is found, in ns:
@@ -101,7 +101,7 @@ class Window:
 
     def next_prompt(self) -> int:
         """The prompt of the next request. No other client has it at the same time."""
-        self._prompt += self._settings["apart"]
+        self._prompt += APART * self._settings["apart"]
         return int(self._prompt) % VOCABULARY
 
     def ended(self) -> None:
@@ -178,25 +178,5 @@ class Client(asyncio.Protocol):
             transport.abort()
 
 
-def main() -> None:
-    """Answers until standard input ends."""
-    factory: Any = None
-    if sys.argv[1:] == ["uvloop"]:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    gc.disable()
-    with asyncio.Runner(loop_factory=factory) as runner:
-
-        async def load(settings: Found) -> Found:
-            return await Window(settings).run()
-
-        def answer(settings: Found) -> Found:
-            gc.collect()  # off while something is timed
-            return runner.run(load(settings))
-
-        child.serve(lambda: ("ready", answer))
-
-
 if __name__ == "__main__":
-    main()
+    clients.serve(lambda request: Window(request).run())

@@ -18,17 +18,16 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 import aiostream
 from benchmarks import engines, loops, results, stats
 from benchmarks.child import Child
+from benchmarks.clients import LIMIT, PROCESSES, Clients
 from benchmarks.measure import Row
 from benchmarks.runner import in_turn
 from benchmarks.step_load import request_of
@@ -37,9 +36,7 @@ from benchmarks.step_servers import WAYS, arguments
 from benchmarks.step_ways import WAYS as LOOP_WAYS
 
 PARTS = ("loops", "servers")
-LIMIT = 60.0  # seconds in which a process must answer, besides the time of what it measures
 FRESH = 20.0  # seconds until the time of a step alone is measured again
-APART = 97  # prompts
 NONE_CAME = "no tokens came"
 FORMS = {  # of the columns: what stands above a figure, and how many digits it has
     "tokens_per_second": ("tokens/s", 0),
@@ -106,59 +103,26 @@ class Server(engines.Server):
             writer.close()
 
 
-class Load:
-    """The clients, in processes of their own."""
+async def window(
+    load: Clients, server: Server, clients: int, amount: Amount
+) -> tuple[Row, list[int]]:
+    """Returns the figures of a window, and how many steps of each size it had.
 
-    def __init__(self, processes: int) -> None:
-        loop = "asyncio" if loops.missing("uvloop") else "uvloop"
-        self._children = [Child("a load", "step_load", loop) for _ in range(processes)]
-        for each in self._children:
-            each.answer(LIMIT)
+    Raises:
+        RuntimeError: A token was wrong or is missing, or an answer does not end.
+    """
 
-    async def window(self, server: Server, clients: int, amount: Amount) -> tuple[Row, list[int]]:
-        """Returns the figures of a window, and how many steps of each size it had.
+    def look() -> tuple[float, Any, float]:
+        return engines.cpu_of(server.process.pid), server.counts.copy(), time.perf_counter()
 
-        Raises:
-            RuntimeError: A token was wrong or is missing, or an answer does not end.
-        """
-        begin = perf_counter_ns() + int(1e9 * amount.warm)
-        end = begin + int(1e9 * amount.seconds)
-        limit = amount.warm + amount.seconds + LIMIT
-        used = self._children[:clients]
-        known: Row = {"port": server.port, "tokens": amount.tokens, "begin": begin, "end": end}
-        known |= {"apart": APART * len(used), "limit": limit}
-        asks = []
-        for number, each in enumerate(used):
-            share = len(range(number, clients, len(used)))
-            request = {**known, "clients": share, "first": APART * number}
-            asks.append(asyncio.create_task(asyncio.to_thread(each.ask, request, limit + 5)))
-        try:
-            cpu, counts, since = await _at(begin, server)
-            cpu, counts, until = (
-                now - then
-                for now, then in zip(await _at(end, server), (cpu, counts, since), strict=True)
-            )
-        finally:
-            found: list[Any] = await asyncio.gather(*asks, return_exceptions=True)
-        for each in found:
-            if isinstance(each, BaseException):
-                raise each
-        if not counts.sum():
-            raise RuntimeError(NONE_CAME)
-        figures = _figures(found, amount.seconds) | {"cpu_percent": 100 * cpu / until}
-        figures["step_ms"] = 1e3 * until / int(counts.sum())
-        return figures, counts.tolist()
-
-    def close(self) -> None:
-        """Ends the processes."""
-        for each in self._children:
-            each.close()
-
-
-async def _at(when: int, server: Server) -> tuple[float, Any, float]:
-    """At that time: the CPU seconds of a server, its steps, and the time."""
-    await asyncio.sleep(max(0, when - perf_counter_ns()) / 1e9)
-    return engines.cpu_of(server.process.pid), server.counts.copy(), time.perf_counter()
+    request: Row = {"port": server.port, "tokens": amount.tokens}
+    found, *seen = await load.window(request, clients, amount.warm, amount.seconds, look)
+    cpu, counts, took = (now - then for then, now in zip(*seen, strict=True))
+    if not counts.sum():
+        raise RuntimeError(NONE_CAME)
+    figures = _figures(found, amount.seconds) | {"cpu_percent": 100 * cpu / took}
+    figures["step_ms"] = 1e3 * took / int(counts.sum())
+    return figures, counts.tolist()
 
 
 def _figures(found: Sequence[Row], seconds: float) -> Row:
@@ -260,7 +224,7 @@ class Run:
 
         async def measure_one(server: Server, clients: int) -> Row:
             alone = await asyncio.to_thread(self._alone.ms)
-            figures, counts = await load.window(server, clients, amount)
+            figures, counts = await window(load, server, clients, amount)
             needed = sum(count * ms for count, ms in zip(counts, alone, strict=True))
             alone_ms = needed / sum(counts)
             return {
@@ -280,7 +244,7 @@ class Run:
             )
 
         with (
-            contextlib.closing(Load(options.processes)) as load,
+            contextlib.closing(Clients("step_load", options.processes)) as load,
             tempfile.TemporaryDirectory() as folder,
         ):
             started = {way: Server(way, self._alone.settings, Path(folder)) for way in ways}
@@ -352,7 +316,7 @@ def _aligned(cells: list[list[str]], widths: list[int]) -> Iterator[list[str]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks proof --steps", description=__doc__)
-    add, usual, cores = parser.add_argument, Amount(), len(os.sched_getaffinity(0))
+    add, usual = parser.add_argument, Amount()
     add("--for", dest="limit", type=float, default=570, metavar="SECONDS",
         help="no round begins that would end later (default: 570)")  # fmt: skip
     add("--rounds", type=int, help=f"of all ways, if there is time (default: {usual.rounds})")
@@ -365,14 +329,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--ms", type=float, default=1.9, help="a step of 64 rows takes about that (default: 1.9)")
     add("--python", type=float, default=0, help="ms of Python for each step of a server")
     add("--loop-python", type=float, default=1, help="the same without a server (default: 1)")
-    add("--processes", type=int, default=max(1, min(4, cores // 4)), help="of the clients")
+    add("--processes", type=int, default=PROCESSES, help="of the clients")
     add("--spin", action="store_true", help="a kernel that spins, also where torch is installed")
     add("--quick", action="store_true", help="as little as shows that it works")
     add("--json", type=Path, metavar="FILE", help="where the results go")
     return parser
 
 
-def _options(arguments: list[str]) -> argparse.Namespace:
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """The options of a command line."""
     parser = _parser()
     options = parser.parse_args(arguments)
     options.until = time.monotonic() + options.limit
@@ -389,9 +354,15 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def main(arguments: list[str]) -> int:
-    """Measures, and leaves a table and a results file."""
-    options = _options(arguments)
+def measure(options: argparse.Namespace) -> Run:
+    """Measures, and keeps what is found in the file.
+
+    Args:
+        options: What `parsed` returns.
+
+    Returns:
+        What was measured.
+    """
     simulated = engines.prepare()
     settings = Settings(options.ms, options.python, spins=spins(options.spin))
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -408,5 +379,11 @@ def main(arguments: list[str]) -> int:
         if "servers" in options.parts:
             loop = "asyncio" if loops.missing("uvloop") else "uvloop"
             loops.run(loop, lambda _: run.servers())
+    return run
+
+
+def main(arguments: list[str]) -> int:
+    """Measures, and leaves a table and a results file."""
+    run = measure(parsed(arguments))
     print(table(run.rows, run.left_out))
     return 0 if run.rows else 1

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from benching import command
-from benchmarks import engine_fronts, engines, names, results
+from benchmarks import engine_fronts, engine_load, engines, names, results
 from commands import torch_path
 
 
 def test_answers_are_compared() -> None:
-    assert engines.is_right(b'{"score": 0.5}', 0.55)
-    assert engines.is_right(b'{"score": 100}', 105)
+    assert engine_load.is_right(b'{"score": 0.5}', 0.55)
+    assert engine_load.is_right(b'{"score": 100}', 105)
     for body in (b'{"score": 0.5}', b"{}", b"x", b"[]", b'{"score": null}'):
-        assert not engines.is_right(body, 0.7)
+        assert not engine_load.is_right(body, 0.7)
 
 
 def test_the_table_has_a_line_for_each_server() -> None:

@@ -63,7 +63,7 @@ async def loaded(answer: Any, seconds: float = 0.05) -> Any:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         begin = perf_counter_ns()
         settings = {"port": server.sockets[0].getsockname()[1], "clients": 2, "limit": 20}
-        settings |= {"tokens": TOKENS, "first": 5, "apart": 9}
+        settings |= {"tokens": TOKENS, "first": 1, "apart": 2}
         settings |= {"begin": begin, "end": begin + int(seconds * 1e9)}
         try:
             return await step_load.Window(settings).run()
