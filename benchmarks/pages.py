@@ -69,10 +69,7 @@ _REQUESTS = (
     *(Column("ping_p99_us", "`/ping` p99, ms", 1e-3), _CPU),
 )
 _MS = (_RATE, Column("p50_ms", "p50, ms", best=0), Column("p99_ms", "p99, ms"))
-_RARE = frozenset(
-    {"run", "enqueue_async", "run_in_thread", "aiostream hostfunc", "blocking", "to_thread 256"}
-    | {"steady 1 ms again", "falling from 9 to 1 ms"}
-)
+_RARE = frozenset({"run", "enqueue_async", "steady 1 ms again"})
 PERFORMANCE = "docs/performance.md"
 LAYOUTS = {
     "waits": Layout(PERFORMANCE, _LATE, "pool run", _RARE),
@@ -89,7 +86,6 @@ LAYOUTS = {
         PERFORMANCE,
         _REQUESTS,
         "pool run",
-        _RARE - {"run_in_thread", "blocking"},
     ),
     "torch": Layout("docs/torch.md", _REQUESTS, "pool run"),
     "launches": Layout(
@@ -97,7 +93,17 @@ LAYOUTS = {
         (*_MS, Column("late_p99_ms", "`/ping` p99, ms"), Column("process_us", "CPU, µs")),
         "run_in_thread",
     ),
-    "engines": Layout("docs/batches.md", (*_MS, _CPU), "aiostream graphs"),
+    "engines": Layout("docs/batches.md", (*_MS, _CPU), "granian RSGI"),
+    "steps": Layout(
+        "docs/streamed-answers.md",
+        (
+            Column("tokens_per_second", "tokens/s", best=1),
+            *(Column("first_p50_ms", "first token, ms"), Column("gap_p99_ms", "gap, p99, ms")),
+            Column("cpu_percent", "CPU, %"),
+        ),
+        "Steps",
+        frozenset({"64 readers"}),
+    ),
     "costs": Layout(PERFORMANCE, (Column("cpu_us", "CPU, µs"),)),
 }
 WORSE, WHERE, BARS = "worse", "where", "server-picture"  # blocks of other kinds
@@ -115,6 +121,7 @@ TITLES = {
     "torch": "a torch model",
     "launches": "long launches",
     "engines": "batches",
+    "steps": "streamed answers",
 }
 
 # ------------------------------------------------------------------------------------ figures
@@ -325,15 +332,28 @@ def said(claim: Row, found: Row, root: Path) -> dict[str, str]:
     """
     if "file" in claim:
         found = results.read(root / HERE / "results" / claim["file"])
-    rows = [row for row in found["rows"] if claim["where"].items() <= row.items()]
-    if "pick" in claim:
-        key = next(iter(claim["values"]))
+    values = {}
+    for key, each in claim.get("of", {}).items():
+        where = {name: value for name, value in each.items() if name not in ("key", "form", "over")}
+        value = float(_row_of(found, where)[each["key"]])
+        if "over" in each:
+            value /= float(_row_of(found, where | each["over"])[each["key"]])
+        values[key] = each["form"].format(value)
+    if "where" in claim:
+        row = _row_of(found, claim["where"], next(iter(claim["values"])), claim.get("pick"))
+        values |= {key: form.format(row[key]) for key, form in claim["values"].items()}
+    return values
+
+
+def _row_of(found: Row, where: Row, key: str = "", pick: str | None = None) -> Row:
+    rows: list[Row] = [row for row in found["rows"] if where.items() <= row.items()]
+    if pick:
         shown = [row for row in rows if "pattern" in row and setting(row) not in _RARE]
         rows = sorted(shown, key=lambda row: float(row[key]))
-        rows = rows[:1] if claim["pick"] == "min" else rows[-1:]
+        rows = rows[:1] if pick == "min" else rows[-1:]
     if len(rows) != 1:
-        raise ValueError(f"quoted.toml: {len(rows)} rows have {claim['where']}")
-    return {key: form.format(rows[0][key]) for key, form in claim["values"].items()}
+        raise ValueError(f"quoted.toml: {len(rows)} rows have {where}")
+    return rows[0]
 
 
 def sentences(claim: Row, page: str) -> Iterator[str]:

@@ -4,7 +4,7 @@
     python -m benchmarks release --for 570       # the rest
     python -m benchmarks release --write         # the tables of the pages, and the pictures
 
-All of it takes some 16 minutes of one GPU. It has parts, and the parts have settings. The file is
+All of it takes some 15 minutes of one GPU. It has parts, and the parts have settings. The file is
 written after each setting, and what it has is not measured again. In each setting the ways take
 turns in several rounds. A row has the median of each figure, and each round's own.
 """
@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import engines, launches, pages, peers, results, stats
+from benchmarks import engines, launches, pages, peers, results, stats, steps
 from benchmarks.child import Child, reason
+from benchmarks.clients import PROCESSES
 from benchmarks.loops import LOOPS, missing
 from benchmarks.measure import Measure, Row
 from benchmarks.patterns import Patterns
@@ -40,25 +41,23 @@ NEW: Row = {"done": {}, "not_run": []}  # of a file
 SAME = ("gpu", "driver", "cpu", "cores", "python", "aiostream", "torch")  # of one file
 
 OURS = (peers.POOL_RUN, peers.RUN, peers.AUTO, peers.ENQUEUE, peers.IN_THREAD)
-WAITS = (*OURS, "polling", peers.SLEEPING, peers.THREADS[1], peers.HOSTFUNC, "blocking")
-PATTERNS = ("steady", "within", "log-uniform", "prefill", "heavy", "falling")
-PEERS = (
-    *(peers.POOL_RUN, "torch events", "cuda.core", "cuda.core in a thread", "ctypes", "cupy"),
-    "numba",
-)
+WAITS = (*OURS[:4], "polling", peers.SLEEPING, peers.THREADS[1])
+PATTERNS = ("steady", "within", "log-uniform", "prefill", "heavy")
+PEERS = (*(peers.POOL_RUN, "torch events", "cuda.core", "cuda.core in a thread", "ctypes", "cupy"),)
 PEER_PATTERNS = ("steady 5", "log-uniform", "prefill")
 STREAMS = (peers.POOL_RUN, peers.AUTO, "polling", peers.SLEEPING, peers.THREADS[1])
-SERVER = (
-    *(*OURS, "polling", peers.SLEEPING, "to_thread 40", "to_thread 256", peers.HOSTFUNC),
-    "blocking",
-)
+SERVER = (peers.POOL_RUN, peers.AUTO, peers.IN_THREAD, "polling", peers.SLEEPING, "to_thread 40")
 LAUNCHES = (
     *("run_in_thread", "pool run", "run_in_thread, limiter of 2"),
     *("ThreadPoolExecutor(2), then await stream", "to_thread, blocking"),
 )
 ENGINES = (
-    *("aiostream graphs", "sketch graphs", "LitServe graphs", "mosec graphs", "to_thread graphs"),
-    *("aiostream eager in threads", "LitServe eager", "to_thread eager"),
+    *("granian RSGI", "granian RSGI x2", "bare ASGI", "aiostream graphs", "sketch graphs"),
+    *("mosec graphs", "LitServe graphs", "to_thread graphs"),
+)
+STEPS = (
+    *("Steps", "Steps, granian", "Steps, FastAPI", "one ahead by hand", "blocking thread"),
+    "LitServe",
 )
 
 
@@ -116,23 +115,23 @@ def _of_job(part: str, job: Measure, quick: bool) -> Setting:
 
 
 def _waits(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
-    job = Patterns(loops, WAITS, words=PATTERNS, waits=70, rounds=4)
+    job = Patterns(loops, WAITS, words=PATTERNS, waits=70, rounds=5)
     yield _of_job("waits", job, quick)
 
 
 def _peers(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
-    job = Patterns(loops, PEERS, words=PEER_PATTERNS, waits=70, rounds=4)
+    job = Patterns(loops, PEERS, words=PEER_PATTERNS, waits=70, rounds=5)
     yield _of_job("peers", job, quick)
 
 
 def _streams(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
     for streams in (16,) if quick else (16, 64, 128):
-        yield _of_job("streams", Mixed(loops, STREAMS, streams=streams, rounds=4), quick)
+        yield _of_job("streams", Mixed(loops, STREAMS, streams=streams, rounds=5), quick)
 
 
 def _server(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
     for load in (BUSY,) if quick else (BUSY, Load(128), OPEN):
-        yield _of_job("server", Server(loops, SERVER, load=load, rounds=4), quick)
+        yield _of_job("server", Server(loops, SERVER, load=load, rounds=5), quick)
 
 
 def _torch(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
@@ -145,7 +144,7 @@ def _torch(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
 def _launches(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
     options = argparse.Namespace(rounds=1, seconds=0.1, server=True, connections=4, older=None)
     if not quick:
-        options = argparse.Namespace(rounds=5, seconds=1.2, server=True, connections=32, older=None)
+        options = argparse.Namespace(rounds=5, seconds=0.8, server=True, connections=32, older=None)
     each = options.rounds * (1.2 * options.seconds + 0.1)
 
     def run(release: Release, ms: float, load: str) -> list[Row]:
@@ -161,9 +160,13 @@ def _launches(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
 
 
 def _engines(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
-    ways, options = list(ENGINES), argparse.Namespace(rounds=3, seconds=1.2, clients=(1, 32, 256))
+    ways = list(ENGINES)
+    options = argparse.Namespace(rounds=5, seconds=1.0, clients=(1, 32, 256), processes=PROCESSES)
     if quick:
-        ways, options = ways[:2], argparse.Namespace(rounds=1, seconds=0.2, clients=(1, 4))
+        ways, options = (
+            ways[2:4],
+            argparse.Namespace(rounds=1, seconds=0.2, clients=(1, 4), processes=1),
+        )
 
     def run(release: Release) -> list[Row]:
         options.until = release.until
@@ -178,6 +181,26 @@ def _engines(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
 
     each = options.rounds * len(options.clients) * (options.seconds + 0.6)
     yield Setting("engines", "engines", 30 + len(ways) * each, run)
+
+
+def _steps(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
+    given = ["--ways", "|".join(STEPS), "--clients", "64,256", "--seconds", "1"]
+    seconds = {"loops": 25.0, "servers": 25.0 + len(STEPS) * 2 * 5 * 1.8}
+    if quick:
+        given, seconds = ["--quick", "--spin"], {"loops": 10.0}
+
+    def run(release: Release, part: str) -> list[Row]:
+        limit = ["--for", str(release.until - time.monotonic())]
+        found = steps.measure(steps.parsed([*given, *limit, "--parts", part]))
+        for way, why in found.left_out.items():
+            release.leave_out(way, why)
+        return [
+            row("steps", each["peer"], {"load": each["load"]}, each["windows"])
+            for each in found.rows
+        ]
+
+    for part in seconds:
+        yield Setting("steps", f"steps: {part}", seconds[part], partial(run, part=part))
 
 
 def _costs(quick: bool, loops: tuple[str, ...]) -> Iterator[Setting]:
@@ -203,6 +226,7 @@ PARTS: dict[str, Callable[[bool, tuple[str, ...]], Iterable[Setting]]] = {
     "torch": _torch,
     "launches": _launches,
     "engines": _engines,
+    "steps": _steps,
     "costs": _costs,
 }
 
