@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import aiostream.event as event_module
-import aiostream.stream as stream_module
 import nogpu
 from aiostream import Context, CudaError, Stream, _native, device, testing
 from aiostream._base import clash, driver, hints, stand_ins, turns
@@ -555,7 +554,7 @@ def fail_references(patch: pytest.MonkeyPatch) -> None:
     def reference(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
-    for module in (event_module, stream_module):
+    for module in (event_module, _operand):
         patch.setattr(module, "Operand", reference)
 
 
