@@ -33,6 +33,7 @@ __all__ = ["Await", "Recording", "record"]
 
 VARIABLE = "AIOSTREAM_TRACE"
 _LIMIT = 50_000
+_MOST_UNRESOLVED = 1000  # events that the GPU has not reached yet, such as those of cancelled waits
 # Nanoseconds, at the end of a recording, for marks right behind the work that is done. A driver
 # whose thread gets no CPU for some milliseconds, such as the simulator's, left such times unknown.
 _PATIENCE = 20_000_000
@@ -229,8 +230,7 @@ class Recording:
         # Any thread, single operations, as of the next two.
         self._blocked: deque[blocked.BlockingCall] = deque(maxlen=limit)
         self._clocks: dict[Context, GpuClock] = {}
-        # Awaits that are over and whose events are not, such as those of cancelled waits.
-        self._unresolved: deque[_Entry] = deque(maxlen=limit)
+        self._unresolved: deque[_Entry] = deque()  # awaits that are over and whose events are not
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
         self._stopped_at: int | None = None  # any thread, one assignment
@@ -404,6 +404,9 @@ class Recording:
         for each in entries:
             if not each.resolve():
                 self._unresolved.append(each)
+        while len(self._unresolved) > _MOST_UNRESOLVED:
+            for moment in self._unresolved.popleft()._moments():
+                moment.event = None
 
 
 def _as_await(call: blocked.BlockingCall) -> Await:
