@@ -36,6 +36,8 @@ class SharedByBorrowers:
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
     chosen: dict[str, Any] = field(default_factory=dict)  # see `order_of` and `wait_list_of`
+    # What the driver has answered that never changes, by its function.
+    constants: dict[str, int] = field(default_factory=dict)
     stalled_after: float = 0  # seconds; 0: no limit
     longer: list[float] = field(default_factory=list)  # the same in each open `may_take`
     left: float | None = None  # the same of a `may_take` that has left work on a stream of a pool

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from aiostream import _native, errors
 from aiostream._base import checks, driver
 from aiostream._handles import interop
-from aiostream._handles.operand import WithOperand, call_on, pinned, refuse_capture
+from aiostream._handles.operand import PER_THREAD, WithOperand, call_on, pinned
 from aiostream.enums import (
     AccessProperty,
     MemSyncDomain,
@@ -154,7 +155,7 @@ class AttributeMethods(WithOperand):
     @property
     def flags(self) -> StreamFlags:
         """How it was created (`cuStreamGetFlags`)."""
-        return StreamFlags(self._unless_capturing("cuStreamGetFlags"))
+        return StreamFlags(self._constant("cuStreamGetFlags"))
 
     @property
     def priority(self) -> int:
@@ -168,12 +169,23 @@ class AttributeMethods(WithOperand):
 
         A `Stream` that uses a retired stream again has that stream's number (see `core`).
         """
-        return self._unless_capturing("cuStreamGetId")
+        return self._constant("cuStreamGetId")
 
-    def _unless_capturing(self, name: str) -> int:
-        """Asks the driver, unless the question would end a capture of the stream."""
-        refuse_capture(self._operand, name)
-        return int(call_on(self._operand, name))
+    def _constant(self, name: str) -> int:
+        """A number that never changes, of which the driver is asked once.
+
+        Not while the stream captures, because the question would end its capture.
+        """
+        operand = self._operand
+        if not operand.handle.is_open:
+            raise errors.closed(operand.name)
+        known = operand.shared.constants.get(name)
+        if known is None:
+            driver.raise_for(_native.capture_refusal(operand.handle), name, operand.name)
+            known = int(call_on(operand, name))
+            if operand.handle.value != PER_THREAD:  # because each thread has its own
+                operand.shared.constants[name] = known
+        return known
 
     def get_attribute(self, attribute: StreamAttribute) -> Any:
         """Returns the value of an attribute (`cuStreamGetAttribute`).
