@@ -308,7 +308,7 @@ HISTORIES = _native.COUNTERS.index("HISTORIES")
 
 def pending_waits() -> int:
     """Returns how many waits have a task."""
-    return len(_native.waiting())
+    return _native.pending_waits()[0]
 
 
 def native_counters() -> list[int]:

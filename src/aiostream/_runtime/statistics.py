@@ -190,12 +190,12 @@ def statistics() -> Statistics:
 def _snapshot() -> Statistics:
     # What moves on while this reads is counted twice, and `drain` waits once more. In the other
     # order it could be missed.
-    ages = [seconds for _, seconds, *_ in _native.waiting()]
+    pending_waits, oldest = _native.pending_waits()
     points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
     futures = completion.pending_points()
-    oldest = max([0.0, *ages, *(point.seconds or 0.0 for point in futures)])
+    oldest = max([oldest, *(point.seconds or 0.0 for point in futures)])
     count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
-    waits = {"pending": len(ages), "polls": count["EVENT_POLLS"]}
+    waits = {"pending": pending_waits, "polls": count["EVENT_POLLS"]}
     return Statistics(
         points=_line(PointCounts, "POINTS", count, **points),
         futures=_line(FutureCounts, "FUTURES", count, pending=len(futures)),

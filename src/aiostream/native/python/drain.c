@@ -350,7 +350,7 @@ PyMethodDef drain_functions[] = {
     METHOD(native, watch, VARARGS),
     /* What the tickets of all points stand for. */
     METHOD(native, owners, NOARGS),
-    /* The waits that are pending, also those that their task polls. */
+    /* The waits that are pending, or those that are slow. */
     METHOD(native, waiting, NOARGS),
     {NULL, NULL, 0, NULL},
 };

@@ -436,6 +436,15 @@ static PyObject *native_limit_timer(PyObject *Py_UNUSED(self), PyObject *most) {
     return PyLong_FromLong(waits_limit_timer((int)PyLong_AsLong(most)));
 }
 
+static PyObject *native_pending_waits(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+    struct waiting each;
+    int64_t now = now_ns(), oldest = now;
+    int pending = 0;
+    for (struct wait *wait = NULL; waits_next(&wait, &each); pending++)
+        if (each.began < oldest) oldest = each.began;
+    return Py_BuildValue("id", pending, (double)(now - oldest) / 1e9);
+}
+
 PyMethodDef wait_functions[] = {
     /* What notes the calls that block. */
     METHOD(native, wrap_blocking, O),
@@ -449,6 +458,8 @@ PyMethodDef wait_functions[] = {
     METHOD(native, predict, O),
     /* How many waits a loop's timer takes; what it was. For tests. */
     METHOD(native, limit_timer, O),
+    /* How many waits have a task, also those that the task polls; the age of the oldest. */
+    METHOD(native, pending_waits, NOARGS),
     {NULL, NULL, 0, NULL},
 };
 
