@@ -22,6 +22,7 @@ from aiostream import (
     StreamClosedError,
     statistics,
 )
+from aiostream.testing import Faults
 from captures import PROGRAMMATIC, code_of, end, in_thread
 from support import Kept, settle, spin
 
@@ -246,3 +247,15 @@ def test_two_threads_that_ask_for_one_capture_at_once(
     assert second is not None
     stream.end_capture().close()
     assert (first.closed, second.closed, len(listed)) == (True, True, 0)
+
+
+@pytest.mark.simulator_only("has a driver call fail on command")
+def test_a_capture_whose_number_is_unknown_still_goes_into_its_graph(stream: Stream) -> None:
+    """Not into a second owner of it, which would destroy the graph twice."""
+    graph = Graph()
+    with Faults() as faults:
+        faults.fail("cuStreamGetCaptureInfo", 2)
+        stream.begin_capture_to_graph(graph)
+    stream.capture_info()  # notes the capture by its number
+    assert stream.end_capture() is graph
+    graph.close()

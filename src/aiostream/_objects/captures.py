@@ -246,7 +246,10 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
 def end(stream: Operand) -> Graph:
     # The capture is found before the driver ends it and forgets its id. It is let go of last,
     # because it holds the graph.
-    capture = _find(_identity_of(stream)) or _begun_on(stream)
+    identity, capture = _identity_of(stream), _begun_on(stream)
+    # A capture into a graph is known by its stream, if an interrupt came before its id was noted.
+    if capture is None or capture.identity not in (None, identity):
+        capture = _find(identity) or capture
     try:
         ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
@@ -261,7 +264,6 @@ def end(stream: Operand) -> Graph:
         return Graph._from_handle(int(ended), stream.context, owned=True, made=True)
     finally:
         # All of the id, because two threads may have asked for it at once, and noted it twice.
-        identity = capture.identity if capture is not None else None
         while capture is not None:
             _forget(capture, _End.GOOD)
             capture = _find(identity)
