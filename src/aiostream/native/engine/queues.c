@@ -98,7 +98,7 @@ struct queue *queue_open(void) {
     queue->loop.idle = false;
     queue->refs = 1;
     queue->closed = false;
-    queue->timer.closed = false; /* no other thread has it yet */
+    timer_open(&queue->timer);
     return queue;
 }
 

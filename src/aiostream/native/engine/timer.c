@@ -3,6 +3,7 @@
  * wake, and wake the loop. */
 #include "timer.h"
 
+#include <limits.h>
 #include <sys/timerfd.h>
 
 static const int64_t DUE_SOON_NS = 2000; /* what is due within this is due now */
@@ -20,15 +21,21 @@ static void set_by(struct timer *timer, int64_t time) { /* lock held */
     if (!set_for || time < set_for) set(timer, time);
 }
 
+void timer_open(struct timer *timer) {
+    pthread_mutex_lock(&timer->lock);
+    timer->closed = false;
+    pthread_mutex_unlock(&timer->lock);
+}
+
 static void insert(struct timer *timer, struct timer_entry *entry) {
     struct timer_entry **link = &timer->first;
     if (timer->last && timer->last->time <= entry->time) link = &timer->last->next;
     else
-        while (*link && (*link)->time <= entry->time) link = &(*link)->next;
+        while (*link && (*link)->time < entry->time) link = &(*link)->next;
     entry->next = *link;
     *link = entry;
     if (!entry->next) timer->last = entry;
-    timer->count++;
+    timer->count += entry->counts;
 }
 
 bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int most) {
@@ -36,6 +43,7 @@ bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int
     bool taken = !timer->closed && timer->count < most;
     if (taken) {
         entry->time = time;
+        entry->counts = most < INT_MAX;
         insert(timer, entry);
         set_by(timer, time);
     }
@@ -57,7 +65,7 @@ struct timer_entry *timer_remove(struct timer *timer, bool (*is_it)(struct timer
     if (found) {
         *link = found->next;
         if (timer->last == found) timer->last = previous;
-        timer->count--; /* the descriptor may wake the loop for nothing */
+        timer->count -= found->counts; /* the descriptor may wake the loop for nothing */
     }
     pthread_mutex_unlock(&timer->lock);
     return found;
@@ -73,8 +81,8 @@ struct timer_entry *timer_take_due(struct timer *timer, int64_t now, int64_t soo
     pthread_mutex_lock(&timer->lock);
     struct timer_entry *due = timer->first, **link = &due;
     while (*link && (*link)->time <= now + soon) {
+        timer->count -= (*link)->counts;
         link = &(*link)->next;
-        timer->count--;
     }
     timer->first = *link;
     *link = NULL;

@@ -10,6 +10,7 @@
 struct timer_entry {      /* intrusive: part of what waits for its time */
     _Atomic int64_t time; /* by timer_add; read by any thread */
     struct timer_entry *next;
+    bool counts; /* among the most that timer_add takes */
 };
 struct timer {
     int descriptor; /* the timer's; constant */
@@ -17,7 +18,7 @@ struct timer {
      * the queue, takes what is left */
     pthread_mutex_t lock;
     struct timer_entry *first, *last; /* by their time */
-    int count;
+    int count;                        /* of those that count */
     bool closed;
     /* Written under the lock. The loop's thread also reads it without. 0: the timer is not
      * running. */
@@ -25,7 +26,8 @@ struct timer {
 };
 
 bool timer_is_due(const struct timer *, int64_t now); /* it may be */
-/* false: it has `most` entries, or is closed */
+void timer_open(struct timer *);
+/* false: it has `most` entries, or is closed. With INT_MAX the entry does not count. */
 bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most);
 /* Takes the entry for which `is_it` answers true, under the timer's lock. NULL: it was taken
  * already, or is not in this timer. */
