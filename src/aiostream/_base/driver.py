@@ -81,6 +81,11 @@ def _load() -> ModuleType:
     # half of it, and locks that no thread opens. So there is no lock here.
     _loading.append(None)
     try:
+        if not _marks_forks:
+            # Each registration stays for the life of the process. A second one, by another thread
+            # or after an interrupt, does no harm.
+            os.register_at_fork(after_in_child=_mark_fork)
+            _marks_forks.append(None)
         return _initialize(wanted)
     finally:
         _loading.pop()
@@ -88,14 +93,12 @@ def _load() -> ModuleType:
 
 # An item for each thread that loads the driver just now. Any thread, single list operations.
 _loading: list[None] = []
+_marks_forks: list[None] = []  # has an item once forks are marked
 
 
 def _mark_fork() -> None:
     if _loading or _bindings is not None:
         _native.set_forked()
-
-
-os.register_at_fork(after_in_child=_mark_fork)
 
 
 def _initialize(with_simulator: bool) -> ModuleType:
