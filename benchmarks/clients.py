@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -77,6 +78,13 @@ class Clients:
         """Ends the processes."""
         for each in self._children:
             each.close()
+
+
+def post(**fields: int) -> bytes:
+    """The bytes of a request with such a JSON body."""
+    body = json.dumps(fields).encode()
+    head = "POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def _at(when: int, look: Callable[[], Seen]) -> Seen:

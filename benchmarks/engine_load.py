@@ -26,9 +26,7 @@ CLOSE = 0.1  # how near two scores must be: bfloat16, and kernels that depend on
 @functools.cache
 def request_of(item: int) -> bytes:
     """The bytes of a request."""
-    body = json.dumps({"item": item}).encode()
-    head = "POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return clients.post(item=item)
 
 
 @functools.lru_cache(MOST)  # to parse each anew would take longer than some servers do

@@ -264,7 +264,8 @@ async def window(load: Clients, server: Server, clients: int, seconds: float) ->
     """The figures of a window.
 
     Raises:
-        RuntimeError: An answer was wrong, or there was none.
+        RuntimeError: An answer was wrong.
+        WrongError: There was none.
     """
     right = [WITHOUT] * ITEMS if server.way in CONSTANT else expected_scores()
     request = {"port": server.port, "scores": right}

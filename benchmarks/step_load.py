@@ -10,7 +10,6 @@ again when its answer has ended. All tokens are compared with those that are rig
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from time import perf_counter_ns, process_time_ns
 from typing import Any, cast
@@ -28,9 +27,7 @@ APART = 97  # prompts
 
 def request_of(prompt: int, tokens: int) -> bytes:
     """The bytes of a request."""
-    body = json.dumps({"prompt": prompt, "tokens": tokens}).encode()
-    head = "POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return clients.post(prompt=prompt, tokens=tokens)
 
 
 def problem_of(answer: bytes, prompt: int, tokens: int) -> str:
