@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -562,3 +564,14 @@ async def test_each_thread_has_its_own_per_thread_stream() -> None:
             gate.open()
     assert results == ["short", "long"]
     stream.close()
+
+
+def test_a_call_while_another_thread_imports_sniffio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """anyio imports it at its first use, and asks it whether a loop runs."""
+    monkeypatch.setitem(sys.modules, "sniffio", ModuleType("sniffio"))  # its import has begun
+
+    async def main() -> int:
+        async with Stream() as stream:
+            return await stream.run_in_thread(lambda: 6)
+
+    assert asyncio.run(main()) == 6

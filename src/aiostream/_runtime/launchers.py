@@ -74,9 +74,10 @@ def call(function: Callable[[], object]) -> None:
 def copied_context(without_loop: bool) -> contextvars.Context:
     """Returns a copy of the present context, perhaps for a thread without a loop."""
     context = contextvars.copy_context()
-    sniffio: Any = sys.modules.get("sniffio")
-    if without_loop and sniffio is not None:  # by which anyio knows whether a loop runs
-        context.run(sniffio.current_async_library_cvar.set, None)
+    # By which anyio knows whether a loop runs. Not there while another thread imports sniffio.
+    variable: Any = getattr(sys.modules.get("sniffio"), "current_async_library_cvar", None)
+    if without_loop and variable is not None:
+        context.run(variable.set, None)
     return context
 
 
