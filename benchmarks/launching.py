@@ -20,8 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import anyio
-
 import aiostream
 from benchmarks import child
 from benchmarks.stats import percentile
@@ -78,16 +76,15 @@ def current(stream: Any, launch: Launch) -> None:
 
 
 def _ways() -> dict[str, Way]:
-    """Each way to launch and to wait. Limiters, executors and locks belong to one loop."""
+    """Each way to launch and to wait. Executors and locks belong to one loop."""
     one, two = (ThreadPoolExecutor(n) for n in (1, 2))
-    limiters = {n: anyio.CapacityLimiter(n) for n in (1, 2, 4)}
     lock = asyncio.Lock()
 
     async def run(stream: Any, launch: Launch) -> None:
         await stream.run(launch, stream)
 
-    async def in_thread(stream: Any, launch: Launch, limiter: Any = None) -> None:
-        await stream.run_in_thread(launch, stream, limiter=limiter)
+    async def in_thread(stream: Any, launch: Launch) -> None:
+        await stream.run_in_thread(launch, stream)
 
     async def to_thread(stream: Any, launch: Launch) -> None:
         def whole() -> None:
@@ -111,27 +108,16 @@ def _ways() -> dict[str, Way]:
         "run": run,
         "run, one each turn (a lock)": one_each_turn,
         "run_in_thread": in_thread,
-        **{
-            f"run_in_thread, limiter of {n}": _with_limiter(in_thread, limiters[n])
-            for n in limiters
-        },
         "ThreadPoolExecutor(1), then await stream": partial(by_executor, executor=one),
         "ThreadPoolExecutor(2), then await stream": partial(by_executor, executor=two),
         "to_thread, blocking": to_thread,
     }
 
 
-def _with_limiter(way: Any, limiter: Any) -> Way:
-    return partial(way, limiter=limiter)
-
-
 WAYS = (
     "run",
     "run, one each turn (a lock)",
     "run_in_thread",
-    "run_in_thread, limiter of 1",
-    "run_in_thread, limiter of 2",
-    "run_in_thread, limiter of 4",
     "ThreadPoolExecutor(1), then await stream",
     "ThreadPoolExecutor(2), then await stream",
     "to_thread, blocking",
@@ -204,7 +190,7 @@ async def _tasks(request: dict[str, Any], kits: dict[str, Kit]) -> dict[str, flo
     if key not in kits:
         kits[key] = Kit(request["ms"], request["streams"], request["gpu"])
     kit = kits[key]
-    # Locks and limiters belong to the loop that first uses them, and each request has a loop.
+    # Locks belong to the loop that first uses them, and each request has a loop.
     way = _ways()[request["way"]]
     await _measure(kit, way, request["seconds"] / 10)  # its threads, its memory, what it learns
     return await _measure(kit, way, request["seconds"])

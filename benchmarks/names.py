@@ -26,7 +26,6 @@ NAMES = {
     "await event": "`await event`",
     "enqueue_async": "`enqueue_async`",
     "run_in_thread": "`run_in_thread`",
-    "run_in_thread, limiter of 2": "`run_in_thread`, a limiter of 2",
     "aiostream eager in threads": "`Batches`, eager, in threads",
     "aiostream hostfunc": '`wait="hostfunc"`: a host function',
     "polling": "busy polling: `query()`, `sleep(0)`",
@@ -55,7 +54,7 @@ NAMES = {
 OURS = {
     *("batches", "batches in threads", "pool run", "run", "run, halves", "aiostream auto"),
     *("await stream", "await event", "enqueue_async", "run_in_thread", "aiostream hostfunc"),
-    *("run_in_thread, limiter of 2", "aiostream graphs", "aiostream eager in threads"),
+    *("aiostream graphs", "aiostream eager in threads"),
     *("granian RSGI", "granian RSGI x2", "granian ASGI", "bare ASGI", "bare ASGI x2", "Starlette"),
     *("Steps", "Steps, granian", "Steps, FastAPI"),
     "/ping alone",

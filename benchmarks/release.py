@@ -48,8 +48,8 @@ PEER_PATTERNS = ("steady 5", "log-uniform", "prefill")
 STREAMS = (peers.POOL_RUN, peers.AUTO, "polling", peers.SLEEPING, peers.THREADS[1])
 SERVER = (peers.POOL_RUN, peers.AUTO, peers.IN_THREAD, "polling", peers.SLEEPING, "to_thread 40")
 LAUNCHES = (
-    *("run_in_thread", "pool run", "run_in_thread, limiter of 2"),
-    *("ThreadPoolExecutor(2), then await stream", "to_thread, blocking"),
+    *("run_in_thread", "pool run", "ThreadPoolExecutor(2), then await stream"),
+    "to_thread, blocking",
 )
 ENGINES = (
     *("granian RSGI", "granian RSGI x2", "bare ASGI", "aiostream graphs", "sketch graphs"),

@@ -331,18 +331,26 @@ def begin_wait(stream: Stream, strategy: int) -> Any:
     return wait_list.begin(reference.handle, current_bridge().queue, strategy)
 
 
+class _Reserved:
+    def __init__(self, *of: Any) -> None:
+        self.completion = _native.Completion(*of)
+
+    def __del__(self) -> None:
+        self.completion.fire(0)
+
+
 def reserve_wait(stream: Stream, strategy: int) -> Any:
     """Reserves a wait with the strategy of that number, until what it returns is dropped."""
     reference, queue = stream._operand, current_bridge().queue
-    reserved = _native.Completion(None, reference.name)
-    reserved.expect(reference.context._ensure_monitored(), queue)
+    reserved = _Reserved(None, reference.name)
+    reserved.completion.expect(reference.context._ensure_monitored(), queue)
     wait_list = _operand.wait_list_of(reference)
 
     def refuse() -> None:  # so nothing is recorded
         raise LookupError
 
     with contextlib.suppress(LookupError):
-        reserved.run(wait_list, strategy, reference.handle, refuse)
+        reserved.completion.run(wait_list, strategy, reference.handle, refuse)
     return reserved
 
 
@@ -493,16 +501,16 @@ def describe(owner: Any) -> str:
     return f"{type(owner).__name__} {[getattr(owner, name, None) for name in names]}"
 
 
-def pending_completion(future: Any) -> _native.Completion:
-    """Makes a pending completion that no driver call belongs to."""
-    (made := _native.Completion(future, "a stream")).begin()
+def pending_completion(future: Any, orphaned: bool = False) -> _native.Completion:
+    """Makes a pending completion that no driver call belongs to, of the loop that runs here."""
+    made, used = _native.Completion(future, "a stream"), operand_of(Stream.legacy())
+    queue = process.ORPHANS if orphaned else loops.current_bridge().queue
+    made.expect(used.context._ensure_monitored(), queue)
     return made
 
 
 def arrive(completion: _native.Completion) -> None:
-    """Has the point of such a completion arrive at the loop that runs here."""
-    used = operand_of(Stream.legacy())
-    completion.expect(used.context._ensure_monitored(), loops.current_bridge().queue)
+    """Has the point of such a completion arrive."""
     completion.fire(0)
 
 
@@ -607,6 +615,7 @@ def other_distribution() -> str | None:
 # ---------------------------------------------------------------------------------------- launches
 
 LAUNCH_PLACES = launchers._PLACES
+call_in_launching_thread = launchers.call
 """How many launching threads call functions at the same time."""
 
 

@@ -296,15 +296,11 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
     # A lambda has no inferred type here if the type of its first parameter is given.
     @overload
     async def run_in_thread(
-        self, fn: Callable[..., Halves[T]], /, *args: Any, limiter: Any = ..., **kwargs: Any
+        self, fn: Callable[..., Halves[T]], /, *args: Any, **kwargs: Any
     ) -> T: ...
     @overload
-    async def run_in_thread(
-        self, fn: Callable[..., T], /, *args: Any, limiter: Any = ..., **kwargs: Any
-    ) -> T: ...
-    async def run_in_thread(
-        self, fn: Callable[..., Any], /, *args: Any, limiter: Any = None, **kwargs: Any
-    ) -> Any:
+    async def run_in_thread(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
+    async def run_in_thread(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Does `Stream.run_in_thread` on the next free stream: `run`, with `fn` in a worker thread.
 
         If it is cancelled while `fn` runs, the stream comes back when `fn` has returned and its
@@ -320,7 +316,7 @@ class StreamPool(PoolCore, checks.NotCopied, checks.AsyncBlock, waiting.AwaitedB
         if self._has_own:
             args = (place.own, *args)
         try:
-            result = await stream.run_in_thread(fn, *args, limiter=limiter, **kwargs)
+            result = await stream.run_in_thread(fn, *args, **kwargs)
         except BaseException as error:
             self._give(place, number, error)
             raise

@@ -22,8 +22,7 @@ Half = Generator[None, None, Any]
 variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
 
 
-@pytest.mark.parametrize("limited", [False, True])
-async def test_each_half_runs_in_a_thread_and_in_one_context(stream: Stream, limited: bool) -> None:
+async def test_each_half_runs_in_a_thread_and_in_one_context(stream: Stream) -> None:
     loops_thread = threading.get_ident()
     variable.set(0)
 
@@ -37,8 +36,7 @@ async def test_each_half_runs_in_a_thread_and_in_one_context(stream: Stream, lim
             assert stream.query()
         return variable.get()
 
-    limiter = anyio.CapacityLimiter(1) if limited else None
-    assert await stream.run_in_thread(three, limiter=limiter) == 3
+    assert await stream.run_in_thread(three) == 3
     assert variable.get() == 0
     Stream.from_raw(stream.into_raw()).close()
 

@@ -19,20 +19,17 @@ import anyio.to_thread
 import pytest
 
 import aiostream
-import internals
 from aiostream import (
     CaptureMode,
     Context,
     ContextFailedError,
     Stream,
     StreamCaptureError,
-    StreamClosedError,
     WaitStrategy,
     drain,
     simulator,
     statistics,
 )
-from interrupts import run_interrupted
 from support import PLAIN_LOOPS, Gate, Kept, run_on, settle, spin
 from waiters import until
 
@@ -52,17 +49,13 @@ class Thread:
 
 @contextlib.asynccontextmanager
 async def called(
-    stream: Stream, thread: Thread, *arguments: Any, **options: Any
+    stream: Stream, thread: Thread, *arguments: Any
 ) -> AsyncIterator[anyio.CancelScope]:
     """A task in which the call has begun; yields what cancels it."""
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: stream.enqueue_in_thread(thread, *arguments, **options))
+        group.start_soon(lambda: stream.enqueue_in_thread(thread, *arguments))
         await until(thread.begun.is_set)
         yield group.cancel_scope
-
-
-def taken(limiter: anyio.CapacityLimiter) -> int:
-    return limiter.statistics().borrowed_tokens
 
 
 @pytest.mark.parametrize("strategy", list(WaitStrategy))
@@ -83,7 +76,6 @@ async def test_result_comes_when_its_work_is_done(strategy: WaitStrategy) -> Non
 
 
 async def test_wait_is_for_the_gpu_and_not_for_the_thread(stream: Stream) -> None:
-    limiter = anyio.CapacityLimiter(1)
     returned = threading.Event()
     results = []
     with Gate() as gate:
@@ -94,12 +86,13 @@ async def test_wait_is_for_the_gpu_and_not_for_the_thread(stream: Stream) -> Non
             return "done"
 
         async def call() -> None:
-            results.append(await stream.enqueue_in_thread(launch, limiter=limiter))
+            results.append(await stream.enqueue_in_thread(launch))
 
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             await until(returned.is_set)
-            await until(lambda: taken(limiter) == 0)  # another thread may launch meanwhile
+            async with Stream() as other:  # another function may launch meanwhile
+                await other.enqueue_in_thread(str)
             assert not results
             gate.open()
     assert results == ["done"]
@@ -139,76 +132,23 @@ async def test_error_keeps_nothing_alive(stream: Stream) -> None:
 
 
 async def test_cancelled_call_holds_all_until_its_work_is_done(stream: Stream) -> None:
-    limiter = anyio.CapacityLimiter(1)
     things = [Kept()]
     watched = weakref.ref(things[0])
     with Gate() as gate:
         thread = Thread(gate.hold)
-        async with called(stream, thread, things.pop(), limiter=limiter) as scope:
+        async with called(stream, thread, things.pop()) as scope:
             scope.cancel()
         # It has raised at once: the thread still runs.
         gc.collect()
-        assert taken(limiter) == 1
         assert not await drain(0.01)
         thread.may_end.set()
         await until(lambda: not stream.query())
-        await anyio.sleep(0.01)
-        assert taken(limiter) == 1  # the thread has returned: the GPU works
+        await anyio.sleep(0.01)  # the thread has returned: the GPU works
         assert watched() is not None
         assert not await drain(0.01)
         gate.open()
         assert await drain(10)
-    await until(lambda: taken(limiter) == 0)
-    gc.collect()
-    assert settle(lambda: watched() is None)
-
-
-async def test_token_comes_back_if_a_call_is_cancelled_when_its_thread_has_just_ended(
-    stream: Stream,
-) -> None:
-    """The thread has recorded its event, and the task has not heard of that."""
-    limiter = anyio.CapacityLimiter(1)
-    with Gate() as gate:
-        thread = Thread(gate.hold)
-        async with called(stream, thread, limiter=limiter) as scope:
-            armed = statistics().points.armed
-            thread.may_end.set()
-            assert settle(lambda: statistics().points.armed > armed)  # without a turn of the loop
-            scope.cancel()
-        assert taken(limiter) == 1
-        gate.open()
-        assert await drain(10)
-    await until(lambda: taken(limiter) == 0)
-
-
-async def test_cancelled_before_the_thread_takes_it(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the task's turn and the worker's: the second of them does nothing."""
-    limiter = anyio.CapacityLimiter(1)
-    calls: list[Any] = []
-    runs: list[Callable[[], None]] = []
-
-    async def never(function: Callable[[], None], **_: Any) -> None:
-        runs.append(function)
-        scope.cancel()
-        await anyio.sleep_forever()
-
-    async def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(anyio.to_thread, "run_sync", never)
-        with anyio.CancelScope() as scope:
-            await stream.enqueue_in_thread(calls.append, limiter=limiter)
-        assert taken(limiter) == 0
-        patch.setattr(anyio.to_thread, "run_sync", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            await stream.enqueue_in_thread(calls.append, limiter=limiter)
-    assert taken(limiter) == 0
-    assert await drain(10)
-    runs[0]()  # the worker comes after all
-    assert not calls
+    await until(lambda: gc.collect() >= 0 and watched() is None)  # the loop has yet to hear of it
 
 
 async def test_stream_that_is_closed_meanwhile_lives_until_then(stream: Stream) -> None:
@@ -250,9 +190,8 @@ def test_loop_that_ends_before_its_thread(stream: Stream, loop_kind: str) -> Non
 async def test_context_that_fails_meanwhile(
     breakable: Any, loop_kind: str, when: str, cancelled: bool
 ) -> None:
-    """The call raises it, nothing is released, and the token comes back."""
+    """The call raises it, and nothing is released."""
     stream = Stream()
-    limiter = anyio.CapacityLimiter(1)
     before = statistics().points.leaked
     with Gate() as gate:
         thread = Thread(gate.hold if when == "while the GPU works" else lambda _: None)
@@ -260,7 +199,7 @@ async def test_context_that_fails_meanwhile(
 
         async def call() -> None:
             try:
-                await stream.enqueue_in_thread(thread, limiter=limiter)
+                await stream.enqueue_in_thread(thread)
             except ContextFailedError as error:
                 errors.append(error)
 
@@ -269,16 +208,13 @@ async def test_context_that_fails_meanwhile(
             await until(thread.begun.is_set)
             if when == "while the GPU works":
                 thread.may_end.set()
-                # The token is back when the task is through with the thread. Before that, the task
-                # would meet the error before the cancellation.
-                await until(lambda: taken(limiter) == 0)
-                assert not stream.query()
+                await until(lambda: not stream.query())
             if cancelled:
                 group.cancel_scope.cancel()
             breakable.break_context(700)
             thread.may_end.set()
         with anyio.CancelScope(shield=True):
-            await until(lambda: taken(limiter) == 0 and statistics().points.leaked == before + 1)
+            await until(lambda: statistics().points.leaked == before + 1)
     assert len(errors) == (not cancelled)
     with contextlib.suppress(ContextFailedError):
         stream.close()
@@ -309,178 +245,6 @@ def test_failure_of_a_call_that_is_cancelled_is_not_reported() -> None:
 
     asyncio.run(main())
     assert reported == []
-
-
-# ---------------------------------------------------------------------- calls that wait for a token
-
-
-@contextlib.asynccontextmanager
-async def waiting_for_tokens(
-    *calls: Callable[[anyio.CapacityLimiter], Any], kind: Any = anyio.CapacityLimiter
-) -> AsyncIterator[tuple[anyio.CapacityLimiter, anyio.CancelScope]]:
-    """Tasks that wait for the token that other code has, as in a server which shares it."""
-    limiter = kind(1)
-    await limiter.acquire_on_behalf_of("other code")
-    async with anyio.create_task_group() as group:
-        for call in calls:
-            group.start_soon(call, limiter)
-        await until(lambda: limiter.statistics().tasks_waiting == len(calls))
-        yield limiter, group.cancel_scope
-
-
-class Limiter:
-    """A limiter of the application's own, without a hash and without weak references."""
-
-    __slots__ = ("limiter",)
-
-    def __init__(self, tokens: int) -> None:
-        self.limiter = anyio.CapacityLimiter(tokens)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.limiter, name)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-@pytest.mark.parametrize("kind", [anyio.CapacityLimiter, Limiter])
-async def test_drain_waits_for_calls_that_wait_for_their_token(stream: Stream, kind: Any) -> None:
-    calls: list[Stream] = []
-
-    async def call(limiter: anyio.CapacityLimiter) -> None:
-        await stream.enqueue_in_thread(calls.append, limiter=limiter)
-
-    async with waiting_for_tokens(call, call, call, kind=kind) as (limiter, _):
-        assert statistics().futures.pending == 3
-        assert statistics().balanced
-        assert not await drain(0.01)
-        assert calls == []
-        limiter.release_on_behalf_of("other code")
-        assert await drain(10)
-        assert calls == [stream] * 3
-
-
-async def test_call_that_is_cancelled_before_it_has_a_token_is_not_made(stream: Stream) -> None:
-    """A program that keeps its error keeps the frames of the call. That is no pending wait."""
-    calls: list[Stream] = []
-    kept: list[BaseException] = []
-
-    async def call(limiter: anyio.CapacityLimiter) -> None:
-        try:
-            await stream.enqueue_in_thread(calls.append, limiter=limiter)
-        except BaseException as error:
-            kept.append(error)
-            raise
-
-    async with waiting_for_tokens(call) as (limiter, scope):
-        scope.cancel()
-    assert len(kept) == 1
-    assert statistics().waits.pending == limiter.statistics().tasks_waiting == 0
-    assert await drain(10)
-    assert taken(limiter) == 1
-    limiter.release_on_behalf_of("other code")
-    assert not calls
-    await stream.enqueue_in_thread(calls.append, limiter=limiter)
-    assert calls == [stream]
-    kept.clear()
-
-
-@pytest.mark.parametrize("state", ["closed", "capturing"])
-async def test_state_of_the_stream_is_asked_again_when_the_token_has_come(
-    stream: Stream, state: str
-) -> None:
-    calls: list[Any] = []
-
-    async def call(limiter: anyio.CapacityLimiter) -> None:
-        with pytest.raises(StreamClosedError if state == "closed" else StreamCaptureError):
-            await stream.enqueue_in_thread(calls.append, limiter=limiter)
-        calls.append("refused")
-
-    async with waiting_for_tokens(call) as (limiter, _):
-        if state == "closed":
-            stream.close()
-        else:
-            stream.begin_capture(CaptureMode.THREAD_LOCAL)
-        limiter.release_on_behalf_of("other code")
-        await until(lambda: bool(calls))
-        if state == "capturing":
-            stream.end_capture().close()
-    assert calls == ["refused"]
-    assert taken(limiter) == 0
-    assert await drain(10)
-
-
-@pytest.mark.simulator_only("a GPU's driver may wait for the gate when it destroys a context")
-@pytest.mark.parametrize("loop_kind", ["asyncio"])
-async def test_call_that_waits_for_its_token_is_not_woken_when_its_context_is_gone(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle = internals.create_context()
-    with Context.from_handle(int(handle)).as_current():
-        lost = Stream()
-    drains: list[None] = []
-
-    async def call(limiter: anyio.CapacityLimiter) -> None:
-        with pytest.raises(ContextFailedError):
-            await lost.enqueue_in_thread(print, limiter=limiter)
-
-    with monkeypatch.context() as patch, Gate() as gate:
-        internals.intercept_drain(patch, lambda _, drain: (drains.append(None), drain()))
-        gate.hold(stream)
-        held = stream.completion_future()  # so that the watcher goes on
-        async with waiting_for_tokens(call) as (limiter, _):
-            internals.driver_call("cuCtxDestroy", handle)
-            passes = statistics().watcher_passes
-            await until(lambda: statistics().watcher_passes >= passes + 10)
-            assert not drains
-            limiter.release_on_behalf_of("other code")
-        gate.open()
-        await held
-    lost.close()
-
-
-def test_call_whose_loop_is_closed_while_it_waits_for_its_token() -> None:
-    """Only its task holds it, so that the collector can end both."""
-    limiters: list[anyio.CapacityLimiter] = []
-
-    async def call() -> None:
-        limiters.append(limiter := anyio.CapacityLimiter(1))
-        await limiter.acquire_on_behalf_of("other code")
-        await Stream().enqueue_in_thread(lambda _: None, limiter=limiter)
-
-    async def begin() -> None:
-        asyncio.get_running_loop().create_task(call())  # nothing else keeps it
-        await until(lambda: bool(limiters) and limiters[0].statistics().tasks_waiting == 1)
-
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # the task is destroyed while it is pending
-    loop.run_until_complete(begin())
-    loop.close()
-    del loop
-    limiters.clear()
-    assert settle(lambda: gc.collect() >= 0 and statistics().handles.open == 0)
-    assert asyncio.run(drain(10))
-    assert statistics().balanced
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # anyio's
-def test_interrupt_anywhere_in_a_call_that_is_cancelled_while_it_waits_for_its_token(
-    stream: Stream,
-) -> None:
-    async def call(limiter: anyio.CapacityLimiter) -> None:
-        await stream.enqueue_in_thread(lambda _: None, limiter=limiter)
-
-    async def main() -> None:
-        async with waiting_for_tokens(call) as (_, scope):
-            scope.cancel()
-
-    async def later() -> None:
-        gc.collect()  # what the frames of the interrupt's traceback held
-        assert await drain(10)
-
-    # More numbers than there are places, because some Pythons trace late.
-    strikers = [run_interrupted("asyncio", n, main, later, cancels=True) for n in range(1, 80)]
-    assert sum(striker.has_struck for striker in strikers) > 10
 
 
 # ------------------------------------------------------------------------------ what a review found

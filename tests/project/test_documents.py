@@ -74,8 +74,8 @@ _asyncio.run(_type({source!r}))
 """
 
 _WITH_TORCH = """
-import asyncio, anyio, torch, aiostream
-pool, limiter = aiostream.StreamPool(2), anyio.CapacityLimiter(2)
+import asyncio, torch, aiostream
+pool = aiostream.StreamPool(2)
 model, event = torch.nn.Linear(512, 8).cuda(), torch.cuda.Event()
 batch = torch.randn(32, 512)
 pinned_batch, pinned_scores = batch.pin_memory(), torch.empty((32, 8), pin_memory=True)

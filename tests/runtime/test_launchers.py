@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.from_thread
 import pytest
 
 import internals
 from aiostream import Stream, StreamClosedError, drain, statistics
+from interrupts import run_interrupted
 from support import USUAL, Kept, run_script, settle, succeed
 from waiters import until
 
@@ -233,14 +233,30 @@ async def test_stream_is_free_when_the_call_has_returned(stream: Stream) -> None
     Stream.from_raw(stream.into_raw()).close()
 
 
-async def test_from_thread_needs_a_limiter(stream: Stream) -> None:
-    def call() -> int:
-        return anyio.from_thread.run_sync(lambda: 42)
+def test_interrupt_anywhere_in_a_call_that_is_cancelled_before_it_begins(stream: Stream) -> None:
+    called: list[int] = []
+    may_end = threading.Event()
 
-    with pytest.raises(RuntimeError) as found:
-        await stream.run_in_thread(call)
-    assert "limiter=anyio.CapacityLimiter" in "".join(found.value.__notes__)
-    assert await stream.run_in_thread(call, limiter=anyio.CapacityLimiter(1)) == 42
+    async def main() -> None:
+        tasks = [asyncio.create_task(stream.run_in_thread(called.append, 1))]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+
+    async def later() -> None:
+        may_end.set()
+        assert await drain(10)
+
+    struck = 0
+    for number in range(1, 80):  # more than there are places, because some Pythons trace late
+        may_end.clear()
+        for _ in range(PLACES):
+            internals.call_in_launching_thread(partial(may_end.wait, 20))
+        struck += run_interrupted("asyncio", number, main, later, cancels=True).has_struck
+        assert statistics().balanced
+    assert struck > 10
+    assert not called
+    Stream.from_raw(stream.into_raw()).close()
 
 
 def test_loop_that_is_closed_before_a_call_begins() -> None:

@@ -472,9 +472,10 @@ def test_a_task_that_ends_while_the_janitor_delivers_is_counted_once() -> None:
             return False
 
     before = statistics().futures
-    completion = internals.pending_completion(Divided())
+    completion = internals.pending_completion(Divided(), orphaned=True)
     completion.complete(0, True)
     after = statistics().futures
+    internals.arrive(completion)
     assert after.pending == before.pending
     assert after.created == before.created + 1
     assert (after.dropped - before.dropped) + (after.cancelled - before.cancelled) == 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,7 +23,7 @@ from aiostream import CaptureMode, Context, Stream, metrics, statistics, trace
 from aiostream.testing import Gate
 from awaits import AWAITS, scene_of
 from internals import WAITS_MADE, driver_call, native_counters
-from interrupts import PLACES, Striker, ends, is_interrupt, run_interrupted, sample
+from interrupts import PLACES, Striker, ends, run_interrupted, sample
 from support import EVENT_STRATEGIES, PLAIN_LOOPS, Kept, is_at_rest, run_on, spin
 from waiters import take_spares, until
 
@@ -169,42 +168,6 @@ def test_ctrl_c_in_a_step_ends_the_wait(kind: str, moment: str) -> None:
             await stream.synchronize_async()
 
     run_on(kind, wait)
-
-
-@pytest.mark.parametrize(("moment", "number"), [("enters", 1), ("leaves", 1), ("leaves", 2)])
-def test_ctrl_c_in_a_step_of_a_call_in_a_thread_reaches_the_main_task(
-    moment: str, number: int
-) -> None:
-    """Trio's wait for the thread is not cut off: its end would wake a task that is over."""
-    trio = pytest.importorskip("trio")
-    interrupted, release = threading.Event(), threading.Event()
-
-    def interrupt() -> None:
-        interrupted.set()
-        signal.raise_signal(signal.SIGINT)
-
-    async def call(stream: Stream) -> None:
-        with internals.observer_that_acts(moment, number, interrupt):
-            limiter = trio.CapacityLimiter(1)  # without one it does not wait for the thread
-            await stream.enqueue_in_thread(lambda given: release.wait(20), limiter=limiter)
-
-    async def release_later() -> None:
-        with trio.CancelScope(shield=True):
-            await until(interrupted.is_set)
-            for _ in range(20):  # a call that was cut off has ended by then
-                await trio.lowlevel.checkpoint()
-            release.set()
-            await trio.to_thread.run_sync(int)
-
-    async def main() -> None:
-        async with Stream() as stream, trio.open_nursery() as tasks:
-            tasks.start_soon(release_later)
-            tasks.start_soon(call, stream)
-
-    with pytest.raises(BaseException) as raised:
-        trio.run(main)
-    assert is_interrupt(raised.value), raised.value
-    trio.run(aiostream.drain, 20)
 
 
 def test_a_traced_call_in_a_thread_protects_no_later_function_from_ctrl_c() -> None:

@@ -45,7 +45,7 @@ async def test_a_function_that_takes_no_stream_or_wants_one() -> None:
     ("keyword", "write"),
     [
         ("timeout", r"asyncio\.timeout\(1\).*anyio\.fail_after\(1\)"),
-        ("limiter", r"run_in_thread\(fn, limiter="),
+        ("limiter", r"StreamPool\(2\)"),
         ("priority", r"StreamPool\(4, priority=-1\)"),
     ],
 )
@@ -57,8 +57,6 @@ async def test_a_keyword_that_the_function_gets(keyword: str, write: str) -> Non
 
     async with aiostream.StreamPool(1) as pool, aiostream.Stream() as stream:
         for call in (stream.run, pool.run, stream.run_in_thread, stream.enqueue_async):
-            if keyword == "limiter" and call == stream.run_in_thread:
-                continue
             with pytest.raises(TypeError, match="unexpected keyword") as found:
                 await call(lambda *_: None, **{keyword: 3})
             said = f"{call.__name__} passes keywords to fn. In place of {keyword}=, write "

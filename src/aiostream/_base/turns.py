@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
+from typing import Any
 
 
 class _Asked:
@@ -70,17 +68,6 @@ def in_trio(loop: object) -> bool:
     # Both are at work if a task of one has run the other. Each of them sets these hooks when it
     # begins and restores them at its end, so the hooks belong to the inner one.
     return loop is None or getattr(sys.get_asyncgen_hooks().firstiter, "__self__", None) is not loop
-
-
-def without_interrupts(function: F) -> F:
-    """Returns the function so that trio raises no KeyboardInterrupt in it or in what it calls.
-
-    Trio raises it in the run's main task instead, where that waits. In asyncio and without a loop,
-    the function stays as it is.
-    """
-    if in_trio(asyncio._get_running_loop()):
-        function = sys.modules["trio"].lowlevel.enable_ki_protection(function)
-    return function
 
 
 def warns_here() -> bool:

@@ -8,8 +8,6 @@ thread, also if the function raises.
 from __future__ import annotations
 
 import contextlib
-import sys
-import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, TypeVar, cast, overload
@@ -19,20 +17,12 @@ from aiostream._base import checks
 from aiostream._handles.operand import PER_THREAD, Operand, WithOperand, in_libraries, new_wait_list
 from aiostream._objects.halves import Halves, close
 from aiostream._runtime import launchers, loops, process
-from aiostream._runtime.completion import Completion, expected
+from aiostream._runtime.completion import Completion
 from aiostream._runtime.observing import hook
 from aiostream._waits import enqueuing, pending, strategies
 from aiostream.errors import CudaError, StreamClosedError
 
 T = TypeVar("T")
-
-# What `from_thread` of anyio or trio says in a thread of another library.
-_NEEDS_LIMITER = ("AnyIO worker thread", "thread wasn't created by Trio")
-_WITH_LIMITER = (
-    "run_in_thread calls fn in a thread of aiostream. With `limiter=anyio.CapacityLimiter(n)` it is"
-    " one of anyio's, and `from_thread` works"
-)
-
 
 # The marks of generators that a launching thread is to close. Any thread, single list operations.
 closing: list[object] = []
@@ -42,8 +32,7 @@ class _ThreadCall(Completion):
     """A function that a worker thread calls, and the work that it enqueues.
 
     It is over when the GPU has passed that work. An event behind the work says so to the loop, also
-    if the task has gone. Until then the arguments and the result are kept alive. If the task has
-    gone before the function has returned, the limiter's token stays taken.
+    if the task has gone. Until then the arguments and the result are kept alive.
 
     Threads: `work` is called in the worker thread, and the rest in the loop's. Each enters itself
     into `taken`, and one entry succeeds: so either `work` or `cancel` comes first.
@@ -53,7 +42,6 @@ class _ThreadCall(Completion):
         self,
         operand: Operand,
         function: Callable[[], Any],
-        limiter: Any,
         halves: Halves,
         bare: bool = False,
     ) -> None:
@@ -61,7 +49,6 @@ class _ThreadCall(Completion):
         future = loops.current_bridge().new_future()
         super().__init__(future, operand.name, function)
         self.operand = operand
-        self.limiter = limiter
         self.halves = halves  # of the function, if it is one
         self.left_by: pending.Left | None = None
         self.bare = bare  # the function is called without the stream
@@ -76,21 +63,8 @@ class _ThreadCall(Completion):
         self.raised: BaseException | None = None  # by the function, or before it
         self.lost: BaseException | None = None  # why no event is behind the work
 
-    # Bound here, because at the interpreter's end the module's names may be gone.
-    def __del__(
-        self,
-        is_finalizing: Callable[[], bool] = sys.is_finalizing,
-        forget: Callable[[int, None], object] = expected.pop,
-    ) -> None:
-        # Before it has a ticket only its task holds it. That task may be gone with its loop, or an
-        # interrupt may have cut `cancel` short.
-        if is_finalizing():
-            return
-        forget(id(self), None)
-        super().cancel()
-
-    def prepare(self) -> None:
-        """Takes what `work` needs. From now on `work` or `cancel` ends it.
+    def begin(self) -> None:
+        """Has a launching thread call `work`. From now on `drain` waits for it.
 
         It makes no driver call. For one it would give up the GIL, which launching threads then
         take, and each time the loop would wait for it.
@@ -98,12 +72,14 @@ class _ThreadCall(Completion):
         operand = self.operand
         self.expect(operand.context._ensure_monitored(), loops.current_bridge().queue)
         operand.shared.held.append(self.mark)
+        launchers.call(self.work)
 
     # ---------------------------------------------------------------------- in the worker thread
 
     def work(self) -> None:
         """Calls the function, and records the event behind what it has enqueued."""
         if self.taken.setdefault("by", "worker") != "worker":  # the task was cancelled before
+            self.fire(0)
             return
         operand, answer = self.operand, 0
         try:
@@ -125,9 +101,8 @@ class _ThreadCall(Completion):
                 self.lost = error.with_traceback(None)  # which refers to this frame
             else:
                 self.raised = error
-        # Without an event nothing would ever fire the ticket, and the task would hang.
-        if not self.is_recorded:
-            self.fire(0 if self.lost is None else enqueuing.UNKNOWN_ERROR)
+        # Without an event nothing else would ever fire the ticket, and the task would hang.
+        self.fire(0 if self.lost is None else enqueuing.UNKNOWN_ERROR)
 
     def _call(self) -> Any:
         call: Any = None
@@ -148,13 +123,9 @@ class _ThreadCall(Completion):
         A function that has not begun is not called. One that has begun goes on without the task.
         After an interrupt it is called again.
         """
-        if self.taken.setdefault("by", "task") == "task":
-            self._let_go()
-            super().cancel()
-            self.give_back()
+        if self.taken.setdefault("by", "task") == "task" and not self.fire(0):
             self._close(0)
-        else:
-            super().cancel()
+        super().cancel()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future.
@@ -173,8 +144,6 @@ class _ThreadCall(Completion):
             held, self.raised = [self.raised], None
             process.release_in_thread(held)
             self._close(code)
-        if not orphaned:  # the janitor runs no loop, and a limiter takes a token back only in one
-            self.give_back()
 
     def _close(self, code: int) -> None:
         # No half runs, and the GPU has passed the last one, or `code` says why that is not known.
@@ -204,41 +173,11 @@ class _ThreadCall(Completion):
         if self.at_end is not None:
             self.at_end()
 
-    def give_back(self) -> None:
-        """Gives the token back to the limiter, once."""
-        if self.limiter is not None:
-            # It raises if the token was never taken, if the loop is closed, or if an interrupt came
-            # after the token was given back and before the field was cleared.
-            with contextlib.suppress(RuntimeError):
-                self.limiter.release_on_behalf_of(self)
-            self.limiter = None
-
     def _let_go(self) -> None:
         # There is none after an interrupt before the append, or when this is repeated.
         with contextlib.suppress(ValueError):
             self.operand.shared.held.remove(self.mark)
         self.operand.handle.unpin(self.pins)
-
-
-async def _call_by(limiter: Any, call: _ThreadCall) -> None:
-    """Makes the call in a thread of anyio's, and waits until it has returned."""
-    import anyio.to_thread  # here, because importing aiostream must not import anyio
-
-    # A free token is taken without an await, because an await can be cancelled after it has the
-    # token. anyio before 4.16 then releases another borrower's token.
-    try:
-        limiter.acquire_on_behalf_of_nowait(call)
-    except Exception as error:
-        if type(error).__name__ != "WouldBlock":  # anyio's, or trio's
-            raise
-        await limiter.acquire_on_behalf_of(call)
-    call.prepare()
-    # It has a limiter of its own, because the user's was asked above. anyio gives a token back when
-    # the task is cancelled, although the thread still runs.
-    await anyio.to_thread.run_sync(
-        call.work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
-    )
-    call.give_back()
 
 
 def _wait_list(operand: Operand) -> _native.WaitList:
@@ -263,7 +202,6 @@ class ThreadStream(WithOperand):
         fn: Callable[..., Generator[None, None, T]],
         /,
         *args: Any,
-        limiter: Any = None,
         **kwargs: Any,
     ) -> T: ...
     @overload
@@ -272,12 +210,9 @@ class ThreadStream(WithOperand):
         fn: Callable[..., T],  # a lambda has no inferred type if its first parameter is given
         /,
         *args: Any,
-        limiter: Any = None,
         **kwargs: Any,
     ) -> T: ...
-    async def run_in_thread(
-        self, fn: Callable[..., Any], /, *args: Any, limiter: Any = None, **kwargs: Any
-    ) -> Any:
+    async def run_in_thread(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls `fn(*args, **kwargs)` in a worker thread, and waits until its work is done.
 
         Use it for a function whose Python takes milliseconds, such as the forward of an eager
@@ -296,8 +231,8 @@ class ThreadStream(WithOperand):
         the GPU has finished what `fn` enqueued.
 
         Cancellation: raises at once. If `fn` has not begun, it is not called. If it has begun, it
-        continues without your task. Until its work is done, the arguments stay alive, a limiter's
-        token stays taken, a pool does not use the stream again, and `drain` waits.
+        continues without your task. Until its work is done, the arguments stay alive, a pool does
+        not use the stream again, and `drain` waits.
         After you close the stream, or give it back to its pool, its methods raise a
         `StreamClosedError` in `fn`. When Python ends, it waits for two seconds at most until the
         calls that have begun return.
@@ -308,10 +243,6 @@ class ThreadStream(WithOperand):
         Args:
             fn: A function that enqueues work, which may be one in two halves, as for `run`.
             *args: Arguments for `fn`.
-            limiter: An `anyio.CapacityLimiter` or a trio one. If you give one, `fn` runs in one of
-                anyio's threads, and may use `anyio.from_thread`. The token stays taken until `fn`
-                has returned. Use a limiter in one loop. If you close a loop while threads of it
-                run, their tokens stay taken.
             **kwargs: Keyword arguments for `fn`.
 
         Returns:
@@ -319,7 +250,7 @@ class ThreadStream(WithOperand):
 
         Raises:
             TypeError: `fn` is not callable, or is a coroutine or async generator function, or has
-                yielded something. Or `limiter` is not a limiter.
+                yielded something.
             RuntimeError: No loop runs here.
             StreamClosedError: You have closed the stream.
             StreamCaptureError: The stream is capturing, or `fn` has left it capturing.
@@ -337,13 +268,10 @@ class ThreadStream(WithOperand):
         """
         if hook and not hook.is_observed():
             name, method = "Stream.run_in_thread", ThreadStream.run_in_thread
-            return await hook.observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
+            return await hook.observed(name, method, self, fn, *args, **kwargs)
         checks.plain_function(fn, "run_in_thread", halves=True)
         operand = self._operand
-        if limiter is not None and not hasattr(limiter, "acquire_on_behalf_of_nowait"):
-            raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
-        context = launchers.copied_context(limiter is None)
-        halves = Halves(operand, partial(fn, *args, **kwargs), context)
+        halves = Halves(operand, partial(fn, *args, **kwargs), launchers.copied_context())
         with_own = bool(args) and args[0] is getattr(self._place(), "own", halves)
         del args, kwargs  # this frame would keep what they hold
         step: Any = halves.begin
@@ -351,7 +279,7 @@ class ThreadStream(WithOperand):
         try:
             while True:
                 try:
-                    call = _ThreadCall(operand, step, limiter, halves, bare)
+                    call = _ThreadCall(operand, step, halves, bare)
                     result = await self._in_thread(call, fn, with_own)
                     if halves.generator is None:
                         return result
@@ -371,15 +299,9 @@ class ThreadStream(WithOperand):
             del step, halves  # a traceback refers to this frame
 
     async def _in_thread(self, call: _ThreadCall, fn: Any, with_own: bool) -> Any:
-        limiter, future = call.limiter, cast("Any", call.future)
+        future = cast("Any", call.future)
         try:
-            expected[id(call)] = weakref.ref(call)  # from now on `drain` waits for it
             call.begin()
-            if limiter is None:
-                call.prepare()
-                launchers.call(call.work)
-            else:
-                await _call_by(limiter, call)
             try:
                 result = await future
             except CudaError:
@@ -404,8 +326,6 @@ class ThreadStream(WithOperand):
         if call.raised is not None:
             raised, call.raised = call.raised, None
             checks.explain_call(raised, "run_in_thread", fn, with_own)
-            if limiter is None and any(words in str(raised) for words in _NEEDS_LIMITER):
-                raised.add_note(_WITH_LIMITER)
             try:
                 raise raised
             finally:
@@ -415,8 +335,6 @@ class ThreadStream(WithOperand):
                 result = None
         return result
 
-    async def enqueue_in_thread(
-        self, fn: Callable[..., T], /, *args: Any, limiter: Any = None, **kwargs: Any
-    ) -> T:
+    async def enqueue_in_thread(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Equals `run_in_thread(fn, stream, *args, **kwargs)`: `fn` gets the stream first."""
-        return await self.run_in_thread(fn, self, *args, limiter=limiter, **kwargs)
+        return await self.run_in_thread(fn, self, *args, **kwargs)

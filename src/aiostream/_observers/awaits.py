@@ -17,7 +17,7 @@ from itertools import starmap
 from typing import Any, ClassVar
 
 from aiostream import _native
-from aiostream._base import checks, turns
+from aiostream._base import checks
 from aiostream._runtime.observing import hook
 
 
@@ -106,11 +106,6 @@ async def _coroutine(call: str, method: Any, target: Any, args: Any, kwargs: Any
     steps = coroutine = method(target, *args, **kwargs)
     if [each for each in observations if each.sees_steps]:
         steps = _steps(coroutine, *_reports(observations))
-        # `_steps` must not throw an error into trio's wait for a thread, which goes on, and at
-        # whose end trio would wake a task that is over. Other calls run the user's function in
-        # this thread, which must stay interruptible.
-        if call.endswith("in_thread"):
-            steps = turns.without_interrupts(_protected)(steps)
     try:
         result = await steps
     except GeneratorExit:
@@ -248,12 +243,6 @@ def _steps(
         except BaseException as error:
             step, value = inner.throw, error
         del yielded  # a future that is over should not live until the next step's end
-
-
-@types.coroutine
-def _protected(steps: Any) -> Generator[Any, Any, Any]:
-    # A function of its own, because what trio protects stays protected.
-    return (yield from steps)
 
 
 hook.observed, hook.is_observed, hook.serves = _observed, _is_observed, _serves

@@ -8,7 +8,6 @@ stream, because the GPU may use what it keeps alive until then.
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import Any
 
 from aiostream import _native
@@ -61,11 +60,6 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-# Calls of enqueue_in_thread, which may have no point yet, by id. Weak, so that the collector can
-# end a task whose loop was closed while it waited for a token. Any thread, single dict operations.
-expected: dict[int, weakref.ref[Completion]] = {}
-
-
 def settled_futures() -> int:
     """Counts those of them that were cancelled, and wait for the end of their point."""
     futures = [point.future for point in pending_points()]
@@ -73,13 +67,8 @@ def settled_futures() -> int:
 
 
 def pending_points() -> set[Completion]:
-    """Returns the completions whose futures wait for their point."""
-    # It is made from copies, each made in one step, because other threads begin and end completions
-    # all the time. A point may end while the caller counts, so the numbers are of about this
-    # moment.
-    known = [reference() for reference in list(expected.values())]
-    return {
-        point
-        for point in (*known, *_native.owners())
-        if isinstance(point, Completion) and point.is_pending
-    }
+    """Returns the completions whose futures wait for their point.
+
+    One may end while the caller counts, so the numbers are of about this moment.
+    """
+    return {each for each in _native.owners() if isinstance(each, Completion) and each.is_pending}

@@ -71,12 +71,12 @@ def call(function: Callable[[], object]) -> None:
     _ask_for_thread()
 
 
-def copied_context(without_loop: bool) -> contextvars.Context:
-    """Returns a copy of the present context, perhaps for a thread without a loop."""
+def copied_context() -> contextvars.Context:
+    """Returns a copy of the present context, for a thread without a loop."""
     context = contextvars.copy_context()
     # By which anyio knows whether a loop runs. Not there while another thread imports sniffio.
     variable: Any = getattr(sys.modules.get("sniffio"), "current_async_library_cvar", None)
-    if without_loop and variable is not None:
+    if variable is not None:
         context.run(variable.set, None)
     return context
 

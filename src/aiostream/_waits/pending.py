@@ -93,15 +93,7 @@ def pending() -> list[PendingWait]:
     """
     driver.refuse_forked()
     tasks = _find_tasks()
-    calls = [call for reference in list(completion.expected.values()) if (call := reference())]
-    # The function of a call in a thread goes on without its task, and its wait has no owner yet.
-    left_calls: dict[str, Any] = {
-        call.stream: call for call in calls if getattr(call, "left_by", None)
-    }
-    waits: list[Any] = [
-        (of, *row, left_calls.get(of) if owner is None else owner)
-        for of, *row, owner in _native.waiting()
-    ]
+    waits: list[Any] = _native.waiting()
     # One that came back to its pool while its request waited is listed with that request alone.
     left = {
         of

@@ -289,17 +289,12 @@ static int Completion_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED
     return 0;
 }
 
-/* begin(): counts the future as pending, if it is new. */
+/* Counts the future as pending, if it is new. */
 void completion_begin(CompletionObject *self) {
     if (self->state != NEW) return;
     if (!self->wait) self->began = now_ns();
     self->state = PENDING;
     atomic_fetch_add(&counters[FUTURES_CREATED], 1);
-}
-
-static PyObject *Completion_begin(PyObject *object, PyObject *Py_UNUSED(unused)) {
-    completion_begin((CompletionObject *)object);
-    Py_RETURN_NONE;
 }
 
 static PyObject *Completion_complete(PyObject *object, PyObject *args) {
@@ -356,11 +351,9 @@ static PyObject *get_seconds(PyObject *object, void *Py_UNUSED(unused)) {
 }
 
 static PyMethodDef completion_methods[] = {
-    /* Counts the future as pending. */
-    METHOD(Completion, begin, NOARGS),
     /* Calls a function and enqueues a host function or callback behind its work. */
     METHOD(Completion, enqueue, VARARGS),
-    /* Takes a ticket: another thread does the rest. */
+    /* Takes a ticket, and counts the future as pending: another thread does the rest. */
     METHOD(Completion, expect, VARARGS),
     /* Calls a function and records an event behind its work. */
     METHOD(Completion, run, VARARGS),
@@ -387,7 +380,6 @@ static PyGetSetDef completion_properties[] = {
 };
 static PyMemberDef completion_members[] = {
     {"stream", T_OBJECT, offsetof(CompletionObject, name), READONLY, "Its name, in errors."},
-    {"is_recorded", T_BOOL, offsetof(CompletionObject, recorded), READONLY, "It will arrive."},
     {"order", T_OBJECT, offsetof(CompletionObject, order), READONLY, "In which others wait."},
     {NULL, 0, 0, 0, NULL},
 };

@@ -31,7 +31,7 @@ typedef struct completion {
      * and not `wait`, which its own thread writes. */
     _Atomic int64_t began;
     _Atomic enum state state;
-    bool recorded;
+    _Atomic bool recorded;
 } CompletionObject;
 
 extern PyTypeObject *completion_type, *order_type;

@@ -286,8 +286,9 @@ PyObject *Completion_enqueue(PyObject *object, PyObject *args) {
 
 /* The steps of an enqueue that another thread carries out. */
 
-/* expect(context, queue): takes a ticket, in the thread of the loop, and makes no driver call. So
- * the queue is not another loop's when the other thread reserves the wait or fires the ticket. */
+/* expect(context, queue): takes a ticket and counts the future, in the thread of the loop, and
+ * makes no driver call. So the queue is not another loop's when the other thread reserves the wait
+ * or fires the ticket. */
 PyObject *Completion_expect(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     struct context *context;
@@ -297,6 +298,8 @@ PyObject *Completion_expect(PyObject *object, PyObject *args) {
     completion_expect(self, queue);
     self->ticket = point_reserve(queue, context, KIND_POLLED);
     if (!self->ticket) return PyErr_NoMemory();
+    completion_begin(self);
+    set_owner(self->ticket, object);
     Py_RETURN_NONE;
 }
 
@@ -314,24 +317,28 @@ PyObject *Completion_run(PyObject *object, PyObject *args) {
     uint64_t expected = self->ticket;
     int refusal = reserve(&with, stream);
     call_end(with.under_way), with.under_way = NULL; /* the function of a thread may take long */
-    if (self->ticket != expected) point_unreserve(expected);
+    if (self->ticket != expected) {
+        set_owner(self->ticket, object);
+        replace_owner(expected, object, NULL);
+        point_unreserve(expected);
+    }
     if (refusal) return PyLong_FromLong(refusal);
     if (carry_out(&with, stream) < 0) return NULL;
     return PyLong_FromLong(with.refusal ? RESULT_AFTERWARDS + with.refusal : CUDA_SUCCESS);
 }
 
-/* fire(status): ends it if there is nothing to record. Any thread. */
+/* fire(status): ends it, once, if there is nothing to record. False: it was not expected. Any
+ * thread. */
 PyObject *Completion_fire(PyObject *object, PyObject *args) {
     CompletionObject *self = (CompletionObject *)object;
     int status;
     if (!PyArg_ParseTuple(args, "i", &status) || refuse_in_child()) return NULL;
-    if (!self->ticket || self->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was not expected, or was recorded before");
-    self->recorded = true;
+    if (!self->ticket) Py_RETURN_FALSE;
+    if (atomic_exchange(&self->recorded, true)) Py_RETURN_TRUE;
     set_owner(self->ticket, object);
     if (self->wait) wait_fire_unrecorded(self->wait, status);
     else point_arm_polled(self->ticket), point_fire(self->ticket, status);
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
 }
 
 PyMethodDef enqueue_functions[] = {
