@@ -268,7 +268,7 @@ def submodules() -> list[str]:
     """The modules of the package that have public names of their own, such as `simulator`."""
     found = []
     for module in pkgutil.iter_modules(aiostream.__path__):
-        if module.name.startswith("_") or module.name in {"bench"}:
+        if module.name.startswith("_"):
             continue
         names = getattr(importlib.import_module(f"aiostream.{module.name}"), "__all__", [])
         if set(names) - set(aiostream.__all__):

@@ -50,11 +50,11 @@ def public_docstrings() -> dict[str, str]:
 
 
 def _public_modules() -> Iterator[tuple[str, types.ModuleType]]:
-    """The package first, so that its names are the short ones. The benchmark is no library."""
+    """The package first, so that its names are the short ones."""
     yield "", aiostream
     for module in pkgutil.walk_packages(aiostream.__path__, "aiostream."):
         path = module.name.split(".")[1:]
-        if path[0] != "bench" and not any(part.startswith("_") for part in path):
+        if not any(part.startswith("_") for part in path):
             yield ".".join(path), importlib.import_module(module.name)
 
 

@@ -26,7 +26,7 @@ from aiostream._runtime.loops import bridge as loop_bridge
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.process import run_in_janitor as run_in_janitor
 from aiostream._runtime.process import run_in_releaser as run_in_releaser
-from aiostream._tools import bench, demo, doctor
+from aiostream._tools import demo, doctor
 from aiostream._waits import enqueuing
 from aiostream._waits import ready as _ready
 from nogpu import forwarding
@@ -624,14 +624,8 @@ def limit_launch_patience(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr(launchers, "_PATIENCE", seconds)
 
 
-# ---------------------------------------------------------------------------------------- benchmark
-
-BENCH_WAYS = tuple(bench.WAYS)
-run_bench = bench.run
-
-
 def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[], int]) -> None:
-    """Has the short comparison ask another function for the driver's version."""
+    """Has a command ask another function for the driver's version."""
     monkeypatch.setattr(driver, "driver_version", function)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m aiostream demo`, `doctor`, `bench` and `blocking`."""
+"""The command line: `python -m aiostream demo`, `doctor` and `blocking`."""
 
 from __future__ import annotations
 
@@ -46,28 +46,16 @@ def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
         type=_html_file,
         help="write a timeline for the browser too, to a file that ends with .html",
     )
+    demo.add_argument(
+        "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
+    )
     doctor = command(
         "doctor",
         "look at this installation, and measure one await",
         "The exit code is 0, or 1 if there are problems. For each problem it prints what you can "
         "do.",
     )
-    compare = command(
-        "bench",
-        "compare four ways to await the GPU",
-        "It measures how late the task goes on, and what CPU the process uses meanwhile, in some "
-        "20 seconds. In its JSON object, each length has the seconds late, and the cores of CPU. "
-        "The simulator's figures say nothing about a GPU.",
-    )
-    for each in (demo, compare):
-        each.add_argument(
-            "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
-        )
-    for each in (doctor, compare):
-        each.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
-    compare.add_argument(
-        "--quick", action="store_true", help="as little as shows that it works: a second"
-    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     blocking = command(
         "blocking",
         "run a program, and say which of its lines block an event loop",
@@ -88,7 +76,7 @@ def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
         default=0.001,
         help="shorter calls do not count (default: 0.001)",
     )
-    for each in (demo, doctor, compare, blocking):
+    for each in (demo, doctor, blocking):
         each.add_argument("--simulator", action="store_true", help="use no GPU, but the simulator")
     blocking.add_argument("program", nargs=argparse.REMAINDER, help="after `--`")
     return parser, commands.choices
@@ -164,10 +152,6 @@ def _run(parser: Parser, options: argparse.Namespace) -> int:
             importlib.import_module(options.loop)
         except Exception as error:  # an old version may raise anything
             parser.error(f"--loop {options.loop}: {error}: run `pip install -U {options.loop}`")
-    if options.command == "bench":
-        from aiostream._tools import bench
-
-        return bench.run(options.loop, quick=options.quick, as_json=options.json)
     from aiostream._tools import demo as _demo
 
     return _demo.run(options.loop, options.html)

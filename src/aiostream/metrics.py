@@ -211,7 +211,7 @@ class Collector:
     - whether a context is lost, and whether something is stalled.
 
     How late a task is resumed is not among them, because the library does not know when the GPU
-    was done. `python -m aiostream bench` measures that.
+    was done. `python -m benchmarks` in a clone of the repository measures that.
 
     Threads: any. A scrape never blocks, and calls the driver only for its `health()`.
 

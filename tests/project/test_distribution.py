@@ -94,11 +94,7 @@ def test_package_is_small() -> None:
     assert sum(len(zlib.compress(content)) for content in [*compiled, *others]) < 350 * 1000
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [("demo", "balanced"), pytest.param("bench", "aiostream", marks=pytest.mark.slow)],
-)
-def test_commands_import_the_dependencies_alone(command: str, says: str, driver_kind: str) -> None:
+def test_the_demo_imports_the_dependencies_alone(driver_kind: str) -> None:
     """What else lies in the environment, as the rest of cuda-python, is not needed."""
     script = """
         import sys
@@ -109,7 +105,7 @@ def test_commands_import_the_dependencies_alone(command: str, says: str, driver_
             }
         before = from_elsewhere()
         from aiostream.__main__ import main
-        assert main(["COMMAND", *["--quick"] * ("COMMAND" == "bench")]) == 0
+        assert main(["demo"]) == 0
         new = from_elsewhere() - before
         cuda = {".".join(name.split(".")[:2]) for name in new if name.startswith("cuda.")}
         assert cuda <= {"cuda.bindings", "cuda.pathfinder"}, cuda
@@ -118,7 +114,7 @@ def test_commands_import_the_dependencies_alone(command: str, says: str, driver_
         allowed = {"anyio", "idna", "sniffio", "typing_extensions"}
         assert {name for name in others if not name.startswith("_cython")} <= allowed, others
         """
-    assert says in succeed(driver_kind, script.replace("COMMAND", command))
+    assert "balanced" in succeed(driver_kind, script)
 
 
 @pytest.fixture

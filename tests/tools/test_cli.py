@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import aiostream
 import internals
 import support
+from aiostream.__main__ import main
 from aiostream.trace import Await
 from commands import command, environment, succeed
 
@@ -128,17 +130,15 @@ def test_demo_names_a_timeline_that_it_cannot_write(driver_kind: str, tmp_path: 
     ("name", "variable", "value"),
     [
         ("demo", "AIOSTREAM_SIMULATOR", "maybe"),
-        ("bench", "AIOSTREAM_SIMULATOR", "maybe"),
         ("doctor", "AIOSTREAM_SIMULATOR", "maybe"),
         ("demo", "AIOSTREAM_TRACE", "trace.txt"),
-        ("bench", "AIOSTREAM_TRACE", "/nowhere/trace.json"),
+        ("demo", "AIOSTREAM_TRACE", "/nowhere/trace.json"),
     ],
 )
 def test_a_wrong_variable_is_said_without_a_traceback(
     driver_kind: str, name: str, variable: str, value: str
 ) -> None:
-    quick = ["--quick"] * (name == "bench")
-    done = command(driver_kind, name, *quick, **{variable: value})
+    done = command(driver_kind, name, **{variable: value})
     assert done.returncode == 1
     said = " ".join((done.stdout if name == "doctor" else done.stderr).split())
     assert f"the environment variable {variable} " in said.replace("that the", "the")
@@ -184,6 +184,60 @@ def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:
     assert out.splitlines()[0].startswith("No GPU here, so this runs on the simulator")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ModuleNotFoundError(\"No module named 'uvloop'\")", "No module named 'uvloop'"),
+        ("raise AttributeError('too old')", "too old"),
+    ],
+    ids=["missing", "raises at import"],
+)
+def test_a_loop_that_cannot_be_imported_is_named(
+    driver_kind: str, tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "uvloop.py").write_text(text)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = command(driver_kind, "demo", "--loop", "uvloop", PYTHONPATH=path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m aiostream demo ")
+    assert f"--loop uvloop: {said}: run `pip install -U uvloop`\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_driver_that_fails_is_said(
+    driver_kind: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def fails() -> int:
+        raise aiostream.NoDriverError("there is no CUDA driver here")
+
+    internals.replace_driver_version(monkeypatch, fails)
+    assert main(["demo"]) == 1
+    said = capsys.readouterr().err
+    assert said == "python -m aiostream demo: there is no CUDA driver here\n"
+
+
+def test_missing_bindings_are_said_in_one_line(driver_kind: str) -> None:
+    printed = support.succeed(
+        driver_kind,
+        """
+        import contextlib, io, sys
+
+        class WithoutBindings:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "cuda":
+                    raise ModuleNotFoundError("No module named 'cuda'", name="cuda")
+
+        sys.meta_path.insert(0, WithoutBindings())
+        from aiostream.__main__ import main
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            print(main(["demo"]))
+        print(len(said.getvalue().splitlines()), said.getvalue())
+        """,
+    )
+    assert "1\n1 NVIDIA's bindings are missing (No module named 'cuda')" in printed
+    assert "pip install 'cuda-bindings" in printed
+
+
 # ----------------------------------------------------------------------------------------- the rest
 
 
@@ -193,11 +247,10 @@ def test_version_and_usage(driver_kind: str) -> None:
     assert command(driver_kind, "demo", "--loop", "curio").returncode == 2
 
 
-@pytest.mark.parametrize("name", ["demo", "doctor", "bench"])
+@pytest.mark.parametrize("name", ["demo", "doctor"])
 def test_each_command_takes_the_simulator(name: str) -> None:
-    quick = ["--quick"] * (name == "bench")
     # No GPU is asked for, so only the option chooses.
-    assert "simulator" in succeed("none", name, "--simulator", *quick)
+    assert "simulator" in succeed("none", name, "--simulator")
 
 
 @pytest.mark.parametrize("columns", [80, 60])
@@ -207,7 +260,7 @@ def test_lines_fit_into_the_terminal(driver_kind: str, arguments: str, columns: 
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= columns
 
 
-@pytest.mark.parametrize("name", ["demo", "doctor", "bench", "blocking"])
+@pytest.mark.parametrize("name", ["demo", "doctor", "blocking"])
 def test_a_wrong_option_shows_the_usage_of_its_command(driver_kind: str, name: str) -> None:
     done = command(driver_kind, name, "--bogus")
     assert (done.returncode, done.stdout) == (2, "")

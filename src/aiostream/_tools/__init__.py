@@ -1,4 +1,4 @@
-"""The commands of `python -m aiostream`: `demo`, `doctor`, `bench`. Observers have `blocking`.
+"""The commands of `python -m aiostream`: `demo` and `doctor`. Observers have `blocking`.
 
 `__main__` reads the arguments and calls one of these modules, which runs in the main thread, with a
 loop of its own, and prints what it finds. They use the public names as any program does. In
