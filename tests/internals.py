@@ -588,21 +588,14 @@ def demo_drawing(result: demo.Result) -> list[str]:
     return demo._drawing(result)
 
 
-def is_mig(name: str) -> bool:
-    """Returns whether the name of a device is that of a part of a GPU."""
-    return doctor.is_mig(name)
-
-
-def report_sharing(devices: list[dict[str, Any]]) -> None:
-    """Prints what `doctor` says about the sharing of these devices."""
-    report = doctor.Report(as_text=True)
-    report.data["devices"] = devices
-    doctor._sharing(report)
+def doctor_device(name: str, mps: bool) -> str:
+    """Returns what `doctor` says about a device."""
+    return doctor.shared(name, mps)
 
 
 def report_problem(what: str, finding: str, remedy: str) -> int:
     """Prints what `doctor` says about one problem; returns its exit code."""
-    report = doctor.Report(as_text=True)
+    report = doctor.Report()
     report.problem(what, finding, remedy)
     return report.end()
 

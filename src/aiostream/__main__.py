@@ -55,7 +55,6 @@ def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
         "The exit code is 0, or 1 if there are problems. For each problem it prints what you can "
         "do.",
     )
-    doctor.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     blocking = command(
         "blocking",
         "run a program, and say which of its lines block an event loop",
@@ -144,17 +143,17 @@ def _run(parser: Parser, options: argparse.Namespace) -> int:
         parser.print_help()
         return 0
     if options.command == "doctor":
-        from aiostream._tools import doctor as _doctor
+        from aiostream._tools import doctor
 
-        return _doctor.run(as_json=options.json)
+        return doctor.run()
     if options.loop != "asyncio":
         try:
             importlib.import_module(options.loop)
         except Exception as error:  # an old version may raise anything
             parser.error(f"--loop {options.loop}: {error}: run `pip install -U {options.loop}`")
-    from aiostream._tools import demo as _demo
+    from aiostream._tools import demo
 
-    return _demo.run(options.loop, options.html)
+    return demo.run(options.loop, options.html)
 
 
 if __name__ == "__main__":

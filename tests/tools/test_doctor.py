@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import aiostream
 import internals
 from commands import command, succeed
-from installed import beside
 
 SOURCE = Path(aiostream.__file__).parents[1]
-
-
-def as_json(driver_kind: str, **environment: str) -> dict[str, Any]:
-    """What `doctor --json` prints. It must end with 1 if there are problems."""
-    done = command(driver_kind, "doctor", "--json", **environment)
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (1 if found["problems"] else 0, "")
-    return found
 
 
 def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
@@ -52,7 +41,7 @@ def test_doctor_marks_its_lines_in_colour_or_plainly(driver_kind: str) -> None:
     ("driver", "devices", "words"),
     [
         ("none", "-1", "AIOSTREAM_SIMULATOR=1"),
-        ("simulator", "-1", "! CUDA_VISIBLE_DEVICES        '-1' hides all GPUs"),
+        ("simulator", "-1", "CUDA_VISIBLE_DEVICES is '-1'"),
         ("simulator", "0,0", "name each GPU once"),
     ],
     ids=["no driver", "no device is visible", "a device is named twice"],
@@ -85,45 +74,6 @@ def test_doctor_explains_a_variable(
     assert words in done.stdout
 
 
-# ------------------------------------------------------------------------------------------ as data
-
-
-@pytest.fixture(scope="module")
-def found(driver_kind: str) -> dict[str, Any]:
-    return as_json(driver_kind)
-
-
-def test_doctor_gives_one_json_object(found: dict[str, Any], driver_kind: str) -> None:
-    assert found["problems"] == []
-    assert found["aiostream"]["version"] == aiostream.__version__
-    assert found["driver"]["simulator"] == (driver_kind == "simulator")
-    assert found["devices"][0]["name"] == aiostream.Device(0).name
-    assert found["devices"][0]["mps"] in (0, 1)
-    assert found["await"]["awaits"] == 20
-    assert found["await"]["median_us"] <= found["await"]["worst_us"]
-    assert found["packages"]["cuda.bindings"]
-    assert found["packages"].keys() >= {"torch", "cupy", "cuda.core", "trio", "uvloop", "anyio"}
-
-
-def test_doctor_gives_the_variables_that_the_documents_name() -> None:
-    page = beside("docs/servers.md").read_text()
-    named = set(re.findall(r"^\| `(\w+)` ", page, re.MULTILINE))
-    assert "AIOSTREAM_TRACE" in named
-    empty = dict.fromkeys(named - {"AIOSTREAM_SIMULATOR", "CUDA_VISIBLE_DEVICES"}, "")
-    done = command("simulator", "doctor", "--json", **empty)
-    environment = json.loads(done.stdout)["environment"]
-    assert {**environment, **empty} == environment
-
-
-def test_doctor_gives_the_same_keys_without_a_driver(found: dict[str, Any]) -> None:
-    without = as_json("none", CUDA_VISIBLE_DEVICES="-1")
-    assert without.keys() == found.keys()
-    assert (without["driver"], without["devices"], without["await"]) == (None, [], None)
-    (problem,) = without["problems"]
-    assert problem["what"] == "CUDA driver"
-    assert "AIOSTREAM_SIMULATOR=1" in problem["remedy"]
-
-
 # --------------------------------------------------------------------------------- what it looks at
 
 
@@ -142,10 +92,8 @@ def test_doctor_names_other_libraries_without_importing_them(
     for module in ("torch", "cupy"):
         (tmp_path / f"{module}.py").write_text("raise SystemExit('it was imported')")
     paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(SOURCE)])}
-    packages = as_json(driver_kind, **paths)["packages"]
-    found = [packages[name] for name in ("torch", "cupy", "cuda.core")]
-    assert found == ["9.1.0", "15.0.0", "7.7.0"]
-    assert "torch 9.1.0, cupy 15.0.0" in succeed(driver_kind, "doctor", **paths)
+    out = " ".join(succeed(driver_kind, "doctor", **paths).split())
+    assert "torch 9.1.0, cupy 15.0.0, cuda.core 7.7.0" in out
 
 
 @pytest.mark.parametrize(("value", "words"), [("0", "'0': CUDA sees these"), (None, "not set")])
@@ -155,32 +103,16 @@ def test_doctor_says_which_devices_cuda_sees(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     assert f"CUDA_VISIBLE_DEVICES        {words}" in succeed(driver_kind, "doctor", **environment)
-    found = as_json(driver_kind, **environment)["environment"]
-    assert found.get("CUDA_VISIBLE_DEVICES") == value
 
 
-def test_parts_of_gpus_are_known_by_their_names() -> None:
+def test_doctor_says_how_a_device_is_shared() -> None:
     for part in ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"):
-        assert internals.is_mig(part)
+        assert "; MIG on, so this is a part of a GPU" in internals.doctor_device(part, mps=False)
     for whole in ("NVIDIA H200", "nogpu simulator"):
-        assert not internals.is_mig(whole)
-
-
-@pytest.mark.parametrize(
-    ("device", "words"),
-    [
-        ({"mig": True}, "MIG +device 0: a part of a GPU"),
-        ({"mps": 1}, "MPS +in use: other processes run on device 0, too"),
-    ],
-)
-def test_doctor_says_how_a_device_is_shared(
-    device: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = {"ordinal": 0, "mig": False, "mps": 0}
-    internals.report_sharing([{**plain, **device}])
-    assert re.search(f"^✓ {words}", capsys.readouterr().out, re.MULTILINE)
-    internals.report_sharing([plain])
-    assert not re.search(f"^✓ {words}", capsys.readouterr().out, re.MULTILINE)
+        assert internals.doctor_device(whole, mps=False) == f"{whole}; MIG off; MPS off"
+    assert internals.doctor_device("NVIDIA H200", mps=True).endswith(
+        "; MIG off; MPS on: other processes run here, too"
+    )
 
 
 def test_commands_in_remedies_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,5 +127,5 @@ FREE = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 def test_doctor_says_whether_the_gil_is_on() -> None:
-    found = as_json("simulator", **({"PYTHON_GIL": "0"} if FREE else {}))
-    assert found["gil"] == {"free_threaded": FREE, "on": not FREE}
+    out = succeed("simulator", "doctor", **({"PYTHON_GIL": "0"} if FREE else {}))
+    assert re.search(f"GIL +{'off' if FREE else 'on: this is no'}", out)
