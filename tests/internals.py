@@ -579,13 +579,10 @@ def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
 
 # ------------------------------------------------------------------------------------- command line
 
-DemoResult = demo.Result
-"""What a run of the demo has measured."""
 
-
-def demo_drawing(result: demo.Result) -> list[str]:
-    """Returns the lines that the demo prints for a result."""
-    return demo._drawing(result)
+def demo_drawing(recording: Any, beats: list[int]) -> list[str]:
+    """Returns the lines that the demo prints for a recording, and the beats of its heart."""
+    return demo._drawing(recording, beats)
 
 
 def doctor_device(name: str, mps: bool) -> str:

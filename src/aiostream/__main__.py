@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from aiostream._base import clash
@@ -43,7 +43,6 @@ def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
     demo.add_argument(
         "--html",
         metavar="FILE",
-        type=_html_file,
         help="write a timeline for the browser too, to a file that ends with .html",
     )
     demo.add_argument(
@@ -81,12 +80,6 @@ def _parsers(version: str) -> tuple[Parser, dict[str, Parser]]:
     return parser, commands.choices
 
 
-def _html_file(name: str) -> str:
-    if Path(name).suffix != ".html":
-        raise argparse.ArgumentTypeError(f"name a file such as demo.html, and not {name!r}")
-    return name
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the process's exit code."""
     # If the other project was installed last, its __init__ has run in place of this package's. This
@@ -100,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from aiostream._base import stand_ins
 
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, as after `>&-`
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an old terminal lacks some characters
+        sys.stdout.reconfigure(errors="replace")
     parser, commands = _parsers(aiostream.__version__)
     of_the_driver = aiostream.CudaError, aiostream.NoDriverError
     try:

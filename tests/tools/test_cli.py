@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,15 +65,17 @@ def awaited(began: int, ended: int | None, resumed: int) -> Await:
 def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     ms = 1_000_000
     monkeypatch.setenv("COLUMNS", "100")
-    result = internals.DemoResult(
-        started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000
-    )
-    result.awaits = [
+    awaits = [
         awaited(5 * ms, 25 * ms, 25 * ms + ms // 4),
         awaited(25 * ms, 45 * ms, 46 * ms + ms // 2),
-        awaited(45 * ms, None, 55 * ms),
+        awaited(45 * ms, None, 85 * ms),
     ]
-    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = internals.demo_drawing(result)
+    recording = SimpleNamespace(awaits=awaits, gpu_uncertainty=2_000)
+    drawn = internals.demo_drawing(recording, [5 * ms, 25 * ms, 75 * ms])
+    axis, gpu, task, heartbeat, beats, latency, clocks = (
+        *(drawn[n] for n in (0, 9, 10)),
+        *(line for line in drawn if line.startswith(("heartbeat", "from", "("))),
+    )
     start, width = 19, 80  # a column for each millisecond
     assert axis == f"{'':{start}}0{'':19}20{'':18}40{'':18}60 ms"
     assert gpu == f"{'5 10 20 40 ms GPU':{start}}{'█' * 20}{'▒' * 21}"
@@ -89,7 +92,7 @@ def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatc
 def test_demo_needs_no_unicode_and_no_wide_terminal(driver_kind: str) -> None:
     out = succeed(driver_kind, "demo", PYTHONIOENCODING="ascii", COLUMNS="70")
     assert out.isascii()
-    assert sum(" GPU  " in line and "#" in line for line in out.splitlines()) == 6
+    assert len(re.findall(r" GPU +\?", out)) == 6
 
 
 @pytest.mark.slow
@@ -113,7 +116,7 @@ def on_a_terminal(driver_kind: str, **environment: str) -> str:
 
 
 def test_demo_names_a_timeline_that_it_cannot_write(driver_kind: str, tmp_path: Path) -> None:
-    assert command(driver_kind, "demo", "--html", "demo.txt").returncode == 2
+    assert command(driver_kind, "demo", "--html", "demo.txt").returncode == 1
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file").touch()
     for name, said in {

@@ -33,8 +33,8 @@ def test_doctor_marks_its_lines_in_colour_or_plainly(driver_kind: str) -> None:
     assert "\x1b[32m✓\x1b[0m aiostream-cuda" in out
     assert "\x1b[31m✗\x1b[0m CUDA_DEVICE_MAX_CONNECTIONS PROBLEM: 'many'" in out
     out = command(driver_kind, "doctor", PYTHONIOENCODING="ascii", **wrong).stdout
-    assert "\n+ Python" in out
-    assert "\nx CUDA_DEVICE_MAX_CONNECTIONS PROBLEM: 'many'" in out
+    assert "\n? Python" in out
+    assert "\n? CUDA_DEVICE_MAX_CONNECTIONS PROBLEM: 'many'" in out
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
 import anyio
 
@@ -25,9 +22,7 @@ from aiostream import Device, Stream
 from aiostream._base import driver, stand_ins
 from aiostream._tools import kernels as _kernels
 from aiostream._tools import terminal
-from aiostream.testing import settle
 
-T = TypeVar("T")
 HEARTBEAT = 0.005  # seconds
 
 # For each stream, the steps of its task. In a step it launches these kernels (lengths in ms) at
@@ -40,44 +35,34 @@ LOADS: dict[str, tuple[tuple[int, ...], ...]] = {
     "5 10 20 40 ms": ((5,), (10,), (20,), (40,)),
     "bursts": ((5, 5, 5, 5), (10, 10), (5, 10, 20)),
 }
+BARS = "█▒"
 PROBE = "import aiostream; aiostream.Device(0)"
-
-
-@dataclass
-class Result:
-    """What happened. Times are nanoseconds of `perf_counter_ns`."""
-
-    started: int = 0
-    ended: int = 0
-    beats: list[int] = field(default_factory=list)
-    # Their tasks have the names of their loads.
-    awaits: list[aiostream.trace.Await] = field(default_factory=list)
-    uncertainty: float = 0.0
 
 
 def run(loop: str, html: str | None = None) -> int:
     """Runs the demo on `loop`, writes the timeline to `html` too, and returns the exit code."""
-    if html is not None:
-        from aiostream._observers import trace_files
-
-        trace_files.require_writable(Path(html))
-    print(terminal.wrapped(f"{_choose_driver()}."))
+    recording = aiostream.trace.record(html)
+    chosen = _choose_driver()
+    backend = "trio" if loop == "trio" else "asyncio"
+    options = {"use_uvloop": True} if loop == "uvloop" else {}
+    beats = anyio.run(_timeline, recording, backend=backend, backend_options=options)
+    print(terminal.wrapped(f"{chosen}."))
     print(f"{Device(0).name}, CUDA {driver.spelled(driver.driver_version())}.")
     tasks = f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat."
     print(terminal.wrapped(tasks), end="\n\n")
-    result = run_on(loop, _everything, html)
-    print("\n".join(_drawing(result)))
+    print("\n".join(_drawing(recording, beats)))
     if html is not None:
         page = Path(html).resolve().as_uri()
         print(terminal.wrapped(f"The same as a timeline, to open in a browser: {page}"))
-    return 0 if _print_statistics() else 1
-
-
-def run_on(loop: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Runs a coroutine function on a loop, by the name that the options have for it."""
-    backend = "trio" if loop == "trio" else "asyncio"
-    options = {"use_uvloop": True} if loop == "uvloop" else {}
-    return anyio.run(function, *args, backend=backend, backend_options=options)
+    now = aiostream.statistics()
+    points, handles = now.points, now.handles
+    text = (
+        f"statistics: {points.armed} points, {points.fired} fired, {points.pending} pending, "
+        f"{points.leaked} leaked; {handles.created} streams, {handles.destroyed} closed: "
+        f"{'balanced' if now.balanced else 'NOT BALANCED'}"
+    )
+    print(terminal.wrapped(text, others="  "))
+    return 0 if now.balanced else 1
 
 
 def _choose_driver() -> str:
@@ -101,29 +86,24 @@ def _choose_driver() -> str:
 # ---------------------------------------------------------------------------------- what is awaited
 
 
-async def _everything(html: str | None) -> Result:
-    result = Result()
+async def _timeline(recording: aiostream.trace.Recording) -> list[int]:
+    """Awaits all loads at once, and returns when the heart has beaten meanwhile."""
+    beats: list[int] = []
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(Stream()) for _ in LOADS]
         # What happens only once, such as loading the kernels, must not show in the timeline.
         for stream in streams:
             _kernels.spin(stream, 0.0)
             await stream.synchronize_async()
-        with aiostream.trace.record(html) as recording:
-            await _timeline(result, streams)
-    result.awaits, result.uncertainty = recording.awaits, recording.gpu_uncertainty
-    return result
-
-
-async def _timeline(result: Result, streams: list[Stream]) -> None:
-    result.started = time.perf_counter_ns()
-    async with anyio.create_task_group() as outer:
-        outer.start_soon(_heartbeat, result.beats)
-        async with anyio.create_task_group() as inner:
-            for stream, (name, load) in zip(streams, LOADS.items(), strict=True):
-                inner.start_soon(_one_stream, stream, load, name=name)
-        result.ended = time.perf_counter_ns()
-        outer.cancel_scope.cancel()
+        stack.enter_context(recording)
+        async with anyio.create_task_group() as outer:
+            outer.start_soon(_heartbeat, beats)
+            async with anyio.create_task_group() as inner:
+                for stream, (name, load) in zip(streams, LOADS.items(), strict=True):
+                    inner.start_soon(_one_stream, stream, load, name=name)
+            outer.cancel_scope.cancel()
+    await aiostream.drain(5)
+    return beats
 
 
 async def _one_stream(stream: Stream, load: tuple[tuple[int, ...], ...]) -> None:
@@ -145,38 +125,49 @@ async def _heartbeat(beats: list[int]) -> None:
 # ------------------------------------------------------------------------------------ what is drawn
 
 
-def _drawing(result: Result) -> list[str]:
-    bars, arrow, beat = ("█▒", "▲", "•") if terminal.can_print("█▒▲•") else ("#=", "^", "'")
+def _drawing(recording: aiostream.trace.Recording, beats: list[int]) -> list[str]:
     label = max(len(name) for name in LOADS) + 1
     width = terminal.columns() - label - 6
-    length = result.ended - result.started
+    started, ended = beats[0], max(each.resumed or 0 for each in recording.awaits)
+    length = ended - started
 
     def column(when: float) -> int:
-        return min(width - 1, max(0, int((when - result.started) / length * width)))
+        return min(width - 1, max(0, int((when - started) / length * width)))
 
     lines = [f"{'':{label + 5}}{_axis(length / 1e6, width)}".rstrip()]
-    tasks = {each.task for each in result.awaits}
-    for name in filter(tasks.__contains__, LOADS):
+    for name in LOADS:
         gpu, task = [" "] * width, [" "] * width
-        for number, (began, ended, resumed) in enumerate(_times(result, name)):
+        for number, (began, ended, resumed) in enumerate(_times(recording, name)):
             first, last = column(began), column(ended)
-            gpu[first : last + 1] = bars[number % 2] * (last + 1 - first)
-            task[column(resumed)] = arrow
+            gpu[first : last + 1] = BARS[number % 2] * (last + 1 - first)
+            task[column(resumed)] = "▲"
         lines.append(f"{name:{label}}{'GPU':5}{terminal.colour('36', ''.join(gpu).rstrip())}")
         lines.append(f"{'':{label}}{'task':5}{terminal.colour('32', ''.join(task).rstrip())}")
     row = [" "] * width
-    for when in result.beats:
-        row[column(when)] = beat
+    for when in beats:
+        row[column(when)] = "•"
     lines.append(f"{'heartbeat':{label + 5}}{terminal.colour('35', ''.join(row).rstrip())}")
-    return [*lines, "", *map(terminal.wrapped, _summary(result, bars, arrow))]
+    latencies = sorted(
+        (resumed - end) / 1000 for name in LOADS for _, end, resumed in _times(recording, name)
+    )
+    gap = max(later - earlier for earlier, later in itertools.pairwise([*beats, ended])) / 1e6
+    summary = (
+        f"{BARS[0]} {BARS[1]} the stream's work on the GPU, await by await; ▲ its task continues",
+        f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(beats)} beats, worst gap {gap:.1f} ms",
+        f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, "
+        f"worst {latencies[-1]:.0f} us, {len(latencies)} of {len(recording.awaits)} awaits",
+        "(the GPU's clock is mapped to the host's to within "
+        f"{recording.gpu_uncertainty / 1000:.0f} us)",
+    )
+    return [*lines, "", *map(terminal.wrapped, summary)]
 
 
-def _times(result: Result, name: str) -> list[tuple[int, int, int]]:
+def _times(recording: aiostream.trace.Recording, name: str) -> list[tuple[int, int, int]]:
     """When the GPU began and ended each piece of a load, and when its task went on."""
     # A recording knows no time on the GPU of an await that a busy machine has kept from its marks.
     return [
         (each.gpu_began, each.gpu_ended, each.resumed)
-        for each in result.awaits
+        for each in recording.awaits
         if each.task == name and each.gpu_began and each.gpu_ended and each.resumed
     ]
 
@@ -189,40 +180,3 @@ def _axis(milliseconds: float, width: int) -> str:
         if at + len(figure) <= width - 3:
             row[at : at + len(figure)] = figure
     return "".join(row).rstrip() + " ms"
-
-
-def _summary(result: Result, bars: str, arrow: str) -> list[str]:
-    latencies = sorted(
-        (resumed - ended) / 1000 for name in LOADS for _, ended, resumed in _times(result, name)
-    )
-    times = [*result.beats, result.ended]
-    gap = max(later - earlier for earlier, later in itertools.pairwise(times)) / 1e6
-    return [
-        f"{bars[0]} {bars[1]} the stream's work on the GPU, await by await; {arrow} its task "
-        "continues",
-        f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(result.beats)} beats, "
-        f"worst gap {gap:.1f} ms",
-        f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, "
-        f"worst {latencies[-1]:.0f} us, {len(latencies)} of {len(result.awaits)} awaits",
-        f"(the GPU's clock is mapped to the host's to within {result.uncertainty / 1000:.0f} us)",
-    ]
-
-
-def _print_statistics() -> bool:
-    """Prints the statistics. Returns whether everything that the demo began has ended."""
-    ended = settle(_everything_ended, 5)
-    now = aiostream.statistics()
-    points, handles = now.points, now.handles
-    text = (
-        f"statistics: {points.armed} points, {points.fired} fired, {points.pending} pending, "
-        f"{points.leaked} leaked; {handles.created} streams, {handles.destroyed} closed: "
-        f"{'balanced' if ended else 'NOT BALANCED'}"
-    )
-    print(terminal.wrapped(text, others="  "))
-    return ended
-
-
-def _everything_ended() -> bool:
-    now = aiostream.statistics()
-    left = now.points.pending + now.points.leaked + now.futures.pending + now.handles.open
-    return now.balanced and left == 0

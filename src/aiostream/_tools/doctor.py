@@ -44,10 +44,9 @@ class Report:
 
     def line(self, what: str, finding: str, mark: str = "✓") -> None:
         """Prints a finding, on several lines if it is long."""
-        plain, code = {"✓": ("+", "32"), "✗": ("x", "31")}[mark]
-        mark = terminal.colour(code, mark if terminal.can_print(mark) else plain)
+        mark = terminal.colour("32" if mark == "✓" else "31", mark)
         indent = " " * min(INDENT, terminal.columns() // 2)
-        print(mark + terminal.wrapped(finding, f"{plain} {what:<{INDENT - 2}}", indent)[1:])
+        print(mark + terminal.wrapped(finding, f"  {what:<{INDENT - 2}}", indent)[1:])
 
     def problem(self, what: str, finding: str, remedy: str) -> None:
         """Prints a finding that needs something done."""

@@ -1,4 +1,4 @@
-"""What the commands know of the terminal: its width, its colours, and which characters it shows."""
+"""What the commands know of the terminal: its width and its colours."""
 
 from __future__ import annotations
 
@@ -30,15 +30,6 @@ def wrapped(text: str, first: str = "", others: str = "") -> str:
         *(glued, columns()), initial_indent=first, subsequent_indent=others, **_UNBROKEN
     )
     return text.replace("\0", " ")
-
-
-def can_print(text: str) -> bool:
-    """Whether the encoding of the standard output has these characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def colour(code: str, text: str) -> str:
