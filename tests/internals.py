@@ -440,12 +440,6 @@ def schedules_drain_by(token: Any) -> bool:
         return bridge.call_soon(bridge.drain)
 
 
-def loop_kinds() -> list[str]:
-    """Returns the modules that each support one kind of loop, in the order of asking."""
-    kinds: Any = loops._KINDS
-    return [kind.__name__.rpartition(".")[2] for kind in kinds]
-
-
 def loop_kind() -> str:
     """Returns to which kind of loop a call of this place belongs: asyncio or trio."""
     return "trio" if isinstance(loops.current_bridge(), on_trio.TrioBridge) else "asyncio"

@@ -16,7 +16,6 @@ from typing import get_args
 import pytest
 
 import aiostream
-import internals
 from aiostream import enums
 from commands import python
 from installed import beside, program
@@ -166,14 +165,6 @@ def test_tests_lie_in_the_folders_of_the_storeys() -> None:
     names = [folder for _, folder, *_ in table(1)]
     folders = {path.parent.name for path in TESTS.rglob("test_*.py")}
     assert folders == {*names, "project"}
-
-
-def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
-    files = {path.stem for path in (PACKAGE / "_runtime/loops").glob("*.py")}
-    kinds = internals.loop_kinds()
-    of_all = {"__init__", "bridge", "readerless"}
-    assert sorted(files - of_all) == sorted(kinds), "a new kind of loop needs its name there"
-    assert kinds[-1] == "on_asyncio", "it raises the error if no loop runs here"
 
 
 def test_native_files_include_downwards_only() -> None:

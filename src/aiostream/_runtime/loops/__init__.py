@@ -13,8 +13,7 @@ What arrives on a closed queue goes to the janitor, as an orphan.
 The loop's thread alone uses its bridge.
 But the janitor asks loops without readers for a drain, and closes the bridges of loops that ended.
 
-Each kind of loop is one file: a subclass of `Bridge`, and the functions of a `LoopKind`.
-To support another kind of loop, add its file here and its name to `_KINDS`.
+Each kind of loop is one file: a subclass of `Bridge`, and the functions that this one chooses from.
 
 asyncio's file has a part in C: `_native.Wait` is an awaitable of asyncio (`native/python/waits.c`).
 Its iterator yields `None` for each turn of the loop, as a bare `yield` does in `asyncio.sleep(0)`.
@@ -27,40 +26,12 @@ import asyncio
 import sys
 import types
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any
 
 from aiostream._base import turns
 from aiostream._runtime.loops import on_asyncio, on_trio
 from aiostream._runtime.loops.bridge import Bridge as Bridge
 from aiostream._runtime.loops.bridge import TaskFunction
-
-
-class LoopKind(Protocol):
-    """What the file of a kind of loop offers. `loop` is asyncio's running loop here, or `None`."""
-
-    def runs_here(self, loop: Any) -> bool:
-        """Whether this place of the program belongs to such a loop."""
-
-    def current_bridge(self, loop: Any) -> Bridge:
-        """Returns the bridge of that loop, and makes it if there is none."""
-
-    async def checkpoint(self) -> None:
-        """Does what such a loop asks of an await that has nothing to wait for."""
-
-    def cancelled_by(self, function: TaskFunction) -> Any:
-        """A block that is cancelled when a function returns, which runs in a task meanwhile.
-
-        The block's end cancels that task and waits for it. Its function raises nothing but this
-        cancellation. What `__aexit__` returns says whether the function has cancelled the block.
-        """
-
-    def tasks(self) -> list[Any]:
-        """Returns the tasks of these loops, as far as this thread can see them."""
-
-
-# The kinds of loops, in the order in which they are asked. asyncio is last, because its module
-# raises the error if no loop runs here.
-_KINDS: tuple[LoopKind, ...] = (on_trio, on_asyncio)
 
 # Bound once, because each wait uses these, and an attribute of a module takes a lookup more. Not
 # `asyncio._get_running_loop`, because trio-asyncio and its like replace that, perhaps later.
@@ -81,7 +52,7 @@ def current_bridge() -> Bridge:
         RuntimeError: No loop runs here.
     """
     loop = asyncio._get_running_loop()
-    # These lines repeat `on_trio.runs_here` and `on_asyncio.current_bridge`, because each wait on
+    # These lines repeat `turns.in_trio` and `on_asyncio.current_bridge`, because each wait on
     # asyncio would pay for two calls. They answer only if trio is not at work in this thread.
     at_work = turns.at_work
     if at_work is None and "trio" in _modules:
@@ -92,10 +63,7 @@ def current_bridge() -> Bridge:
             bridge = known()
             if bridge is not None and bridge.loop() is loop:
                 return bridge
-    for kind in _KINDS:
-        if kind.runs_here(loop):
-            return kind.current_bridge(loop)
-    raise AssertionError("asyncio's module is asked last, and answers or raises")
+    return on_trio.current_bridge() if turns.in_trio(loop) else on_asyncio.current_bridge(loop)
 
 
 def is_dead(future: Any) -> bool:
@@ -131,7 +99,7 @@ def tasks() -> list[Any]:
 
     Threads: any. Other threads may begin and end tasks meanwhile.
     """
-    return [task for kind in _KINDS for task in kind.tasks()]
+    return [*on_trio.tasks(), *on_asyncio.tasks()]
 
 
 runs = on_asyncio.runs
@@ -164,9 +132,13 @@ def yield_turn() -> Generator[None, None, None]:
 
 
 def cancelled_by(function: TaskFunction) -> Any:
-    """See `LoopKind`."""
-    loop = asyncio._get_running_loop()
-    return next(kind for kind in _KINDS if kind.runs_here(loop)).cancelled_by(function)
+    """A block that is cancelled when a function returns, which runs in a task meanwhile.
+
+    The block's end cancels that task and waits for it. Its function raises nothing but this
+    cancellation. What `__aexit__` returns says whether the function has cancelled the block.
+    """
+    is_trio = turns.in_trio(asyncio._get_running_loop())
+    return on_trio.cancelled_by(function) if is_trio else on_asyncio.CancelledBy(function)
 
 
 async def checkpoint() -> None:
@@ -174,8 +146,5 @@ async def checkpoint() -> None:
 
     On trio this is a checkpoint. On asyncio it gives the loop a turn from time to time.
     """
-    loop = asyncio._get_running_loop()
-    for kind in _KINDS:
-        if kind.runs_here(loop):
-            await kind.checkpoint()
-            return
+    is_trio = turns.in_trio(asyncio._get_running_loop())
+    await (on_trio.checkpoint() if is_trio else on_asyncio.checkpoint())

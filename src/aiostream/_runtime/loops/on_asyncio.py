@@ -37,11 +37,6 @@ _bridges = weakref.WeakKeyDictionary()
 latest = _Latest()
 
 
-def runs_here(loop: asyncio.AbstractEventLoop | None) -> bool:
-    """Always true, because this module is asked last and raises if no loop runs here."""
-    return True
-
-
 async def checkpoint() -> None:
     """Gives the loop a turn, unless its turn has just begun: see `AsyncioBridge.must_yield`."""
     loop = asyncio._get_running_loop()
@@ -52,7 +47,7 @@ async def checkpoint() -> None:
 
 
 class CancelledBy:
-    """See `LoopKind`. It cancels as `asyncio.timeout` does."""
+    """See `cancelled_by` in `__init__`. It cancels as `asyncio.timeout` does."""
 
     def __init__(self, function: TaskFunction) -> None:
         self._function, self._is_over = function, False
@@ -86,9 +81,6 @@ class CancelledBy:
             if not task.done():
                 await asyncio.wait([task])
         return False
-
-
-cancelled_by = CancelledBy
 
 
 def tasks() -> list[asyncio.Task[Any]]:

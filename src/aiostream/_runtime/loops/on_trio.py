@@ -28,8 +28,6 @@ from aiostream._runtime.observing import hook
 _variables: dict[str, Any] = {}
 _NAME = "aiostream_bridge"
 
-runs_here = turns.in_trio
-
 
 async def checkpoint() -> None:
     """Lets trio run other tasks and deliver a cancellation, as each await on trio must."""
@@ -38,7 +36,7 @@ async def checkpoint() -> None:
 
 @contextlib.asynccontextmanager
 async def cancelled_by(function: TaskFunction) -> AsyncIterator[None]:
-    """See `LoopKind`. It is no nursery, which would put the block's error into a group."""
+    """See `cancelled_by` in `__init__`. A nursery would put the block's error into a group."""
     trio = sys.modules["trio"]
     running, ended, is_over = trio.CancelScope(), trio.Event(), False
 
@@ -70,7 +68,7 @@ def tasks() -> list[Any]:
     return found
 
 
-def current_bridge(loop: object = None) -> TrioBridge:
+def current_bridge() -> TrioBridge:
     """Returns the bridge of the run that is at work in this thread, and makes it if needed."""
     trio = sys.modules["trio"]
     variable = _variables.get(_NAME)
