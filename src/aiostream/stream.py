@@ -373,31 +373,23 @@ class Stream(
         self._refuse_in_pool("aclose")
         await self._close_when_done()
 
-    def __del__(self, *bound: Any) -> None:
-        # A borrowed one has nothing to end.
-        if getattr(self, "_owned", False):
-            super().__del__(*bound)
-
-    def _finalizer(
+    def __del__(
         self,
-        handle: _native.Handle,
-        is_noted: Callable[[Operand], bool] = captures.is_noted,
+        run_in_janitor: Callable[[Callable[[], Any]], None] = process.run_in_janitor,
         retire: Callable[[Operand, Callable[[], Any]], None] = captures.retire,
-    ) -> Callable[[], Any]:
-        # A finalizer may run in any thread, under any lock, so this only chooses. The janitor calls
-        # what it returns. The defaults bind the functions, because at the interpreter's end the
-        # module's names may be gone.
-        own = self._operand
-        if handle.is_shared or is_noted(own):
-            return lambda: retire(own, handle.drop)
-        return handle.drop
-
-    def _warn_dropped(
-        self, warn: Callable[..., None] = warnings.warn, is_development: bool = sys.flags.dev_mode
+        warn: Callable[..., None] = warnings.warn,
+        is_development: bool = sys.flags.dev_mode,
     ) -> None:
-        if is_development:
-            made = f". It was made at {self._made[1]}" if self._made else ""
-            warn(f"{self!r} was dropped and not closed{made}", ResourceWarning, 3, self)
+        # As `Owned.__del__`. A borrowed one has nothing to end.
+        own: Any = getattr(self, "_owned", False) and getattr(self, "_operand", None)
+        if not own or not own.handle.is_open:
+            return
+        try:  # first, because it shows the object as it is before the janitor has closed it
+            if is_development:
+                made = f". It was made at {self._made[1]}" if self._made else ""
+                warn(f"{self!r} was dropped and not closed{made}", ResourceWarning, 2, self)
+        finally:  # also if a filter turns the warning into an error
+            run_in_janitor(lambda: retire(own, own.handle.drop))
 
     # ------------------------------------------------------------------------------------- ordering
 

@@ -81,17 +81,7 @@ class Owned(checks.NotCopied):
         # end empties modules before the last objects die.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
-            try:  # first, because it shows the object as it is before the janitor has closed it
-                self._warn_dropped()
-            finally:  # also if a filter turns the warning into an error
-                run_in_janitor(self._finalizer(handle))
-
-    def _finalizer(self, handle: _native.Handle) -> Callable[[], Any]:
-        """What the janitor calls once this object is gone. It must not refer to the object."""
-        return handle.drop
-
-    def _warn_dropped(self) -> None:
-        """Says, in the development mode, that the object was not closed."""
+            run_in_janitor(handle.drop)
 
     def _note_place(self) -> None:
         """A constructor calls it."""

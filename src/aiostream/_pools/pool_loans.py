@@ -46,7 +46,7 @@ class Loan(Stream):
             self._pool = None  # last, because after an interrupt this is called again
 
     # The defaults bind what is called, because the interpreter's end empties modules.
-    def __del__(self, is_end: Any = sys.is_finalizing, warn: Any = warnings.warn) -> None:
+    def __del__(self, is_end: Any = sys.is_finalizing, warn: Any = warnings.warn, *_: Any) -> None:
         if getattr(self, "_pool", None) is not None and self._is_lent and not is_end():
             try:
                 # Else its task is garbage too, and its block was to end.
