@@ -13,7 +13,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from aiostream import _native, errors
@@ -26,29 +25,21 @@ from aiostream.graph import Graph
 _Origin = tuple[Any, ...]
 
 
-class _End(Enum):
-    """How a capture ended."""
-
-    GOOD = auto()
-    # The driver has destroyed the graph that the capture went into. After a recapture it may not.
-    FAILED = auto()
-    ENDED_ELSEWHERE = auto()  # other code has ended it, or is ending it
-
-
 @dataclass(slots=True, eq=False)
 class _Noted:
     """What is noted of one capture until its end."""
 
     # Constant once this is in `_in_progress`. To `given` any thread may append.
     identity: int | None  # the driver's number of the capture; None if it has given none
-    origin: _Origin | None  # the stream on which it began, if this library began it
+    # The stream on which it began, or if other code began it, the first one whose info was asked.
+    origin: _Origin
+    is_own: bool = True  # this library began it
     graph: Graph | None = None  # into which it goes, pinned; None if it makes a new one
     recapture: Any = None  # None, or what the driver may call during the capture
     pins: list[bool] = field(default_factory=list)  # of the graph
     given: list[_native.Handle] = field(default_factory=list)  # of a graph of the driver's own
-    seen_on: _Origin | None = None  # the stream that capture_info() was asked for
 
-    def end(self, how: _End) -> None:
+    def end(self, is_gone: bool | None) -> None:
         # This is called once, by the thread that took this out of `_in_progress` (see `_forget`).
         # First the graph that was given out: from here on the driver may free it, and another
         # thread that still has its `Graph` must be refused.
@@ -57,10 +48,10 @@ class _Noted:
         if self.graph is None:
             return
         # A graph that may be gone must not be destroyed again, because by then its handle may be
-        # that of another graph.
-        if how is not _End.GOOD and (
-            (how is _End.FAILED and self.recapture is None) or not _exists(self.graph)
-        ):
+        # that of another graph. A recapture that has failed may have left it.
+        if is_gone is None or (is_gone and self.recapture is not None):
+            is_gone = not _exists(self.graph)
+        if is_gone:
             self.graph._handle.mark_destroyed()
         self.graph._captured_into = any(each.graph is self.graph for each in list(_in_progress))
         self.graph._handle.unpin(self.pins)
@@ -85,20 +76,23 @@ def _origin_of(stream: Operand) -> _Origin:
     return stream.handle.value, stream.context, thread
 
 
-def _find(identity: int | None) -> _Noted | None:
+def _find(stream: Operand, identity: int | None) -> _Noted | None:
+    """Finds the capture that a stream is in, by its id, and by the stream if there is none."""
     # Over a copy. If another thread removes what is found here, `_forget` finds it gone.
-    known = list(_in_progress)
-    found = (each for each in known if identity is not None and each.identity == identity)
-    return next(found, None)
+    known, here = list(_in_progress), _origin_of(stream)
+    begun = next((each for each in known if each.origin == here), None)
+    # One without an id is known by its stream alone.
+    if identity is None or (begun is not None and begun.identity in (None, identity)):
+        return begun
+    return next((each for each in known if each.identity == identity), begun)
 
 
-def _begun_on(stream: Operand) -> _Noted | None:
-    """Finds the capture that this library began on a stream, also if the driver gives no id."""
-    here = _origin_of(stream)
-    return next((each for each in list(_in_progress) if each.origin == here), None)
+def _forget(capture: _Noted | None, is_gone: bool | None) -> None:
+    """Ends what is noted of a capture, once.
 
-
-def _forget(capture: _Noted | None, how: _End) -> None:
+    `is_gone` says whether the driver has destroyed the graph that the capture went into. `None`:
+    other code has ended the capture, or is ending it, so the driver is asked.
+    """
     if capture is None:
         return
     try:
@@ -106,7 +100,7 @@ def _forget(capture: _Noted | None, how: _End) -> None:
         _in_progress.remove(capture)
     except ValueError:
         return
-    capture.end(how)
+    capture.end(is_gone)
 
 
 def _identity_of(stream: Operand) -> int | None:
@@ -120,13 +114,17 @@ def begin(
     stream: Operand, name: str, *args: Any, graph: Graph | None = None, recapture: Any = None
 ) -> None:
     """Begins a capture by a call of the driver, and notes it. Pins the graph into which it goes."""
-    forget_ended_elsewhere(stream)
-    noted = _Noted(None, _origin_of(stream), graph, recapture)
+    # What other code has ended is forgotten first, because the graph of this capture may get the
+    # handle of the old graph.
+    earlier = _find(stream, None)
+    if earlier is not None and not _still_captures(stream):
+        _forget(earlier, None)
+    noted = _Noted(None, _origin_of(stream), graph=graph, recapture=recapture)
     if graph is not None:
         graph._captured_into = True
     # Noted before it begins. An end that found nothing noted would make a second owner of the
     # graph, which would destroy it twice. What has not begun is forgotten here, and after an
-    # interrupt by the stream's next capture (`forget_ended_elsewhere`).
+    # interrupt by the stream's next capture.
     _in_progress.append(noted)
     try:
         # Another thread may end the capture, and unpins then. Without this, a `close` would free
@@ -135,7 +133,7 @@ def begin(
             raise errors.closed(graph._name)
         call_on(stream, name, *args)
     except Exception:
-        _forget(noted, _End.GOOD)
+        _forget(noted, False)
         raise
     # If the driver gives no id, the stream finds what is noted. Without that the graph would stay
     # pinned after the capture.
@@ -144,8 +142,8 @@ def begin(
 
 def end_left(stream: Operand) -> None:
     """Ends a capture that this library began on this stream, and no other capture."""
-    begun = _begun_on(stream)
-    if begun is None:
+    begun = _find(stream, None)
+    if begun is None or not begun.is_own:
         return
     # Another thread may end it first, or close a borrowed stream.
     with contextlib.suppress(CudaError, StreamClosedError):
@@ -155,56 +153,25 @@ def end_left(stream: Operand) -> None:
             end(stream)
 
 
-def is_noted(stream: Operand) -> bool:
-    """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
-    # Any thread may ask, also one that is just changing the list. So this takes no lock and reads a
-    # copy. What another thread is adding now is of a stream that it refers to, and that is not
-    # finalized.
-    here = _origin_of(stream)
-    return any(here in (capture.origin, capture.seen_on) for capture in list(_in_progress))
-
-
-def forget(stream: Operand) -> None:
-    """Forgets the capture of a stream that is destroyed, because the capture has ended with it.
-
-    This closes what was seen of a capture that other code began, too. The stream may have been its
-    origin, and then the driver has freed the graph.
-    """
-    here = _origin_of(stream)
-    for capture in list(_in_progress):
-        if capture.origin == here or (capture.origin is None and capture.seen_on == here):
-            _forget(capture, _End.FAILED)
-
-
 def retire(stream: Operand, close: Callable[[], Any]) -> None:
     """Closes a stream that the library owns by `close`, with what is noted of its captures.
 
     A shared stream is not destroyed, so nothing else would ever end its capture.
     """
-    # A closed handle refuses the calls that end a capture. A stream that is closed already is left
-    # out, because a new `Stream` may use it and capture on it. The health is asked first, because a
+    # Looked up before the close, because a new `Stream` may have the handle of a closed one, and
+    # capture on it.
+    here, handle = _origin_of(stream), stream.handle
+    noted = [each for each in list(_in_progress) if each.origin == here and handle.is_open]
+    # A closed handle refuses the calls that end a capture. The health is asked first, because a
     # stream whose context was destroyed must not be touched.
-    handle = stream.handle
-    if handle.is_shared and handle.is_open and stream.context.health() == 0:
+    if noted and handle.is_shared and stream.context.health() == 0:
         end_left(stream)
-    # Until the close another thread may ask for the capture, which notes it again. After the last
-    # step a new `Stream` may capture.
     try:
         close()
     finally:
-        forget(stream)
+        for capture in noted:  # it has ended with its stream, and the driver has freed its graph
+            _forget(capture, True)
         keep_retired(stream)
-
-
-def forget_ended_elsewhere(stream: Operand) -> None:
-    """Forgets a capture of the stream that other code has ended.
-
-    Call it before the next capture begins, because the graph of that one may get the handle of the
-    old graph.
-    """
-    capture = _begun_on(stream)
-    if capture is not None and not _still_captures(stream):
-        _forget(capture, _End.ENDED_ELSEWHERE)
 
 
 def query(stream: Operand) -> tuple[CaptureStatus, int | None, int, Any, Any]:
@@ -220,15 +187,11 @@ def status(stream: Operand) -> CaptureStatus:
 
 
 def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
-    capture, here = _find(identity), _origin_of(stream)
-    if capture is None:
-        for earlier in list(_in_progress):
-            if earlier.seen_on == here:
-                # It has ended, because a stream is in one capture at a time.
-                _forget(earlier, _End.ENDED_ELSEWHERE)
-        capture = _Noted(identity, None)
+    capture = _find(stream, identity)
+    if capture is None or capture.identity not in (None, identity):
+        _forget(capture, None)  # it has ended, because a stream is in one capture at a time
+        capture = _Noted(identity, _origin_of(stream), is_own=False)
         _in_progress.append(capture)
-    capture.seen_on = capture.seen_on or here
     if capture.graph is not None:
         return capture.graph
     if not capture.given:
@@ -239,23 +202,21 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
     graph = Graph._from_handle(value, stream.context, owned=False, handle=same)
     # Another thread may have ended the capture since then, and have closed what it found.
     if capture not in _in_progress:
-        capture.end(_End.ENDED_ELSEWHERE)
+        capture.end(None)
     return graph
 
 
 def end(stream: Operand) -> Graph:
     # The capture is found before the driver ends it and forgets its id. It is let go of last,
     # because it holds the graph.
-    identity, capture = _identity_of(stream), _begun_on(stream)
-    # A capture into a graph is known by its stream, if an interrupt came before its id was noted.
-    if capture is None or capture.identity not in (None, identity):
-        capture = _find(identity) or capture
+    identity = _identity_of(stream)
+    capture = _find(stream, identity)
     try:
         ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
         # After code 903 the capture goes on, and what is noted of it stays.
         if not _still_captures(stream):
-            _forget(capture, _End.FAILED)
+            _forget(capture, True)
         raise
     existing = capture.graph if capture is not None else None
     try:
@@ -264,9 +225,9 @@ def end(stream: Operand) -> Graph:
         return Graph._from_handle(int(ended), stream.context, owned=True, made=True)
     finally:
         # All of the id, because two threads may have asked for it at once, and noted it twice.
-        while capture is not None:
-            _forget(capture, _End.GOOD)
-            capture = _find(identity)
+        for each in list(_in_progress):
+            if each is capture or (identity is not None and each.identity == identity):
+                _forget(each, False)
 
 
 def _still_captures(stream: Operand) -> bool:
