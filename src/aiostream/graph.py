@@ -46,31 +46,27 @@ class _AnyGraph(Transferable, WithBlock):
     _called: ClassVar[str]
 
     def _init_fields(
-        self, value: int, context: Context, *, owned: bool, made: bool = False, handle: Any = None
-    ) -> None:
+        self, handle: _native.Handle, context: Context, owned: bool, source: Any = None
+    ) -> Self:
         self._note_place()
         self._context = context  # where it is instantiated
-        self._owned = owned
-        self._name = f"{self._called} {value:#x}"
-        if made:
-            handle = driver.owned_handle(self._kind, value, context.handle, self._destructor)
-        self._handle = handle or _native.Handle(self._kind, value, context.handle, owned)
+        self._owned, self._source = owned, source
+        self._name = f"{self._called} {handle.value:#x}"
+        self._handle = handle
+        return self
 
-    @classmethod
-    def _from_handle(
-        cls, value: int, context: Context, *, owned: bool, made: bool = False, handle: Any = None
-    ) -> Self:
-        process.start()
-        graph = cls.__new__(cls)
-        graph._init_fields(value, context, owned=owned, made=made, handle=handle)
-        return graph
+    def _init_made(self, value: int, context: Context) -> Self:
+        """Makes this the object of what the library has just made."""
+        handle = driver.owned_handle(self._kind, value, context.handle, self._destructor)
+        return self._init_fields(handle, context, True)
 
     @classmethod
     def _from_any(cls, graph: Any, *, owned: bool) -> Self:
         value = interop.graph_handle(graph, executable=cls._kind == _native.HANDLE_GRAPH_EXEC)
-        made = cls._from_handle(value, current_or_default_context(), owned=owned)
-        made._source = None if owned else graph
-        return made
+        process.start()
+        context = current_or_default_context()
+        handle = _native.Handle(cls._kind, value, context.handle, owned)
+        return cls.__new__(cls)._init_fields(handle, context, owned, None if owned else graph)
 
     @classmethod
     def from_raw(cls, handle: int) -> Self:
@@ -134,7 +130,7 @@ class Graph(_AnyGraph):
         process.start()
         context = current_or_default_context()
         with driver.relaxed():
-            self._init_fields(int(driver.call("cuGraphCreate", 0)), context, owned=True, made=True)
+            self._init_made(int(driver.call("cuGraphCreate", 0)), context)
 
     @classmethod
     def borrow(cls, graph: Any) -> Graph:
@@ -270,7 +266,7 @@ class Graph(_AnyGraph):
 
     def _related(self, kind: type[Made], value: int) -> Made:
         """Returns the object of what was made of this graph."""
-        made = kind._from_handle(value, self._context, owned=True, made=True)
+        made = kind.__new__(kind)._init_made(value, self._context)
         made._handle.relate(self._handle)
         return made
 

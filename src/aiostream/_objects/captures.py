@@ -199,7 +199,7 @@ def borrowed_graph(stream: Operand, identity: int, value: int) -> Graph:
             _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False)
         )
     same = capture.given[0].borrow()
-    graph = Graph._from_handle(value, stream.context, owned=False, handle=same)
+    graph = Graph.__new__(Graph)._init_fields(same, stream.context, owned=False)
     # Another thread may have ended the capture since then, and have closed what it found.
     if capture not in _in_progress:
         capture.end(None)
@@ -222,7 +222,7 @@ def end(stream: Operand) -> Graph:
     try:
         if existing is not None and existing._handle.value == int(ended):
             return existing
-        return Graph._from_handle(int(ended), stream.context, owned=True, made=True)
+        return Graph.__new__(Graph)._init_made(int(ended), stream.context)
     finally:
         # All of the id, because two threads may have asked for it at once, and noted it twice.
         for each in list(_in_progress):
