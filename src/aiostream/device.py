@@ -240,6 +240,7 @@ class Context(checks.NotCopied):
         # handles again. Any thread, single dict operations. The oldest are dropped when there are
         # too many.
         self._wait_lists: dict[int, _native.WaitList] = {}
+        self._of_thread = threading.local()  # the wait list of its per-thread stream
         # The retired streams that a new `Stream` may use again, by flags and priority. Any thread,
         # single operations of the dict and the lists.
         self._retired: dict[tuple[int, int], list[_native.Handle]] = {}

@@ -258,8 +258,7 @@ class Graph(_AnyGraph):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
             return NotImplemented
-        mine, its = self._handle, other._handle
-        return self is other or (mine.value == its.value and mine.is_open and its.is_open)
+        return self is other or self._is_same(other)
 
     def __hash__(self) -> int:
         return hash(("aiostream.Graph", self._handle.value))

@@ -292,17 +292,7 @@ class Stream(
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return NotImplemented
-        if self is other:
-            return True
-        mine, its = self._operand.handle, other._operand.handle
-        # Another thread may close one of them meanwhile. Then the answer is of the moment before.
-        # Only open ones, because the driver gives the handle of a destroyed stream to the next one.
-        return (
-            mine.value == its.value
-            and mine.is_open
-            and its.is_open
-            and self.context == other.context
-        )
+        return self is other or (self._is_same(other) and self.context == other.context)
 
     def __hash__(self) -> int:
         # The same after a close, because a dict with the stream as a key must still find it.

@@ -347,8 +347,8 @@ def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_host_func
 @pytest.mark.parametrize("loop_kind", BACKENDS)
 async def test_capture_that_begins_after_fn_is_counted_once() -> None:
     stream = Stream(wait="hostfunc")
-    # The first check is for the stream's waits, and the second is enqueue_async's own. The third arms
-    # the completion of what fn enqueued.
+    # The first check is for the stream's waits, and the second is enqueue_async's own. The third
+    # arms the completion of what fn enqueued.
     count = quarantined_by(lambda: stream.enqueue_async(lambda _: None), stream, GLOBAL, check=3)
     assert count == 1
     stream.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -179,26 +178,6 @@ def reuse_retired(context: Context, make: tuple[int, int]) -> _native.Handle | N
     return None
 
 
-class _PerThread(threading.local):
-    # The per-thread stream is another stream in each thread. So each thread has its own wait lists,
-    # by the context's id. In a common list, a wait would hide the end of another thread's wait,
-    # because only the oldest of a list is polled.
-    def __init__(self) -> None:
-        self.wait_lists: dict[int, _native.WaitList] = {}
-
-
-_per_thread = _PerThread()
-
-
-def _list_of_thread(context: Context) -> _native.WaitList:
-    context_id = context._ensure_monitored()
-    # No other thread can add it in between, because the dict is this thread's own.
-    if context_id not in _per_thread.wait_lists:
-        made = _native.WaitList(context_id, _native.History())
-        _per_thread.wait_lists[context_id] = made
-    return _per_thread.wait_lists[context_id]
-
-
 def wait_list_of(operand: Operand) -> _native.WaitList:
     """Returns the wait list of a stream, with the name and the limit of this owner.
 
@@ -210,7 +189,12 @@ def wait_list_of(operand: Operand) -> _native.WaitList:
     if operand.wait_list is not None:
         return operand.wait_list
     if operand.handle.value == PER_THREAD:
-        return _labelled(_list_of_thread(operand.context), operand)
+        # Another stream in each thread. In a common list, a wait would hide the end of another
+        # thread's wait, because only the oldest of a list is polled.
+        mine = operand.context._of_thread
+        if not hasattr(mine, "waits"):
+            mine.waits = _native.WaitList(operand.context._ensure_monitored(), _native.History())
+        return _labelled(mine.waits, operand)
     waits = operand.shared.waits
     if not waits:  # two threads may come here at once
         waits.append(_labelled(_find_wait_list(operand, None), operand))

@@ -59,6 +59,13 @@ class Owned(checks.NotCopied):
             self._source = None
         driver.raise_for(code, self._destructor, self._name)
 
+    def _is_same(self, other: Owned) -> bool:
+        """Whether both are open, and have the same handle."""
+        mine, its = self._handle, other._handle
+        # Another thread may close one of them meanwhile. Then the answer is of the moment before.
+        # Only open ones, because the driver gives a handle that it has destroyed to the next one.
+        return mine.value == its.value and mine.is_open and its.is_open
+
     def __int__(self) -> int:
         return self.handle
 
