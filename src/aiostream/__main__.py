@@ -93,8 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from aiostream._base import stand_ins
 
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, as after `>&-`
-    if isinstance(sys.stdout, io.TextIOWrapper):  # an old terminal lacks some characters
-        sys.stdout.reconfigure(errors="replace")
     parser, commands = _parsers(aiostream.__version__)
     of_the_driver = aiostream.CudaError, aiostream.NoDriverError
     try:
@@ -134,6 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parser: Parser, options: argparse.Namespace) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an old terminal lacks some characters
+        sys.stdout.reconfigure(errors="replace")
     if options.command is None:
         parser.print_help()
         return 0
