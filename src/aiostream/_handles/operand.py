@@ -34,7 +34,7 @@ class SharedByBorrowers:
     # The waits that worker threads leave behind (`enqueue_in_thread`). They are apart from the
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
-    waits: list[_native.WaitList] = field(default_factory=list)  # the first one counts
+    chosen: dict[str, Any] = field(default_factory=dict)  # see `order_of` and `wait_list_of`
     # What the driver has answered that never changes, by its function.
     constants: dict[str, int] = field(default_factory=dict)
     stalled_after: float = 0  # seconds; 0: no limit
@@ -178,6 +178,16 @@ def reuse_retired(context: Context, make: tuple[int, int]) -> _native.Handle | N
     return None
 
 
+def _list_of_thread(context: Context) -> _native.WaitList:
+    # The per-thread stream is another stream in each thread. In a common list, a wait would hide
+    # the end of another thread's wait, because only the oldest of a list is polled.
+    mine = context._of_thread
+    if not hasattr(mine, "waits"):
+        mine.waits = _native.WaitList(context._ensure_monitored(), _native.History())
+    made: _native.WaitList = mine.waits
+    return made
+
+
 def wait_list_of(operand: Operand) -> _native.WaitList:
     """Returns the wait list of a stream, with the name and the limit of this owner.
 
@@ -189,22 +199,19 @@ def wait_list_of(operand: Operand) -> _native.WaitList:
     if operand.wait_list is not None:
         return operand.wait_list
     if operand.handle.value == PER_THREAD:
-        # Another stream in each thread. In a common list, a wait would hide the end of another
-        # thread's wait, because only the oldest of a list is polled.
-        mine = operand.context._of_thread
-        if not hasattr(mine, "waits"):
-            mine.waits = _native.WaitList(operand.context._ensure_monitored(), _native.History())
-        return _labelled(mine.waits, operand)
-    waits = operand.shared.waits
-    if not waits:  # two threads may come here at once
-        waits.append(_labelled(_find_wait_list(operand, None), operand))
-    operand.wait_list = waits[0]
+        return _labelled(_list_of_thread(operand.context), operand)
+    # Two threads may come here at once, and one of them wins.
+    chosen: dict[str, _native.WaitList] = operand.shared.chosen
+    operand.wait_list = chosen.get("waits")
+    if operand.wait_list is None:
+        made = _labelled(_find_wait_list(operand, None), operand)
+        operand.wait_list = chosen.setdefault("waits", made)
     return operand.wait_list
 
 
 def _labelled(waits: _native.WaitList, operand: Operand) -> _native.WaitList:
     """Returns the same waits as this owner of the stream sees them."""
-    own = waits.shared()
+    own = waits.shared(order_of(operand, waits.order))
     own.label(operand.name, operand.shared.limit())
     return own
 
@@ -217,6 +224,23 @@ def new_wait_list(operand: Operand, history: _native.History | None = None) -> _
     return made
 
 
+def order_of(operand: Operand, first: _native.Order | None = None) -> _native.Order:
+    """Returns the order in which the futures of a stream settle.
+
+    It is one for a stream and all that are borrowed from it. It asks the driver nothing, because
+    a question could end a capture that another thread begins.
+
+    Args:
+        operand: The stream.
+        first: That of its wait list, which is also that of other objects on the same stream.
+    """
+    if operand.handle.value == PER_THREAD:  # another stream in each thread
+        return _list_of_thread(operand.context).order
+    # It is chosen once, by `setdefault`, because with two there would be two orders.
+    made: _native.Order = operand.shared.chosen.setdefault("order", first or _native.Order())
+    return made
+
+
 def share_history(operands: Iterable[Operand]) -> None:
     """Lets the waits on several streams learn from each other, because they run the same work."""
     history = _native.History()
@@ -225,8 +249,7 @@ def share_history(operands: Iterable[Operand]) -> None:
         # list is polled.
         if operand.handle.value != PER_THREAD:
             waits = _labelled(_find_wait_list(operand, history), operand)
-            operand.wait_list = waits
-            operand.shared.waits[:] = [waits]
+            operand.wait_list = operand.shared.chosen["waits"] = waits
 
 
 def _find_wait_list(operand: Operand, history: _native.History | None) -> _native.WaitList:

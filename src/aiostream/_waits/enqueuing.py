@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from aiostream import _native
 from aiostream._base import driver
-from aiostream._handles.operand import Operand, in_libraries, refuse_capture, wait_list_of
+from aiostream._handles.operand import Operand, in_libraries, order_of, refuse_capture, wait_list_of
 from aiostream._runtime import loops, process
 from aiostream._runtime.completion import Completion
 from aiostream._waits.strategies import BY_HOST_FUNCTION, BY_WATCHER
@@ -128,7 +128,7 @@ def complete(
             bridge.queue,
             kind,
             in_libraries(operand, call) if call is not None else None,
-            (operand.wait_list or wait_list_of(operand)).order,
+            order_of(operand),
         )
     finally:
         del bridge  # as in `enqueue`

@@ -237,12 +237,12 @@ static PyObject *WaitList_label(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* shared(): the same list for another owner of the stream, without a limit. */
-static PyObject *WaitList_shared(PyObject *object, PyObject *Py_UNUSED(unused)) {
+/* shared(order): the same list for another owner of the stream, without a limit. */
+static PyObject *WaitList_shared(PyObject *object, PyObject *order) {
     WaitListObject *self = (WaitListObject *)object,
                    *made = (WaitListObject *)PyType_GenericAlloc(wait_list_type, 0);
     if (!made) return NULL;
-    made->order = Py_NewRef(self->order);
+    made->order = Py_NewRef(order);
     made->waits.list = self->waits.list;
     wait_list_ref(self->waits.list);
     return (PyObject *)made;
@@ -385,7 +385,7 @@ static PyMethodDef wait_list_methods[] = {
     /* What operators call the stream, and the seconds after which it is stalled; 0: never. */
     METHOD(WaitList, label, VARARGS),
     /* The same for another owner of the stream. */
-    METHOD(WaitList, shared, NOARGS),
+    METHOD(WaitList, shared, O),
     /* Enqueues work and an event behind it, at which a future settles. */
     METHOD(WaitList, enqueue, FASTCALL),
     {NULL, NULL, 0, NULL},
