@@ -222,7 +222,7 @@ SERVER = """
     async def main():
         async with aiostream.Stream() as stream:
             await stream.run(time.sleep, 0.005)
-            stream.launch_host_func(time.sleep, 0.005)
+            stream.launch_host_func(time.sleep, 0.1)  # longer than a busy machine keeps this thread
             stream.synchronize()
 
     asyncio.run(main())
